@@ -1,0 +1,39 @@
+# `make demo` and `make test` need only Python >= 3.11: the first run makes .venv, later ones start at once.
+# PYTHON=python3.13 picks another interpreter for .venv.
+
+RUN := .venv/bin/python
+PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
+
+.PHONY: demo test lint sweep bench clean
+
+demo: .venv/.ready
+	@$(RUN) -m sbpflow demo
+
+test: lint
+	@echo "tests: pytest, doctests, the README's code"
+	@$(RUN) -m pytest -q --doctest-modules tests sbpflow
+
+lint: .venv/.ready
+	@echo "lint: ruff format, ruff check, mypy"
+	@$(RUN) -m ruff format --check -q .
+	@$(RUN) -m ruff check -q .
+	@$(RUN) -m mypy
+
+sweep: .venv/.ready
+	@$(RUN) -m pytest -q --sweep -m sweep tests
+
+bench: .venv/.ready
+	@$(RUN) benchmarks/boxing.py
+
+clean:
+	rm -rf .venv build dist out *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.ready: pyproject.toml tools/setup_env.py Makefile
+	@for py in $(PYTHONS); do \
+	    if $$py -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        exec $$py tools/setup_env.py; \
+	    fi; \
+	done; \
+	echo "setup: no Python >= 3.11 with venv among: $(PYTHONS) (on Debian: apt install python3 python3-venv)" >&2; \
+	exit 1

@@ -1,0 +1,21 @@
+"""Moving tensors: price, route, plan and execution of every change of layout."""
+
+from .bound import lower_bound
+from .box import Pending, box, box_async, gather, scatter
+from .plan import Move, Plan, plan
+from .record import Moved, Moves, record
+
+__all__ = [
+    "Move",
+    "Moved",
+    "Moves",
+    "Pending",
+    "Plan",
+    "box",
+    "box_async",
+    "gather",
+    "lower_bound",
+    "plan",
+    "record",
+    "scatter",
+]

@@ -1,0 +1,203 @@
+"""`box`: move a tensor's shards from one layout to another, with the gradient moved back by the transpose.
+
+The transpose of a move is a move: from the dual of the target to the dual of the source. So every row of the table of
+gradients, and the gradient's own gradient, is this one function again. A maximum's gradient goes to the ranks that hold it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement.errors import DtypeError, ShapeError
+from ..placement.world import device, owned, world
+from ..sbp import B, Layout
+from ..sbp.state import State
+from .execute import Flight, land, run, steps, transport
+from .plan import Plan, plan
+from .record import note
+
+__all__ = ["Pending", "box", "box_async", "gather", "scatter"]
+
+
+def box(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box") -> tuple[Tensor, ...]:
+    """The shards of `dst` that this process owns, made of those of `src`; a view where nothing needs to move.
+
+    `shards` holds one tensor for each owned rank of the placement, in its order; a process that owns none passes, and
+    gets, one empty token, which keeps its place in the autograd graph.
+
+    >>> from ..placement import placement
+    >>> from ..sbp import layout
+    >>> p = placement("cpu:[0-1]")
+    >>> rows, terms = layout(p, "S(0)", (3,)), layout(p, "P", (3,))
+    >>> box([torch.ones(2), torch.zeros(1)], rows, terms)
+    (tensor([1., 1., 0.]), tensor([0., 0., 0.]))
+    """
+    way = plan(src, dst)
+    _check(shards, way)
+    note(op, way)
+    if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
+        if way.moves or src.dual is not dst.dual:
+            return _Box.apply(way, *shards)  # type: ignore[no-any-return]
+    elif way.moves:
+        return run(way, shards)
+    return tuple(shards)
+
+
+class Pending:
+    """A boxing under way. `wait()` returns the shards; on CUDA it makes the current stream wait, never the host."""
+
+    def __init__(self, flight: Flight, stream: Any = None) -> None:
+        self._flight, self._stream = flight, stream
+        self._result: tuple[Tensor, ...] | None = None
+        self._advance(first=True)
+
+    def _advance(self, *, first: bool) -> None:
+        with torch.cuda.stream(self._stream):
+            try:
+                if first:
+                    next(self._flight)
+                else:
+                    self._result = land(self._flight)
+            except StopIteration as end:
+                self._result = end.value
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if self._result is None:
+            self._advance(first=False)
+        assert self._result is not None
+        if self._stream is not None:
+            here = torch.cuda.current_stream(self._stream.device)
+            here.wait_stream(self._stream)
+            for shard in self._result:
+                if shard.is_cuda:
+                    shard.record_stream(here)
+        return self._result
+
+
+_side_streams: dict[torch.device, Any] = {}
+
+
+def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
+    """Start a boxing and go on; its first exchange is on the wire when this returns. Outside autograd.
+
+    On CUDA all of it runs on a side stream of its own, behind what the current stream has been given so far.
+    """
+    way = plan(src, dst)
+    _check(shards, way)
+    note("box_async", way)
+    shards = [shard.detach() for shard in shards]
+    stream = None
+    if shards[0].is_cuda:
+        where = shards[0].device
+        stream = _side_streams.setdefault(where, torch.cuda.Stream(where))
+        stream.wait_stream(torch.cuda.current_stream(where))
+        for shard in shards:
+            shard.record_stream(stream)
+    return Pending(steps(way, shards), stream)
+
+
+class _Box(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, way: Plan, *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.way = way
+        out = run(way, shards) if way.moves else shards
+        if _extremal(way.src):
+            ctx.save_for_backward(*shards, *out)
+        # An input returned as it is would lose its own graph, and a view of one refuses later in-place changes.
+        return tuple(t.view_as(t) if any(t is s for s in shards) else t for t in out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        src, dst = ctx.way.src, ctx.way.dst
+        if _extremal(src) and src.state != dst.state:
+            count = len(owned(src.placement)) or 1
+            held, out = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            return None, *_to_holders(grads, held, out, src, dst)
+        return None, *box([_dense(g) for g in grads], dst.dual, src.dual, op="box backward")
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad if grad.layout is torch.strided else grad.to_dense()
+
+
+def _extremal(layout: Layout) -> bool:
+    return bool(layout.state.partial) and layout.state.reduction != "sum"
+
+
+def _to_holders(
+    grads: Sequence[Tensor], held: Sequence[Tensor], out: Sequence[Tensor], src: Layout, dst: Layout
+) -> tuple[Tensor, ...]:
+    """The gradient of a maximum: to the ranks whose addend it was, in equal shares where several had it."""
+    whole = src.with_state(State(src.state.dims))
+    best = box(out, dst, whole, op="box backward")
+    grad = box(grads, dst.dual, whole, op="box backward")
+    if not owned(src.placement):
+        box(grad, src.with_state(State(src.state.dims, src.state.partial)), whole, op="box backward")
+        return grad
+    mine = [(a == b).to(g.dtype) for a, b, g in zip(held, best, grad, strict=True)]
+    ties = box(mine, src.with_state(State(src.state.dims, src.state.partial)), whole, op="box backward")
+    return tuple(g * m / t for g, m, t in zip(grad, mine, ties, strict=True))
+
+
+def scatter(whole: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    """The owned shards of a tensor that every process passes whole; each is a copy. Sends nothing."""
+    if tuple(whole.shape) != layout.shape or whole.dtype is not layout.dtype:
+        raise ShapeError(
+            f"scatter of {whole.dtype} {tuple(whole.shape)} as {layout}\n"
+            "  the layout is that of another tensor; make it with layout(placement, sbp, x.shape, x.dtype)"
+        )
+    here = owned(layout.placement)
+    copies = [whole.to(device(layout.placement, r)) for r in here]
+    plain = layout.to(B)
+    shards = box(copies or [whole.new_empty(0)], plain, layout, op="scatter")
+    return tuple(
+        shard.clone() if shard.data_ptr() == whole.data_ptr() or shard._is_view() else shard for shard in shards
+    )
+
+
+def gather(shards: Sequence[Tensor], layout: Layout) -> Tensor:
+    """The whole logical tensor, on every process that owns one of its ranks (elsewhere an empty token)."""
+    return box(shards, layout, layout.to(B), op="gather")[0]
+
+
+def _check(shards: Sequence[Tensor], way: Plan) -> None:
+    """Refuse shards that are not what the layout says, and let waiting peers know."""
+    here = way.expected
+    if len(shards) == len(here):
+        for shard, (_, shape, dtype, kind) in zip(shards, here, strict=True):
+            if shard.shape != shape or shard.dtype is not dtype or shard.device.type != kind:
+                break
+        else:
+            return
+    error = _misfit(shards, way)
+    if error is not None:
+        if world().rank is not None:
+            transport().refuse(way, error)
+        raise error
+
+
+def _misfit(shards: Sequence[Tensor], way: Plan) -> Exception | None:
+    src = way.src
+    ranks = owned(src.placement)
+    if not ranks and len(shards) == 1 and not shards[0].numel():
+        return None
+    if len(shards) != max(1, len(ranks)):
+        return ShapeError(
+            f"box of {src}: {len(shards)} shards for {len(ranks)} ranks that this process owns\n"
+            f"  pass one tensor for each of ranks {list(ranks)}, in this order"
+            + ("" if ranks else ", so here one empty tensor as a token")
+        )
+    for rank, shard in zip(ranks, shards, strict=True):
+        found = f"rank {rank} has {shard.dtype} {tuple(shard.shape)} on {shard.device.type}"
+        wants = f"  {src} gives it {src.dtype} {src.local_shape(rank)} on {src.placement.type}"
+        if shard.dtype is not src.dtype:
+            return DtypeError(f"{found}\n{wants}\n  convert it, x.to({src.dtype}), or make the layout of {shard.dtype}")
+        if tuple(shard.shape) != src.local_shape(rank):
+            return ShapeError(
+                f"{found}\n{wants}\n  cut it as layout.slices({rank}) says, or use scatter(whole, layout)"
+            )
+        if shard.device.type != src.placement.type:
+            return DtypeError(f"{found}\n{wants}\n  move it there, x.to({str(device(src.placement, rank))!r})")
+    return None

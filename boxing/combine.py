@@ -1,0 +1,78 @@
+"""Adding up addends (or taking their maximum or minimum) on one rank, for every dtype that has a meaning for it."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from ..placement.errors import DtypeError
+from ..sbp.signature import Reduction
+
+__all__ = ["check_reducible", "combine", "identity"]
+
+# Integers that torch stores but does not add are carried by one that holds every result of theirs modulo their own range.
+CARRIER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+FLOAT8 = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
+HALVES = frozenset({torch.float16, torch.bfloat16})
+PAIRWISE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+
+
+def check_reducible(dtype: torch.dtype, reduction: Reduction) -> None:
+    """Refuse what has no exact meaning, before anything is sent."""
+    if reduction == "sum" and dtype in FLOAT8:
+        raise DtypeError(
+            f"{dtype} cannot be summed: torch has no addition for it\n  cast it first, x.to(torch.bfloat16)"
+        )
+    if reduction != "sum" and dtype.is_complex:
+        raise DtypeError(
+            f"{dtype} has no {reduction}imum: complex numbers have no order\n  use P, or take x.abs() first"
+        )
+
+
+def combine(terms: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    """One new tensor out of addends of one shape, the same bits on every rank that has them in the same order.
+
+    >>> combine([torch.tensor([250, 3], dtype=torch.uint8), torch.tensor([10, 4], dtype=torch.uint8)], "sum")
+    tensor([4, 7], dtype=torch.uint8)
+    """
+    dtype = terms[0].dtype
+    check_reducible(dtype, reduction)
+    if len(terms) == 1:
+        return terms[0].clone()
+    if dtype is torch.uint64:
+        # Adding wraps alike with and without a sign; for order the top bit is turned, which makes unsigned into signed.
+        top = 0 if reduction == "sum" else torch.iinfo(torch.int64).min
+        signed = combine([t.view(torch.int64) ^ top for t in terms], reduction)
+        return (signed ^ top).view(torch.uint64)
+    if dtype in FLOAT8:
+        return combine([t.float() for t in terms], reduction).to(dtype)
+    if dtype is torch.bool:
+        return reduce(torch.logical_and if reduction == "min" else torch.logical_or, terms)
+    if dtype in CARRIER:
+        return combine([t.to(CARRIER[dtype]) for t in terms], reduction).to(dtype)
+    if dtype in HALVES and reduction == "sum" and len(terms) > 2:
+        return torch.stack(tuple(terms)).sum(0)  # summed in float32 and rounded once
+    out = PAIRWISE[reduction](terms[0], terms[1])
+    for term in terms[2:]:
+        PAIRWISE[reduction](out, term, out=out)
+    return out
+
+
+def identity(dtype: torch.dtype, reduction: Reduction) -> float | int | bool:
+    """The addend that changes nothing.
+
+    >>> identity(torch.float32, "max"), identity(torch.int8, "min"), identity(torch.bool, "sum")
+    (-inf, 127, False)
+    """
+    if reduction == "sum":
+        return False if dtype is torch.bool else 0
+    if dtype is torch.bool:
+        return reduction == "min"
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        endless = torch.tensor(float("inf")).to(dtype).float().item() == float("inf")
+        least, most = (float("-inf"), float("inf")) if endless else (info.min, info.max)
+        return least if reduction == "max" else most
+    bounds = torch.iinfo(dtype)
+    return bounds.min if reduction == "max" else bounds.max

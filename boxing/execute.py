@@ -1,0 +1,109 @@
+"""Running a plan on the shards of the ranks this process owns, one move after the other."""
+
+from collections.abc import Generator, Sequence
+from typing import TypeAlias
+import torch
+from torch import Tensor
+
+from ..placement.world import device, owned, world
+from ..sbp import Layout
+from .buffer import part
+from .combine import identity
+from .plan import LOCAL, Move, Plan
+from .program import Program
+from .transport import Job, Memory, Transport
+
+__all__ = ["Flight", "land", "run", "steps", "token", "transport"]
+
+Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
+
+_transport: Transport | None = None
+
+
+def transport() -> Transport:
+    """The transport of this process: memory where it owns every rank, torch.distributed where it owns one."""
+    global _transport
+    if _transport is None:
+        if world().rank is None:
+            _transport = Memory()
+        else:
+            from .dist import Dist
+
+            _transport = Dist()
+    return _transport
+
+
+def run(plan: Plan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The target's shards of the ranks owned here (an empty token where there is none)."""
+    return land(steps(plan, shards))
+
+
+def land(flight: Flight) -> tuple[Tensor, ...]:
+    """Run what is left of a flight and return where it got to."""
+    while True:
+        try:
+            next(flight)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def steps(plan: Plan, shards: Sequence[Tensor]) -> Flight:
+    """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
+    wire = transport()
+    values = dict(zip(owned(plan.src.placement), shards, strict=False))
+    mine = tuple(dict.fromkeys((*owned(plan.src.placement), *owned(plan.dst.placement))))
+    if not plan.src.numel:
+        return _shards(plan, {r: _empty(plan.dst, r) for r in owned(plan.dst.placement)})
+    stage = 0
+    for index, move in enumerate(plan.moves):
+        programs = {r: own[index] for r in mine if (own := plan.programs(r))[index]}
+        if move.kind in LOCAL:
+            values = {r: _local(move, programs[r][0], r, value) for r, value in values.items() if r in programs}
+            continue
+        rounds = len(next(iter(programs.values()), ()))
+        for i in range(rounds):
+            jobs = [Job(r, programs[r][i], values[r] if r in values else token(plan.dst, r)) for r in programs]
+            if rounds == 2 and i == 0:
+                both = wire.all_reduce(plan, stage, jobs, move.src.state.reduction)
+                if both is not None:
+                    yield
+                    values = dict(zip(programs, both.wait(), strict=True))
+                    break
+            arrival = wire.start(plan, stage + i, jobs, move.src.state.reduction)
+            yield
+            values = dict(zip(programs, arrival.wait(), strict=True))
+        if programs and next(iter(programs.values()))[0].flat:
+            values = {r: v.reshape(move.dst.local_shape(r)) for r, v in values.items()}
+        values = {r: v for r, v in values.items() if r in move.dst.placement}
+        stage += rounds
+    return _shards(plan, values)
+
+
+def _shards(plan: Plan, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(values[r] for r in owned(plan.dst.placement)) or (token(plan.dst),)
+
+
+def _empty(layout: Layout, rank: int) -> Tensor:
+    return torch.empty(layout.local_shape(rank), dtype=layout.dtype, device=device(layout.placement, rank))
+
+
+def token(layout: Layout, rank: int | None = None) -> Tensor:
+    """What a process holds of a tensor none of whose ranks it owns: nothing, but a place in the autograd graph."""
+    where = "cpu" if rank is None else device(layout.placement, rank)
+    return torch.empty(0, dtype=layout.dtype, device=where)
+
+
+def _local(move: Move, program: Program, rank: int, value: Tensor) -> Tensor:
+    if move.kind == "to_device":
+        target = device(move.dst.placement, rank)
+        # Pinned memory lets the copy engine work beside compute; waiting is left to the stream.
+        return (value.pin_memory() if target.type == "cuda" and value.device.type == "cpu" else value).to(target)
+    if program.view:
+        return part(value, program.keep[0], 0)
+    if move.kind == "slice":
+        out = value.new_empty(program.shape)
+    else:
+        out = value.new_full(program.shape, identity(value.dtype, move.dst.state.reduction))
+    for box in program.keep:
+        part(out, box, 1).copy_(part(value, box, 0))
+    return out

@@ -1,0 +1,109 @@
+"""What a move costs: bytes received by the busiest rank, and seconds by latency and bandwidth of the links used.
+
+n ranks, L the local buffer in bytes after the step (before it for all_reduce):
+
+    slice, to_partial    0
+    all_gather           L (n-1)/n      log2 n hops
+    reduce_scatter       L (n-1)        log2 n hops
+    all_reduce           2 L (n-1)/n    2 log2 n hops
+    all_reduce_once      L (n-1)        as exchange: every rank sends all it has to every other, where latency rules
+    all_to_all           L (n-1)/n      as exchange
+    exchange             what a rank needs and does not hold      log2 n hops, but an eighth of a hop a message
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+from math import ceil, log2, prod
+from typing import NamedTuple
+
+from ..placement import Cluster, Placement
+from ..sbp.state import Factors, State, overlap, pieces, spans
+
+__all__ = ["Network", "Price", "extent", "missing"]
+
+
+class Price(NamedTuple):
+    """Seconds, and bytes that the busiest rank receives."""
+
+    time: float
+    bytes: float
+
+
+class Network(NamedTuple):
+    """The axes of a placement as the search sees them: their sizes, and latency and bandwidth of any set of them."""
+
+    sizes: tuple[int, ...]
+    link: Callable[[tuple[int, ...]], tuple[float, float]]
+
+    @classmethod
+    def of(cls, placement: Placement, cluster: Cluster) -> "Network":
+        return cls(placement.shape, lambda axes: cluster.link(placement, axes))
+
+    def ranks(self, axes: tuple[int, ...]) -> int:
+        return prod(self.sizes[a] for a in axes)
+
+    def price(self, kind: str, axes: tuple[int, ...], size: float) -> Price:
+        """The price of one collective over `axes`, where `size` is L of the table in bytes."""
+        n = self.ranks(axes)
+        moved = {
+            "all_reduce": 2 * size * (n - 1) / n,
+            "all_reduce_once": size * (n - 1),
+            "reduce_scatter": size * (n - 1),
+        }.get(kind, size * (n - 1) / n)
+        if kind in ("all_to_all", "all_reduce_once"):
+            return self.exchange(axes, moved)
+        latency, bandwidth = self.link(axes)
+        hops = ceil(log2(n)) * (2 if kind == "all_reduce" else 1)
+        return Price(hops * latency + moved / bandwidth, moved)
+
+    def exchange(self, axes: tuple[int, ...], moved: float) -> Price:
+        """The price of one slice exchange over `axes` in which the busiest rank receives `moved` bytes."""
+        latency, bandwidth = self.link(axes)
+        n = self.ranks(axes)
+        return Price(max(ceil(log2(n)), (n - 1) / 8) * latency + moved / bandwidth, moved)
+
+
+@lru_cache(maxsize=1 << 14)
+def extent(size: int, factors: Factors, sizes: tuple[int, ...]) -> int:
+    """The longest local length of a dim among all ranks.
+
+    >>> extent(5, (0,), (2, 2)), extent(8, (-2, 1), (2, 2)), extent(1, (0,), (4,))
+    (3, 4, 1)
+    """
+    copies, longest = 1, size
+    for f in factors:
+        parts = sizes[f] if f >= 0 else -f
+        longest = -(-longest // parts)
+        copies *= 1 if f >= 0 else parts
+    return min(size, longest * copies)
+
+
+def missing(shape: tuple[int, ...], have: State, need: State, sizes: tuple[int, ...]) -> float:
+    """Elements that the worst placed rank needs and does not hold, for splits without remainder."""
+    local = kept = 1.0
+    for size, f, g in zip(shape, have.dims, need.dims, strict=True):
+        local *= extent(size, g, sizes)
+        kept *= size * _kept(f, g, sizes)
+    return max(0.0, local - kept)
+
+
+@lru_cache(maxsize=1 << 14)
+def _kept(have: Factors, need: Factors, sizes: tuple[int, ...]) -> float:
+    """The fraction of a dim that the worst placed rank both holds and needs."""
+    short, long = sorted((have, need), key=len)
+    if long[: len(short)] == short:
+        return 1 / pieces(long, sizes)
+    if all(f >= 0 for f in have + need):
+        return 0.0  # first piece of one cut, last of another: some rank holds nothing of what it needs
+    axes = sorted({f for f in have + need if f >= 0})
+    cells = prod(sizes[f] if f >= 0 else -f for f in have) * prod(sizes[f] if f >= 0 else -f for f in need)
+    worst = cells
+    for at in product(*({0, 1, sizes[a] - 1} for a in axes)):  # the extremes are at the ends of an axis
+        coords = [0] * len(sizes)
+        for a, i in zip(axes, at, strict=True):
+            coords[a] = i
+        where = tuple(coords)
+        shared = overlap(spans(cells, have, where, sizes), spans(cells, need, where, sizes))
+        worst = min(worst, sum(n for _, _, n in shared))
+    return worst / cells

@@ -1,0 +1,98 @@
+"""The record: every boxing that happened inside `with record() as moves`, and from which line of the user's code.
+
+>>> from ..placement import placement
+>>> with record() as moves:
+...     pass
+>>> print(moves)
+nothing moved
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .plan import Plan
+
+__all__ = ["Moved", "Moves", "note", "record", "user_line"]
+
+ROOMS = str(Path(__file__).resolve().parent.parent)
+PRIVATE = tuple(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn"))
+_open: list["Moves"] = []
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One boxing: what was asked, the way it took, and who asked. Bytes are those that the busiest rank receives."""
+
+    op: str
+    plan: Plan
+    line: str
+
+    @property
+    def route(self) -> str:
+        return self.plan.route
+
+    @property
+    def bytes(self) -> int:
+        return self.plan.bytes
+
+    def __str__(self) -> str:
+        src, dst = self.plan.src, self.plan.dst
+        there = "" if src.placement is dst.placement else f" on {dst.placement}"
+        return f"{self.op}  {src.lie} -> {dst.lie}{there}  {self.route}  {self.bytes} bytes  {self.line}"
+
+
+class Moves(list[Moved]):
+    """What a record collects; prints as a line a move."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the busiest ranks received, all moves together."""
+        return sum(move.bytes for move in self)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing moved"
+
+
+@contextmanager
+def record() -> Iterator[Moves]:
+    """Collect every boxing until the block ends; records may be nested, and each sees all."""
+    moves = Moves()
+    _open.append(moves)
+    try:
+        yield moves
+    finally:
+        _open[:] = [m for m in _open if m is not moves]
+
+
+def note(op: str, plan: Plan) -> None:
+    """Tell the open records of a boxing."""
+    if _open:
+        moved = Moved(op, plan, user_line())
+        for moves in _open:
+            moves.append(moved)
+
+
+def user_line() -> str:
+    """The innermost line outside this package and torch, as file:line.
+
+    >>> user_line().rpartition(":")[2].isdigit()
+    True
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_known: dict[str, bool] = {}
+
+
+def _ours(path: str) -> bool:
+    known = _known.get(path)
+    if known is None:
+        whole = str(Path(path).resolve()) if not path.startswith("<") else path
+        known = _known[path] = whole.startswith(PRIVATE) or "/torch/" in whole or "/contextlib.py" in whole
+    return known

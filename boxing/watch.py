@@ -1,0 +1,138 @@
+"""Watching over an exchange: no rank waits for a peer that will never come.
+
+While this rank waits on the wire, a thread looks at the ledger a few times a second. A peer that took the same turn with
+another plan will not come; neither will one that gave up. The thread then closes the connections of this rank, which
+ends the wait with an error, and the error is told in terms of who wanted what.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..placement.errors import TransportError
+from ..placement.ledger import Ledger, stamp
+from ..placement.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Turn", "Watch"]
+
+PERIOD = 0.1
+LAST_TAG = 0x7FFFFFFF
+
+
+class Turn(NamedTuple):
+    """One exchange as the ledger knows it: the n-th of this group of ranks, and what this rank takes it to be."""
+
+    key: int
+    number: int
+    fingerprint: int
+    group: tuple[int, ...]
+    text: str
+
+
+class Watch:
+    """The thread and the words. One a process; the thread ends with the process and holds nothing up."""
+
+    def __init__(self, ledger: Ledger, pg: "ProcessGroup", here: World) -> None:
+        self.ledger, self.pg, self.here = ledger, pg, here
+        self.broken: str | None = None
+        self._turn: Turn | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._look, name="sbpflow-watch", daemon=True).start()
+
+    @contextmanager
+    def during(self, turn: Turn) -> Iterator[None]:
+        """Wait on the wire inside; what goes wrong there comes out as a TransportError."""
+        self._turn = turn
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.failure(turn, error) from error
+        finally:
+            self._turn = None
+
+    def check(self) -> None:
+        """Refuse to start on a group that broke before."""
+        if self.broken is not None:
+            raise TransportError(
+                f"the ranks no longer talk to each other since an earlier move failed\n  {self.broken}\n"
+                "  start the processes anew"
+            )
+
+    def mismatch(self, turn: Turn, other: int) -> TransportError:
+        """The error of a rank that saw, before it sent anything, that a peer wants something else."""
+        text = self._tell(
+            turn, f"ranks {self.here.rank} and {other} ask for different moves", (self.here.rank or 0, other)
+        )
+        return TransportError(f"{text}\n  every rank must ask for the same moves in the same order")
+
+    def failure(self, turn: Turn, error: Exception) -> TransportError:
+        """The error of a rank whose exchange broke: by a peer that died, gave up, went elsewhere or was too slow."""
+        me = self.here.rank
+        others = tuple(r for r in turn.group if r != me)
+        differing = [r for r in others if self._differs(turn, r)]
+        dead = [r for r in others if not self.ledger.alive(r)]
+        if differing:
+            cause = f"ranks {me} and {differing[0]} ask for different moves"
+        elif dead:
+            cause = f"rank {dead[0]} died"
+        elif "imed out" in str(error) or "imeout" in str(error):
+            cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
+        else:
+            cause = "the connection broke: " + str(error).partition("] ")[2].partition(". ")[0]
+        text = self._tell(turn, cause, turn.group)
+        self.ledger.fail(text)
+        self.broken = cause
+        return TransportError(text)
+
+    def _tell(self, turn: Turn, cause: str, ranks: tuple[int, ...]) -> str:
+        what, _, where = turn.text.partition("\n")
+        lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
+        for rank in ranks[:16]:
+            if rank != self.here.rank:
+                lines.append(f"  rank {rank}: {self._status(turn, rank)}")
+        remote = self.ledger.remote_fault()
+        if remote:
+            lines.append(f"  rank {remote[0]} gave up: {remote[1].splitlines()[0]}")
+        return "\n".join(lines)
+
+    def _status(self, turn: Turn, rank: int) -> str:
+        gone = "" if self.ledger.alive(rank) else "died; before that it was "
+        if rank not in self.ledger.local:
+            return "on another host"
+        entry = self.ledger.latest(rank)
+        if entry is None:
+            return f"{gone}not at any move yet"
+        what, _, where = entry.text.partition("\n")
+        if not entry.fingerprint:
+            return f"{gone}{entry.text}"
+        same = entry.group == turn.key
+        behind = turn.number - entry.turn
+        count = "" if same and not behind else f" (move {entry.turn} of {'these' if same else 'other'} ranks)"
+        return f"{gone}in {what} at {where}{count}"
+
+    def _differs(self, turn: Turn, rank: int) -> bool:
+        return self.ledger.differs(rank, turn.key, stamp(turn.number, turn.fingerprint))
+
+    def _look(self) -> None:
+        while not self._over.wait(PERIOD):
+            turn = self._turn
+            if turn is not None:
+                others = [r for r in turn.group if r != self.here.rank]
+                if any(self._differs(turn, r) for r in others) and self._turn is turn:
+                    self._hang_up(others)
+
+    def _hang_up(self, peers: list[int]) -> None:
+        """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""
+        if torch.cuda.is_available():
+            with suppress(RuntimeError):
+                self.pg.abort()
+        for peer in peers:
+            with suppress(RuntimeError):
+                self.pg.recv([torch.empty(1)], peer, LAST_TAG).wait(timedelta(milliseconds=1))

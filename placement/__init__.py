@@ -1,0 +1,33 @@
+"""Where tensors live: placements, the clusters that price them, and every error of the package."""
+
+from .cluster import Cluster, Device, Level, cluster, default_cluster, use_cluster
+from .errors import (
+    DtypeError,
+    MissingError,
+    PlacementError,
+    SbpError,
+    SbpflowError,
+    ShapeError,
+    TransportError,
+    caret,
+)
+from .grid import Placement, placement
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "DtypeError",
+    "Level",
+    "MissingError",
+    "Placement",
+    "PlacementError",
+    "SbpError",
+    "SbpflowError",
+    "ShapeError",
+    "TransportError",
+    "caret",
+    "cluster",
+    "default_cluster",
+    "placement",
+    "use_cluster",
+]

@@ -1,0 +1,249 @@
+"""Clusters: what a byte and a FLOP cost where tensors live; clusters.toml describes those known by name.
+
+network   2 nodes          20 GB/s a device
+          |
+node      8 devices       240 GB/s a device
+          |
+device    312 TFLOP/s      80 GB
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from itertools import accumulate
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+from .errors import PlacementError
+from .grid import Placement
+
+__all__ = ["Cluster", "Device", "Level", "cluster", "default_cluster", "use_cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One ring of the hierarchy: `size` units of the level below, joined by links of one kind.
+
+    Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send.
+    """
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
+        if not fit:
+            raise PlacementError(
+                f"level {self.name!r} cannot be\n  found {self}\n"
+                "  size is a whole number from 1, latency seconds from 0, bandwidth bytes/s above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory."""
+
+    name: str
+    flops: Mapping[str, float]
+    memory: float
+    memory_bandwidth: float
+
+
+# Compared and hashed by identity: plans are remembered per cluster, and a dict key must cost nothing.
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Levels from the innermost outward, and the device they join; ranks fill a node, then the next node.
+
+    >>> dgx = cluster("a100x8")
+    >>> [level.name for level in dgx.levels], dgx.level_of([0, 7]), dgx.level_of([7, 8])
+    (['node', 'network'], 0, 1)
+    """
+
+    name: str
+    levels: tuple[Level, ...]
+    device: Device
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise PlacementError(f"cluster {self.name!r} has no levels\n  give at least one: Level(name, size, ...)")
+
+    @cached_property
+    def capacity(self) -> tuple[int, ...]:
+        """How many devices one unit of each level holds."""
+        return tuple(accumulate((level.size for level in self.levels), mul))
+
+    def level_of(self, ranks: Iterable[int]) -> int:
+        """The smallest level one unit of which holds all these ranks."""
+        members = tuple(ranks)
+        beyond = max(members, default=0)
+        if beyond >= self.capacity[-1]:
+            raise PlacementError(
+                f"rank {beyond} is beyond cluster {self.name!r}\n"
+                f"  {' x '.join(f'{level.size} ({level.name})' for level in self.levels)}"
+                f" hold ranks 0 to {self.capacity[-1] - 1}\n"
+                "  use a cluster with a larger top level, use_cluster(...)"
+            )
+        return next(k for k, size in enumerate(self.capacity) if len({rank // size for rank in members}) <= 1)
+
+    def link(self, placement: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
+        """Latency and bandwidth of the outermost level that any group along these axes spans.
+
+        >>> from .grid import placement
+        >>> p = placement("cuda:[0-15] as (node=2, device=8)")
+        >>> cluster("a100x8").link(p, (0,)), cluster("a100x8").link(p, (1,))
+        ((4e-06, 20000000000.0), (1.9e-06, 240000000000.0))
+        """
+        # The key holds the cluster itself: once this one is gone, its id could be that of another cluster.
+        key = ("cluster.link", self, axes)
+        known = placement.memo.get(key)
+        if isinstance(known, tuple):
+            return known
+        level = self.levels[max(map(self.level_of, placement.groups(axes)))]
+        found = (level.latency, level.bandwidth)
+        placement.memo[key] = found
+        return found
+
+    def with_node(self, size: int) -> "Cluster":
+        """The same cluster with another number of devices in the innermost level.
+
+        >>> cluster("two_level").with_node(2).level_of([0, 2])
+        1
+        """
+        return replace(self, levels=(replace(self.levels[0], size=size), *self.levels[1:]))
+
+    def save(self, path: str | Path) -> None:
+        """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
+        lines = [f"name = {_toml(self.name)}"]
+        for level in self.levels:
+            lines += [
+                "",
+                "[[levels]]",
+                *(f"{f.name} = {_toml(getattr(level, f.name))}" for f in fields(level)),
+            ]
+        plain = [f.name for f in fields(self.device) if f.name != "flops"]
+        lines += ["", "[device]", *(f"{name} = {_toml(getattr(self.device, name))}" for name in plain)]
+        lines += [
+            "",
+            "[device.flops]",
+            *(f"{_toml(name)} = {_toml(rate)}" for name, rate in self.device.flops.items()),
+        ]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Cluster":
+        """Read a cluster from a TOML file as `save` writes it."""
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlacementError(f"cannot read cluster file {str(path)!r}\n  found {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise PlacementError(f"cluster file {str(path)!r} is not TOML\n  found {error}") from None
+        return _read(table, f"cluster file {str(path)!r}")
+
+
+def cluster(name_or_path: str | Path) -> Cluster:
+    """The cluster of this name in clusters.toml, or that of a file (a path, or a text that ends in .toml).
+
+    >>> cluster("h100x8").device.memory_bandwidth
+    3350000000000.0
+    """
+    if isinstance(name_or_path, Path) or name_or_path.endswith(".toml"):
+        return Cluster.load(name_or_path)
+    known = _presets()
+    if name_or_path not in known:
+        near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.0)[0]
+        raise PlacementError(
+            f"no cluster is called {name_or_path!r}\n  known are {', '.join(known)}; did you mean {near!r}?\n"
+            "  a description of your own is a file, cluster('mine.toml')"
+        )
+    return known[name_or_path]
+
+
+_override: Cluster | None = None
+
+
+def use_cluster(which: Cluster | str | Path | None) -> AbstractContextManager[object]:
+    """Price every placement of this process by this cluster, from now on or inside a `with`; None ends it.
+
+    >>> with use_cluster("flat"):
+    ...     default_cluster("cuda").name
+    'flat'
+    >>> default_cluster("cpu").name
+    'cpu'
+    """
+    before = _override
+    _set_override(which if which is None or isinstance(which, Cluster) else cluster(which))
+    restore = ExitStack()
+    restore.callback(_set_override, before)
+    return restore
+
+
+def default_cluster(placement: Placement | str) -> Cluster:
+    """The cluster that prices a placement (or a device type): the one in use, or this machine's preset."""
+    if _override is not None:
+        return _override
+    return _here(placement if isinstance(placement, str) else placement.type)
+
+
+def _set_override(which: Cluster | None) -> None:
+    global _override
+    _override = which
+
+
+@cache
+def _here(type: str) -> Cluster:
+    """The preset for devices of this type on this machine; "h100x8" where its GPUs are not known."""
+    if type == "cpu":
+        return cluster("cpu")
+    import torch  # here, so that descriptions of clusters can be read without it
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((c for c in _presets().values() if len(c.levels) > 1 and c.device.name in gpu), cluster("h100x8"))
+
+
+@cache
+def _presets() -> dict[str, Cluster]:
+    text = Path(__file__).with_name("clusters.toml").read_text(encoding="utf-8")
+    return {name: _read({"name": name, **table}, f"cluster {name!r}") for name, table in tomllib.loads(text).items()}
+
+
+def _read(table: Mapping[str, object], where: str) -> Cluster:
+    """A cluster from its TOML table; `where` says in an error which table was read."""
+    top = _fields(table, Cluster, where)
+    levels, device = top["levels"], _fields(top["device"], Device, f"device of {where}")
+    if not isinstance(levels, list):
+        raise PlacementError(f"levels of {where} are written as [[levels]]\n  found {levels!r}")
+    return Cluster(
+        str(top["name"]),
+        tuple(Level(**_fields(level, Level, f"level {k} of {where}")) for k, level in enumerate(levels)),
+        Device(**device),
+    )
+
+
+def _fields(table: object, of: type, where: str) -> dict[str, Any]:
+    """The entries of a TOML table, which must be those of the dataclass `of`, each of its type."""
+    wanted = {f.name: f.type for f in fields(of)}
+    if not isinstance(table, dict):
+        raise PlacementError(f"{where} is a table of {', '.join(wanted)}\n  found {table!r}")
+    missing, unknown = wanted.keys() - table.keys(), table.keys() - wanted.keys()
+    if missing or unknown:
+        pairs = (("missing", missing), ("unknown", unknown))
+        found = "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in pairs if names)
+        raise PlacementError(f"{where} needs {', '.join(wanted)}\n  found {found}")
+    for name, value in table.items():
+        parts = value.values() if isinstance(value, dict) else [value]
+        if wanted[name] in (int, float, Mapping[str, float]) and not all(isinstance(v, int | float) for v in parts):
+            raise PlacementError(f"{name} in {where} is a number\n  found {value!r}")
+    return table
+
+
+def _toml(value: object) -> str:
+    # JSON's strings and numbers are TOML's too, but for infinity, which JSON lacks.
+    return "inf" if value == float("inf") else json.dumps(value, ensure_ascii=False)

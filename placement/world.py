@@ -1,0 +1,152 @@
+"""The world: which ranks this process owns, and how it reaches the others.
+
+Under torchrun (RANK and WORLD_SIZE in the environment, or torch.distributed already set up) a process owns one rank.
+Without a launcher one process owns every rank there is, and nothing is ever sent over a wire.
+"""
+
+import atexit
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import PlacementError, TransportError
+from .grid import Placement
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+__all__ = ["World", "close", "device", "init", "owned", "process_group", "store", "world"]
+
+
+@dataclass(slots=True)
+class World:
+    """`rank` and `size` are None where this process owns every rank. `timeout` is in seconds, for any one move."""
+
+    rank: int | None
+    size: int | None
+    timeout: float
+    native: bool | None  # whether moves use the backend's own collectives; None: where it is the faster way
+
+
+DEFAULT_TIMEOUT = 300.0
+_world: World | None = None
+_groups: dict[tuple[int, ...], "ProcessGroup"] = {}
+_ours = False  # whether we set up torch.distributed, and so take it down
+
+
+def init(*, timeout: float | None = None, native: bool | None = None) -> World:
+    """Join the world; optional (the first move does it), and may be repeated to change the options.
+
+    `timeout` (seconds, 300 at first) bounds every move: a peer that is dead, stuck or elsewhere is an error by then.
+    `native=True` makes Gloo use its own collectives as NCCL does, False only sends and receives; None chooses.
+    """
+    global _world
+    if timeout is not None and not timeout > 0:
+        raise PlacementError(f"init(timeout={timeout!r}): seconds, above 0")
+    if _world is None:
+        _world = _join(timeout or DEFAULT_TIMEOUT)
+    if timeout is not None:
+        _world.timeout = timeout
+    if native is not None:
+        _world.native = native
+    return _world
+
+
+def world() -> World:
+    """The world this process is in, joined now if it was not."""
+    return _world or init()
+
+
+def _join(timeout: float) -> World:
+    global _ours
+    import torch.distributed as dist
+
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if not (dist.is_available() and (launched or dist.is_initialized())):
+        return World(None, None, timeout, None)
+    if not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        _ours = True
+        atexit.register(close)
+    return World(dist.get_rank(), dist.get_world_size(), timeout, None)
+
+
+def close() -> None:
+    """Leave the world: process groups that were made here are closed. Safe to call twice; a later move joins anew."""
+    global _world, _ours
+    import torch.distributed as dist
+
+    _groups.clear()
+    if _ours and dist.is_initialized():
+        dist.destroy_process_group()
+    _world, _ours = None, False
+
+
+def owned(placement: Placement) -> tuple[int, ...]:
+    """The ranks of a placement that this process owns, in the placement's order.
+
+    >>> from .grid import placement
+    >>> owned(placement("cpu:[2-5]"))
+    (2, 3, 4, 5)
+    """
+    here = world()
+    if here.rank is None:
+        return placement.flat
+    if here.size is not None and max(placement.flat) >= here.size:
+        raise PlacementError(
+            f"rank {max(placement.flat)} of {placement!r} does not exist\n"
+            f"  {here.size} processes were started, ranks 0 to {here.size - 1}\n"
+            f"  start more (torchrun --nproc-per-node {max(placement.flat) + 1} ...) or use fewer ranks"
+        )
+    return (here.rank,) if here.rank in placement else ()
+
+
+def device(placement: Placement, rank: int) -> torch.device:
+    """Where a rank that this process owns keeps its tensors; simulated CUDA ranks share the cards there are."""
+    if placement.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise PlacementError(
+            f"{placement!r} needs CUDA, which torch does not find here\n"
+            f'  use placement("cpu", ...), or see what is missing with python -m sbpflow doctor'
+        )
+    index = torch.cuda.current_device() if world().rank is not None else rank % torch.cuda.device_count()
+    return torch.device("cuda", index)
+
+
+def process_group(ranks: Sequence[int]) -> "ProcessGroup":
+    """The process group of these ranks (in ascending order), made at first use by its members and kept.
+
+    Members meet here in the order of their moves, which is one order, since every rank runs the same program.
+    """
+    import torch.distributed as dist
+
+    key = tuple(sorted(ranks))
+    known = _groups.get(key)
+    if known is None:
+        here = world()
+        if here.rank is None:
+            raise TransportError("one process owns every rank here, so there is no process group")
+        if key == tuple(range(here.size or 0)):
+            known = dist.group.WORLD
+        else:
+            wait = timedelta(seconds=here.timeout)
+            known = dist.new_group(list(key), timeout=wait, use_local_synchronization=True)
+        assert known is not None
+        _groups[key] = known
+    return known
+
+
+def store() -> "Store":
+    """The key-value store that the processes met at."""
+    from torch.distributed import PrefixStore
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return PrefixStore("sbpflow", _get_default_store())

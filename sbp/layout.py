@@ -1,0 +1,200 @@
+"""Layouts: one logical tensor's shape and dtype, its placement, and how it lies there.
+
+A layout is all that is known of a tensor but its values, and all that boxing needs to plan. On each axis the gradient lies
+as the *dual* of the tensor; a B is of two kinds, since ranks may each hold the whole gradient or an addend of it:
+
+    tensor             S(d)   P   B (gradient B)   B (gradient P)   P("max")
+    its gradient       S(d)   B        B                P              P
+"""
+
+from functools import cached_property
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from ..placement import Placement
+from ..placement.errors import SbpError, ShapeError
+from .signature import B, P, Partial, S, Sbp, Split
+from .state import Spans, State, spans, state_of
+from .text import SbpLike, signature
+
+__all__ = ["Layout", "layout"]
+
+_interned: "WeakValueDictionary[tuple[object, ...], Layout]" = WeakValueDictionary()
+_lock = Lock()
+
+
+class Layout:
+    """How a tensor lies; equal layouts are the same object, so that plans are looked up at the speed of identity.
+
+    >>> from ..placement import placement
+    >>> rows = layout(placement("cpu:[0-3] as (data=2, tensor=2)"), "(S(0), B)", (5, 3))
+    >>> rows
+    float32 (5, 3) as (S(0), B) on cpu:[0-3] as (data=2, tensor=2)
+    >>> rows.local_shape(0), rows.local_shape(3), rows.offset(3)
+    ((3, 3), (2, 3), (3, 0))
+    """
+
+    placement: Placement
+    state: State
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad_partial: tuple[int, ...]  # the B axes on which the gradient is partial
+    sbp: tuple[Sbp, ...]
+    memo: dict[Any, Any]  # what upper floors remember about this layout
+
+    def __new__(
+        cls,
+        placement: Placement,
+        state: State,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        grad_partial: tuple[int, ...] = (),
+        sbp: tuple[Sbp, ...] | None = None,
+    ) -> "Layout":
+        sbp = sbp or state.sbp(placement.ndim)
+        key = (placement, state, shape, dtype, grad_partial, sbp)
+        with _lock:
+            known = _interned.get(key)
+            if known is None:
+                known = super().__new__(cls)
+                known.placement, known.state, known.shape, known.dtype, known.grad_partial, known.sbp = key
+                known.memo = {}
+                _interned[key] = known
+            return known
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Layout, (self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp)
+
+    def __copy__(self) -> "Layout":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Layout":
+        return self
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape} as {self.lie} on {self.placement}"
+
+    @cached_property
+    def lie(self) -> str:
+        """The signature as one reads it, with the nesting order and holes where they are not the usual ones.
+
+        >>> from ..placement import placement
+        >>> Layout(placement("cpu:[0-3] as (2, 2)"), State(((1, 0),)), (8,), torch.float32).lie
+        '(S(0), S(0)) [dim 0: 1, 0]'
+        """
+        text = "(" + ", ".join(map(repr, self.sbp)) + ("," if len(self.sbp) == 1 else "") + ")"
+        odd = [(d, f) for d, f in enumerate(self.state.dims) if list(f) != sorted(f) or any(x < 0 for x in f)]
+        names = self.placement.names or tuple(map(str, range(self.placement.ndim)))
+        notes = [f"dim {d}: " + ", ".join(names[x] if x >= 0 else f"all {-x}" for x in f) for d, f in odd]
+        return text + (f" [{'; '.join(notes)}]" if notes else "")
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the logical tensor."""
+        return torch.Size(self.shape).numel()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the logical tensor."""
+        return self.numel * self.dtype.itemsize
+
+    def spans(self, rank: int) -> tuple[Spans, ...]:
+        """For each dim, the index ranges that `rank` holds."""
+        where, sizes = self.placement.coords(rank), self.placement.shape
+        return tuple(spans(n, f, where, sizes) for n, f in zip(self.shape, self.state.dims, strict=True))
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of what `rank` holds; a dim shorter than its ranks leaves some with 0."""
+        return tuple(sum(hi - lo for lo, hi in dim) for dim in self.spans(rank))
+
+    def offset(self, rank: int) -> tuple[int, ...]:
+        """Where `rank`'s piece begins in the logical tensor, one index a dim (0 for an empty piece)."""
+        return tuple(dim[0][0] if dim else 0 for dim in self.spans(rank))
+
+    def slices(self, rank: int) -> tuple[slice, ...]:
+        """`whole[slices]` is what `rank` holds; only for layouts without holes.
+
+        >>> from ..placement import placement
+        >>> layout(placement("cpu:[0-1]"), "S(1)", (2, 5)).slices(1)
+        (slice(0, 2, None), slice(3, 5, None))
+        """
+        return tuple(slice(*dim[0]) if dim else slice(0, 0) for dim in self.spans(rank))
+
+    @cached_property
+    def dual(self) -> "Layout":
+        """How the gradient lies. The dual of the dual is this layout again, but for P("max") and P("min")."""
+        partial = set(self.grad_partial)
+        if self.state.reduction != "sum":
+            partial.update(self.state.partial)
+        grad_partial = self.state.partial if self.state.reduction == "sum" else ()
+        state = State(self.state.dims, tuple(sorted(partial)))
+        return Layout(self.placement, state, self.shape, self.dtype, grad_partial)
+
+    def to(
+        self, sbp: SbpLike | None = None, placement: Placement | None = None, grad_sbp: SbpLike | None = None
+    ) -> "Layout":
+        """The same tensor under another signature, placement or both."""
+        where = placement or self.placement
+        return layout(where, self.sbp if sbp is None else sbp, self.shape, self.dtype, grad_sbp)
+
+    def with_state(self, state: State) -> "Layout":
+        """The same tensor in another state on the same placement."""
+        return Layout(self.placement, state, self.shape, self.dtype)
+
+
+def layout(
+    placement: Placement,
+    sbp: SbpLike,
+    shape: tuple[int, ...] | torch.Size,
+    dtype: torch.dtype = torch.float32,
+    grad_sbp: SbpLike | None = None,
+) -> Layout:
+    """The layout of a tensor of this shape and dtype under these signatures, checked.
+
+    `grad_sbp` says how the gradient lies; only where the tensor is B is there a choice, B (the default) or P.
+
+    >>> from ..placement import placement
+    >>> layout(placement("cpu:[0-1]"), B, (4,), grad_sbp=P).dual
+    float32 (4,) as (P,) on cpu:[0-1]
+    """
+    shape = tuple(shape)
+    chosen = tuple(_positive(entry, shape) for entry in signature(sbp, placement))
+    kinds = {entry.reduction for entry in chosen if isinstance(entry, Partial)}
+    if len(kinds) > 1:
+        raise SbpError(
+            f"sbp={chosen}: a sum of maxima is not the maximum of sums, so one tensor is partial in one way only\n"
+            f"  make it B on the axes of one kind first, as in sbp={tuple(B if e is P else e for e in chosen)}"
+        )
+    plain = Layout(placement, state_of(chosen, len(shape), placement.shape), shape, dtype, (), chosen)
+    if grad_sbp is None:
+        return plain
+    return Layout(placement, plain.state, shape, dtype, _grad_axes(plain, grad_sbp), chosen)
+
+
+def _positive(entry: Sbp, shape: tuple[int, ...]) -> Sbp:
+    if not isinstance(entry, Split) or 0 <= entry.dim < len(shape):
+        return entry
+    if -len(shape) <= entry.dim:
+        return S(entry.dim + len(shape))
+    fix = f"dims are {-len(shape)} to {len(shape) - 1}" if shape else "a tensor without dims can be B or P"
+    raise ShapeError(f"{entry} is out of range for a tensor of shape {shape}\n  {fix}")
+
+
+def _grad_axes(plain: Layout, grad_sbp: SbpLike) -> tuple[int, ...]:
+    """The B axes whose gradient is to be P; every other entry must be the dual it has anyway."""
+    wanted = [_positive(entry, plain.shape) for entry in signature(grad_sbp, plain.placement)]
+    axes = []
+    for axis, (entry, want, dual) in enumerate(zip(plain.sbp, wanted, plain.dual.sbp, strict=True)):
+        if entry is B and want is P:
+            if plain.placement.shape[axis] > 1:
+                axes.append(axis)
+        elif want is not dual and plain.placement.shape[axis] > 1:
+            can = "B or P" if entry is B else repr(dual)
+            raise SbpError(
+                f"grad_sbp={tuple(wanted)} does not fit sbp={plain.sbp}\n"
+                f"  on axis {axis} the tensor is {entry}, so its gradient is {can}, not {want}"
+            )
+    return tuple(axes)

@@ -1,0 +1,150 @@
+"""States: which part of each tensor dim a rank holds, in full generality.
+
+A dim is cut by an ordered list of *factors*, outermost first. A factor is an axis of the placement (the rank holds the
+piece of its own index) or a *hole*, written -k (cut in k, and the rank holds all k). Rows of 8 elements over axes a=2, b=2:
+
+    (a, b)     ranks hold  01  23  45  67
+    (b, a)                 01  45  23  67        the order of nested splits
+    (-2, b)    ranks hold  01 45 (b=0) and 23 67 (b=1)   what is left after gathering a in (a, b)
+
+Signatures that a user writes have ascending axes and no holes; the rest are stops on a good route, and what views make.
+"""
+
+from functools import cache, lru_cache
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from .signature import B, P, Reduction, S, Sbp
+
+__all__ = ["Factors", "Spans", "State", "drop", "fill", "overlap", "spans", "state_of"]
+
+Factors: TypeAlias = tuple[int, ...]
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+Overlap: TypeAlias = tuple[tuple[int, int, int], ...]
+
+
+class State(NamedTuple):
+    """The factors of each dim, and the axes on which ranks hold addends (of one reduction, since two do not commute)."""
+
+    dims: tuple[Factors, ...]
+    partial: tuple[int, ...] = ()
+    reduction: Reduction = "sum"
+
+    @property
+    def split(self) -> frozenset[int]:
+        """The axes that split some dim."""
+        return frozenset(f for factors in self.dims for f in factors if f >= 0)
+
+    def sbp(self, ndim: int) -> tuple[Sbp, ...]:
+        """What a user would write, where nesting order and holes do not show."""
+        out: list[Sbp] = [B] * ndim
+        for dim, factors in enumerate(self.dims):
+            for f in factors:
+                if f >= 0:
+                    out[f] = S(dim)
+        for axis in self.partial:
+            out[axis] = P(self.reduction)
+        return tuple(out)
+
+
+def state_of(sbp: tuple[Sbp, ...], ndim: int, sizes: tuple[int, ...]) -> State:
+    """The state that signatures of checked dims mean; an axis of one rank holds everything whatever it is called."""
+    dims: list[Factors] = [()] * ndim
+    partial: list[int] = []
+    reduction: Reduction = "sum"
+    for axis, entry in enumerate(sbp):
+        if sizes[axis] == 1 or entry is B:
+            continue
+        if hasattr(entry, "dim"):
+            dims[entry.dim] += (axis,)
+        else:
+            partial.append(axis)
+            reduction = entry.reduction  # type: ignore[union-attr]
+    return State(tuple(dims), tuple(partial), reduction)
+
+
+def drop(factors: Factors, axes: frozenset[int], sizes: tuple[int, ...]) -> Factors:
+    """The factors after the ranks of these axes have shared all they hold: holes where they stood, none at the end.
+
+    >>> drop((0, 1), frozenset({0}), (2, 2)), drop((0, 1), frozenset({1}), (2, 2))
+    ((-2, 1), (0,))
+    """
+    return trim(tuple(-sizes[f] if f in axes else f for f in factors))
+
+
+def trim(factors: Factors) -> Factors:
+    """Without holes at the end: all pieces of a cut are the whole."""
+    end = len(factors)
+    while end and factors[end - 1] < 0:
+        end -= 1
+    return factors[:end]
+
+
+def fill(factors: Factors, axis: int, sizes: tuple[int, ...]) -> list[Factors]:
+    """Every way to let a so far unsplit axis cut further without moving anything: at the end, or in a hole of its size.
+
+    >>> fill((-2, 1), 0, (2, 2))
+    [(-2, 1, 0), (0, 1)]
+    """
+    holes = [i for i, f in enumerate(factors) if f == -sizes[axis]]
+    return [(*factors, axis), *((*factors[:i], axis, *factors[i + 1 :]) for i in holes)]
+
+
+@lru_cache(maxsize=1 << 16)
+def spans(size: int, factors: Factors, coords: tuple[int, ...], sizes: tuple[int, ...]) -> Spans:
+    """The index ranges of a dim that the rank at `coords` holds, ascending, touching ones joined, none empty.
+
+    >>> spans(8, (-2, 1), (0, 1), (2, 2)), spans(5, (0,), (1, 0), (4, 2)), spans(1, (0,), (3, 0), (4, 2))
+    (((2, 4), (6, 8)), ((2, 3),), ())
+    """
+    held = [(0, size)]
+    for f in factors:
+        if f >= 0:
+            held = [_piece(lo, hi, coords[f], sizes[f]) for lo, hi in held]
+        else:
+            held = [_piece(lo, hi, i, -f) for lo, hi in held for i in range(-f)]
+    joined: list[tuple[int, int]] = []
+    for lo, hi in held:
+        if joined and joined[-1][1] == lo:
+            joined[-1] = (joined[-1][0], hi)
+        elif lo < hi:
+            joined.append((lo, hi))
+    return tuple(joined)
+
+
+def _piece(lo: int, hi: int, index: int, ranks: int) -> tuple[int, int]:
+    base, extra = divmod(hi - lo, ranks)
+    start = lo + index * base + min(index, extra)
+    return start, start + base + (index < extra)
+
+
+@lru_cache(maxsize=1 << 16)
+def overlap(have: Spans, need: Spans) -> Overlap:
+    """What two ranks share of a dim, as (offset in the first's buffer, offset in the second's, length), in order.
+
+    >>> overlap(((0, 4),), ((2, 3), (3, 6)))
+    ((2, 0, 2),)
+    """
+    found: list[tuple[int, int, int]] = []
+    i = j = at_have = at_need = 0
+    while i < len(have) and j < len(need):
+        lo, hi = max(have[i][0], need[j][0]), min(have[i][1], need[j][1])
+        if lo < hi:
+            a, b = at_have + lo - have[i][0], at_need + lo - need[j][0]
+            if found and found[-1][0] + found[-1][2] == a and found[-1][1] + found[-1][2] == b:
+                found[-1] = (found[-1][0], found[-1][1], found[-1][2] + hi - lo)
+            else:
+                found.append((a, b, hi - lo))
+        if have[i][1] <= need[j][1]:
+            at_have += have[i][1] - have[i][0]
+            i += 1
+        else:
+            at_need += need[j][1] - need[j][0]
+            j += 1
+    return tuple(found)
+
+
+@cache
+def pieces(factors: Factors, sizes: tuple[int, ...]) -> int:
+    """In how many parts the axes among the factors cut a dim."""
+    return prod(sizes[f] for f in factors if f >= 0)

@@ -1,0 +1,42 @@
+"""sbpflow: write a model as if there were one device, say where its layers live, run it on many."""
+
+from importlib.metadata import PackageNotFoundError as _NotFound
+from importlib.metadata import version as _version
+
+from . import boxing, sbp
+from .boxing import box, box_async, gather, lower_bound, plan, record, scatter
+from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
+from .placement.world import close, init, owned
+from .sbp import B, Layout, P, S, layout
+
+try:
+    __version__ = _version("sbpflow")
+except _NotFound:  # run from a checkout that was not installed
+    __version__ = "0.1.0"
+
+__all__ = [
+    "B",
+    "Cluster",
+    "Layout",
+    "P",
+    "Placement",
+    "S",
+    "SbpflowError",
+    "__version__",
+    "box",
+    "box_async",
+    "boxing",
+    "close",
+    "cluster",
+    "gather",
+    "init",
+    "layout",
+    "lower_bound",
+    "owned",
+    "placement",
+    "plan",
+    "record",
+    "sbp",
+    "scatter",
+    "use_cluster",
+]

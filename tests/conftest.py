@@ -1,0 +1,67 @@
+"""What every test gets: a fixed seed, the --sweep option, and a check that it left nothing running."""
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+GRACE = 2.0  # seconds a thread or process that was told to stop may still take
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep", action="store_true", help="also run the exhaustive grids (marker `sweep`)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--sweep"):
+        return
+    sweeps = [item for item in items if item.get_closest_marker("sweep")]
+    if sweeps:
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Session fixtures (a pool of ranks) start before this one and so belong to what was there."""
+    before = running()
+    yield
+    deadline = time.monotonic() + GRACE
+    while (left := running() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, f"the test left running: {', '.join(sorted(left))}"
+
+
+def running() -> set[str]:
+    """Return our non-daemon threads, child processes and process group, each as text that tells it apart."""
+    multiprocessing.active_children()  # reaps those that have ended
+    threads = {f"thread {t.name} ({t.ident})" for t in threading.enumerate() if not t.daemon}
+    return threads | children() | ({"the default process group"} if dist.is_initialized() else set())
+
+
+def children() -> set[str]:
+    """Child processes of any origin, from /proc; where there is none, those of multiprocessing."""
+    if not Path("/proc/self/task").is_dir():
+        return {f"process {child.pid} {child.name}" for child in multiprocessing.active_children()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            # multiprocessing's own tracker lives until we exit; a zombie has stopped running.
+            if state != "Z" and "multiprocessing.resource_tracker" not in command:
+                found.add(f"process {pid} {command}")
+    return found

@@ -1,0 +1,229 @@
+"""Clusters: a link is the outermost level that a group spans, and a change of cluster leaves none behind."""
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sbpflow.placement import (
+    Cluster,
+    Device,
+    Level,
+    PlacementError,
+    cluster,
+    default_cluster,
+    placement,
+    use_cluster,
+)
+from sbpflow.placement.cluster import _here
+
+PRESETS = ("cpu", "a100x8", "h100x8", "h200x8", "flat", "two_level")
+UNIT = Device("unit", {"float32": 1.0}, 1.0, 1.0)
+TREE = Cluster("tree", (Level("pair", 2, 1.0, 8.0), Level("node", 3, 2.0, 4.0), Level("net", 4, 3.0, 2.0)), UNIT)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_slower_outward_and_price_any_axis(name: str) -> None:
+    c = cluster(name)
+    assert all(
+        a.latency <= b.latency and a.bandwidth > b.bandwidth for a, b in zip(c.levels, c.levels[1:], strict=False)
+    )
+    assert c.link(placement("cuda:[0-63] as (2, 4, 8)"), (0, 1, 2)) == (
+        c.levels[-1].latency,
+        c.levels[-1].bandwidth,
+    )
+    assert c.device.flops["float32"] <= c.device.flops.get("bfloat16", 0) or name == "cpu"
+    assert cluster(name) is c
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_level_is_the_smallest_unit_that_holds_all_ranks(seed: int) -> None:
+    dice = random.Random(seed)
+    ranks = dice.sample(range(24), dice.randint(1, 6))
+    units = (2, 6, 24)
+    assert TREE.level_of(ranks) == next(k for k, size in enumerate(units) if len({r // size for r in ranks}) == 1)
+
+
+def test_two_nodes_of_eight_pay_the_network_only_across() -> None:
+    dgx = cluster("a100x8")
+    across, inside = (4e-6, 20e9), (1.9e-6, 240e9)
+    p = placement("cuda:[0-15] as (node=2, device=8)")
+    assert [dgx.link(p, axes) for axes in ((0,), (1,), (0, 1), ())] == [across, inside, across, inside]
+
+
+def test_one_group_that_leaves_its_node_prices_the_axis() -> None:
+    p = placement("cuda:[0-3, 4-6, 8] as (2, 4)")
+    assert cluster("two_level").link(p, (1,)) == (0.0, 0.125)
+
+
+def test_a_change_of_cluster_leaves_no_old_link() -> None:
+    p = placement("cpu:[0-15] as (2, 8)")
+    wide = cluster("two_level")
+    assert wide.link(p, (0,)) == (0.0, 0.125)
+    assert wide.with_node(16).link(p, (0,)) == (0.0, 1.0)
+    assert [replace(wide, name=str(k)).with_node(2 ** (3 + k % 2)).link(p, (0,))[1] for k in range(6)] == [
+        0.125,
+        1.0,
+    ] * 3
+
+
+def test_links_are_remembered_on_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = placement("cpu:[0-15] as (2, 8)")
+    first = TREE.link(p, (1,))
+    monkeypatch.setattr(Cluster, "level_of", None)
+    assert TREE.link(p, (1,)) is first
+
+
+def test_clusters_compare_and_hash_by_identity() -> None:
+    assert replace(TREE) != TREE
+    assert Cluster.__hash__ is object.__hash__
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "odd"])
+def test_saved_clusters_read_back(name: str, tmp_path: Path) -> None:
+    odd = Cluster('o"d\\d é', (Level("x", 3, 0.0, float("inf")),), Device("a.b", {"float8 x": 1e-9}, 1, 2.5e30))
+    c = odd if name == "odd" else cluster(name)
+    c.save(tmp_path / "c.toml")
+    assert repr(cluster(tmp_path / "c.toml")) == repr(cluster(str(tmp_path / "c.toml"))) == repr(c)
+
+
+@pytest.fixture
+def unused() -> Iterator[None]:
+    yield
+    use_cluster(None)
+
+
+@pytest.mark.usefixtures("unused")
+def test_use_cluster_lasts_until_it_is_ended() -> None:
+    use_cluster("flat")
+    assert default_cluster(placement("cuda", 0)) is default_cluster("cpu") is cluster("flat")
+    use_cluster(None)
+    assert default_cluster(placement("cpu", 0)) is cluster("cpu")
+
+
+def test_use_cluster_ends_with_its_block(tmp_path: Path) -> None:
+    TREE.save(tmp_path / "tree.toml")
+    with use_cluster(TREE):
+        with use_cluster(tmp_path / "tree.toml"):
+            assert default_cluster("cpu").name == "tree"
+            assert default_cluster("cpu") is not TREE
+        assert default_cluster("cpu") is TREE
+        with pytest.raises(PlacementError), use_cluster("flat"):
+            cluster("none")
+        assert default_cluster("cpu") is TREE
+    assert default_cluster("cpu") is cluster("cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "preset"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100x8"),
+        ("NVIDIA H100 80GB HBM3", "h100x8"),
+        ("NVIDIA H200", "h200x8"),
+        ("NVIDIA GeForce RTX 4090", "h100x8"),
+        (None, "h100x8"),
+    ],
+)
+def test_cuda_placements_are_priced_by_the_gpu_at_hand(
+    gpu: str | None, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    _here.cache_clear()
+    assert default_cluster(placement("cuda", 0)) is cluster(preset)
+    _here.cache_clear()
+
+
+GOOD = """
+name = "mine"
+levels = [{ name = "host", size = 8, latency = 1e-6, bandwidth = 1e9 }]
+device = { name = "x", memory = 1, memory_bandwidth = 1, flops = { float32 = 1 } }
+"""
+LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth bytes/s above 0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "size = 8",
+            "sise = 8",
+            "level 0 of FILE needs name, size, latency, bandwidth\n  found missing size; unknown sise",
+        ),
+        ('name = "mine"', "", "FILE needs name, levels, device\n  found missing name"),
+        ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),
+        ("float32 = 1", "float32 = 'x'", "flops in device of FILE is a number\n  found {'float32': 'x'}"),
+        (
+            "size = 8",
+            "size = 8.0",
+            "level 'host' cannot be\n"
+            "  found Level(name='host', size=8.0, latency=1e-06, bandwidth=1000000000.0)" + LEVEL,
+        ),
+        (
+            "1e9",
+            "0.0",
+            "level 'host' cannot be\n  found Level(name='host', size=8, latency=1e-06, bandwidth=0.0)" + LEVEL,
+        ),
+        (
+            GOOD,
+            "name = 'x'\nlevels = []\ndevice = { name = 'x', memory = 1, memory_bandwidth = 1, flops = {} }",
+            "cluster 'x' has no levels\n  give at least one: Level(name, size, ...)",
+        ),
+        (
+            GOOD,
+            "name = 'x'\nlevels = 3\ndevice = { name = 'x', memory = 1, memory_bandwidth = 1, flops = {} }",
+            "levels of FILE are written as [[levels]]\n  found 3",
+        ),
+        (
+            GOOD,
+            "name = 'x'\nlevels = []\ndevice = 3",
+            "device of FILE is a table of name, flops, memory, memory_bandwidth\n  found 3",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_says_where(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    assert str(refused.value).replace(f"cluster file {str(path)!r}", "FILE") == message
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda: cluster("h10"),
+            "no cluster is called 'h10'\n"
+            "  known are cpu, a100x8, h100x8, h200x8, flat, two_level; did you mean 'h100x8'?\n"
+            "  a description of your own is a file, cluster('mine.toml')",
+        ),
+        (lambda: cluster("no.toml"), "cannot read cluster file 'no.toml'\n  found No such file or directory"),
+        (
+            lambda: TREE.level_of([3, 24]),
+            "rank 24 is beyond cluster 'tree'\n  2 (pair) x 3 (node) x 4 (net) hold ranks 0 to 23\n"
+            "  use a cluster with a larger top level, use_cluster(...)",
+        ),
+        (lambda: TREE.link(placement("cpu:[20-27]"), (0,)), "rank 27 is beyond cluster 'tree'\n  2 (pair) x"),
+    ],
+)
+def test_refusals_say_what_was_asked_and_found(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(PlacementError, match="^" + re.escape(message)):
+        ask()
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("name =")
+    with pytest.raises(PlacementError, match=r"cluster file '.*c.toml' is not TOML\n  found Invalid value"):
+        cluster(tmp_path / "c.toml")
+
+
+def test_what_is_saved_is_plain_toml(tmp_path: Path) -> None:
+    TREE.save(tmp_path / "c.toml")
+    table = tomllib.loads((tmp_path / "c.toml").read_text())
+    assert table["levels"][1] == {"name": "node", "size": 3, "latency": 2.0, "bandwidth": 4.0}

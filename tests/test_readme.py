@@ -1,0 +1,31 @@
+"""The code in README.md and docs/ runs: the python blocks of one file in order, as one program."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    """The code of each block behind as many empty lines as lie above it, so a traceback names the line."""
+    text = page.read_text()
+    return ["\n" * text.count("\n", 0, hit.start(1)) + hit[1] for hit in BLOCK.finditer(text)]
+
+
+def test_the_readme_has_code() -> None:
+    assert blocks(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.name))
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a block may write pictures
+    program = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", program)  # dataclasses and pickle look it up
+    for source in blocks(page):
+        exec(compile(source, page, "exec"), program.__dict__)

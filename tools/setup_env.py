@@ -1,0 +1,78 @@
+"""Make .venv with all that `make demo` and `make test` need; standard library only, safe to run again."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+PIP = (str(PYTHON), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+
+# --index-url leaves the user's find-links and extra indexes in force; short waits, as it may be out of reach.
+CPU_INDEX = ("--index-url", "https://download.pytorch.org/whl/cpu", "--timeout", "15", "--retries", "1")
+
+
+def main() -> None:
+    """Write the stamp `.ready` last, so that an interrupted run is taken up again."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    torch = next(need for need in project["dependencies"] if need.startswith("torch"))
+    extras = ["dev"] if shutil.which("dot") else ["dev", "draw"]
+
+    (VENV / ".ready").unlink(missing_ok=True)
+    if not succeeds([str(PYTHON), "-m", "pip", "--version"]):
+        # --clear: what lies there may belong to an interpreter that is gone.
+        step(
+            f"making .venv with Python {sys.version.split()[0]}",
+            [sys.executable, "-m", "venv", "--clear", str(VENV)],
+        )
+    # --no-deps: torch's own needs come from the usual index, in the last step.
+    if has_gpu():
+        print("setup: a GPU is here, so torch is the CUDA build", flush=True)
+    elif not step("installing torch, CPU build (200 MB)", [*PIP, "--no-deps", torch, *CPU_INDEX], may_fail=True):
+        print("setup: no CPU build within reach, so torch is the default build, which may be large", flush=True)
+    step(
+        f"installing sbpflow and its needs ({', '.join(extras)})",
+        [*PIP, "--editable", f"{ROOT}[{','.join(extras)}]"],
+    )
+    (VENV / ".ready").touch()
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers; containers without nvidia-smi show it by the torch they bring."""
+    if shutil.which("nvidia-smi"):
+        return succeeds(["nvidia-smi", "--list-gpus"])
+    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return importlib.util.find_spec("torch") is not None and succeeds([sys.executable, "-c", probe])
+
+
+def succeeds(command: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def step(title: str, command: Sequence[str], *, may_fail: bool = False) -> bool:
+    """Run a command in silence, a sign of life every 15 s; its own words are shown if it ends the run."""
+    print(f"setup: {title}", flush=True)
+    start = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while True:
+            try:
+                said, _ = process.communicate(timeout=15)
+                break
+            except subprocess.TimeoutExpired:
+                print(f"setup: ... {time.monotonic() - start:.0f} s", flush=True)
+    if process.returncode and not may_fail:
+        sys.exit(f"{said}\nsetup: failed: {' '.join(command)}")
+    return process.returncode == 0
+
+
+if __name__ == "__main__":
+    main()
