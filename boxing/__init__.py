@@ -1,5 +1,6 @@
 """Moving tensors: price, route, plan and execution of every change of layout."""
 
+from .adopt import layout_of
 from .bound import lower_bound
 from .box import Pending, box, box_async, gather, scatter
 from .plan import Move, Plan, plan
@@ -14,6 +15,7 @@ __all__ = [
     "box",
     "box_async",
     "gather",
+    "layout_of",
     "lower_bound",
     "plan",
     "record",

@@ -1,18 +1,18 @@
-"""The bytes that no plan can do without, from who holds and who needs each element. The oracle that routes are judged by.
+"""The bytes that no plan can do without, from who holds and who needs each element: the oracle that judges routes.
 
-Of one element let H be the ranks that hold (a term of) it, p the number of terms to be added and D the ranks that need it.
-Any schedule makes at least
+Of one element let H be the ranks that hold (a term of) it, p the number of terms to be added and D the ranks that need
+it. Any schedule makes at least
 
     |D without H|                      transfers where p = 1
     (p-1) + |D| - [D meets H]          where p > 1: p-1 merges make the first whole copy, every other needer hears of it
 
-so the busiest rank receives at least max(largest own need, all transfers / ranks). A partial axis that stays partial makes
-separate problems; one that becomes partial needs the value on any one of its ranks. Between different placements that are
-partial both, addends may stay as they are in ways this does not count, so the bound there is 0.
+so the busiest rank receives at least max(largest own need, all transfers / ranks). A partial axis that stays partial
+makes separate problems; one that becomes partial needs the value on any one of its ranks. Between different placements
+that are both partial, addends may stay as they are in ways this does not count, so the bound there is 0.
 """
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 from ..placement.errors import SbpError
@@ -86,7 +86,7 @@ def _choices(layout: Layout, ranks: list[int], kept: tuple[int, ...]) -> list[li
 def _cells(dim: int, size: int, *sides: dict[int, tuple[Spans, ...]]) -> list[tuple[int, int]]:
     cuts = {0, size}.union(x for side in sides for held in side.values() for span in held[dim] for x in span)
     ends = sorted(cuts)
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def _holds(held: tuple[Spans, ...], box: tuple[tuple[int, int], ...]) -> bool:

@@ -1,7 +1,8 @@
 """`box`: move a tensor's shards from one layout to another, with the gradient moved back by the transpose.
 
 The transpose of a move is a move: from the dual of the target to the dual of the source. So every row of the table of
-gradients, and the gradient's own gradient, is this one function again. A maximum's gradient goes to the ranks that hold it.
+gradients, and the gradient's own gradient, is this one function again. A maximum's gradient goes to the ranks that
+hold it.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ def box(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box") 
     note(op, way)
     if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
         if way.moves or src.dual is not dst.dual:
-            return _Box.apply(way, *shards)  # type: ignore[no-any-return]
+            return _Box.apply(way, *shards)  # type: ignore[no-any-return, no-untyped-call]
     elif way.moves:
         return run(way, shards)
     return tuple(shards)
@@ -91,7 +92,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
     stream = None
     if shards[0].is_cuda:
         where = shards[0].device
-        stream = _side_streams.setdefault(where, torch.cuda.Stream(where))
+        stream = _side_streams.setdefault(where, torch.cuda.Stream(where))  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(where))
         for shard in shards:
             shard.record_stream(stream)

@@ -9,7 +9,7 @@ from ..sbp.signature import Reduction
 from .combine import combine
 from .program import Box, Program
 
-__all__ = ["finish", "keep", "pack", "part", "unpack"]
+__all__ = ["finish", "keep", "pack", "part", "place", "plain", "unpack"]
 
 
 def part(buffer: Tensor, box: Box, side: int) -> Tensor:
@@ -67,6 +67,20 @@ def keep(program: Program, buffer: Tensor, out: Tensor) -> None:
         part(out, box, 1).copy_(part(buffer, box, 0))
 
 
+def place(program: Program, data: Tensor) -> Tensor:
+    """A result that came in the order of the boxes read, put where they are written."""
+    if len(program.keep) == 1:
+        return data.reshape(program.shape)
+    out = data.new_empty(program.shape)
+    unpack(out, program.keep, data)
+    return out
+
+
+def plain(piece: Tensor) -> Tensor:
+    """One run of memory with the very values; conjugation and negation that torch has put off are done now."""
+    return piece.resolve_conj().resolve_neg().contiguous()
+
+
 def _combined(
     program: Program, rank: int, buffer: Tensor, received: Callable[[int], Tensor], reduction: Reduction
 ) -> Tensor:
@@ -74,12 +88,7 @@ def _combined(
         return buffer.new_empty(program.shape)
     own = pack(buffer, program.keep)
     terms: Sequence[Tensor] = [own if r == rank else received(r).reshape(own.shape) for r in program.terms]
-    whole = combine(terms, reduction)
-    if len(program.keep) == 1:
-        return whole.reshape(program.shape)
-    out = buffer.new_empty(program.shape)
-    unpack(out, program.keep, whole)
-    return out
+    return place(program, combine(terms, reduction))
 
 
 def in_place(out: Tensor, boxes: tuple[Box, ...], data: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Adding up addends (or taking their maximum or minimum) on one rank, for every dtype that has a meaning for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
@@ -11,11 +11,11 @@ from ..sbp.signature import Reduction
 
 __all__ = ["check_reducible", "combine", "identity"]
 
-# Integers that torch stores but does not add are carried by one that holds every result of theirs modulo their own range.
+# Integers that torch stores but does not add are carried by one that holds every result modulo their own range.
 CARRIER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 FLOAT8 = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 HALVES = frozenset({torch.float16, torch.bfloat16})
-PAIRWISE = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+PAIRWISE: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 def check_reducible(dtype: torch.dtype, reduction: Reduction) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from ..placement.world import device, owned, world
 from ..sbp import Layout
 from .buffer import part
 from .combine import identity
-from .plan import LOCAL, Move, Plan
+from .plan import EXCHANGES, FLAT, LOCAL, Move, Plan
 from .program import Program
 from .transport import Job, Memory, Transport
 
@@ -51,31 +52,25 @@ def steps(plan: Plan, shards: Sequence[Tensor]) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
     wire = transport()
     values = dict(zip(owned(plan.src.placement), shards, strict=False))
-    mine = tuple(dict.fromkeys((*owned(plan.src.placement), *owned(plan.dst.placement))))
     if not plan.src.numel:
         return _shards(plan, {r: _empty(plan.dst, r) for r in owned(plan.dst.placement)})
     stage = 0
-    for index, move in enumerate(plan.moves):
-        programs = {r: own[index] for r in mine if (own := plan.programs(r))[index]}
+    for move, programs in plan.ours:
         if move.kind in LOCAL:
             values = {r: _local(move, programs[r][0], r, value) for r, value in values.items() if r in programs}
             continue
-        rounds = len(next(iter(programs.values()), ()))
-        for i in range(rounds):
-            jobs = [Job(r, programs[r][i], values[r] if r in values else token(plan.dst, r)) for r in programs]
-            if rounds == 2 and i == 0:
-                both = wire.all_reduce(plan, stage, jobs, move.src.state.reduction)
-                if both is not None:
-                    yield
-                    values = dict(zip(programs, both.wait(), strict=True))
-                    break
-            arrival = wire.start(plan, stage + i, jobs, move.src.state.reduction)
+        reduction = move.src.state.reduction
+        for i in range(EXCHANGES.get(move.kind, 1)):
+            stage += 1
+            jobs = [Job(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
+            whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
+            arrival = whole or wire.start(plan, stage, jobs, reduction)
             yield
-            values = dict(zip(programs, arrival.wait(), strict=True))
-        if programs and next(iter(programs.values()))[0].flat:
+            values.update(zip(programs, arrival.wait(), strict=True))
+            if whole is not None:
+                break
+        if move.kind in FLAT:
             values = {r: v.reshape(move.dst.local_shape(r)) for r, v in values.items()}
-        values = {r: v for r, v in values.items() if r in move.dst.placement}
-        stage += rounds
     return _shards(plan, values)
 
 

@@ -1,13 +1,14 @@
 """Plans: the whole way from one layout to another, on one placement or between two, remembered on the source layout.
 
-Between placements the way is: reduce at the source if the tensor is partial there, one transfer, then finish at the target.
-Where the target repeats what it holds, ranks fetch a piece each and gather among themselves, so that a byte enters a host
-once; and two grids over the same ranks are first written on a common finer grid, where one may find nothing to move.
+Between placements the way is: reduce at the source if the tensor is partial there, one transfer, then finish at the
+target. Where the target repeats what it holds, ranks fetch a piece each and gather among themselves, so that a byte
+enters a host once; and two grids over the same ranks are first written on a common finer grid, where there may be
+nothing to move.
 """
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 from typing import NamedTuple
 from zlib import crc32
@@ -25,7 +26,9 @@ from .route import search
 
 __all__ = ["Move", "Plan", "plan"]
 
-LOCAL = frozenset({"slice", "to_partial", "to_device"})
+LOCAL = frozenset({"slice", "to_partial", "to_device"})  # nothing is sent
+FLAT = frozenset({"all_reduce", "all_reduce_once"})  # boxes count the elements of the flattened buffer
+EXCHANGES = {"all_reduce": 2}  # exchanges a move takes, where it is not one
 
 
 class Move(NamedTuple):
@@ -70,9 +73,21 @@ class Plan:
 
     @cached_property
     def expected(self) -> tuple[tuple[int, tuple[int, ...], torch.dtype, str], ...]:
-        """What this process is to pass in: for each rank that it owns of the source its shape, dtype and device type."""
+        """What this process is to pass in: for each source rank that it owns its shape, dtype and device type."""
         src = self.src
         return tuple((r, src.local_shape(r), src.dtype, src.placement.type) for r in owned(src.placement))
+
+    @cached_property
+    def ours(self) -> tuple[tuple[Move, dict[int, tuple[Program, ...]]], ...]:
+        """Each move, with the programs of the ranks that this process owns and that take part in it."""
+        here = dict.fromkeys((*owned(self.src.placement), *owned(self.dst.placement)))
+        rows = {r: self.programs(r) for r in here}
+        return tuple((move, {r: row[i] for r, row in rows.items() if row[i]}) for i, move in enumerate(self.moves))
+
+    @cached_property
+    def text(self) -> bytes:
+        """What the ledger and errors call this plan."""
+        return f"{self.src} -> {self.dst.lie} on {self.dst.placement}".encode()
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -195,7 +210,7 @@ def _common_grid(p: Placement, q: Placement) -> Placement | None:
     """The coarsest grid of which both are blocks of neighbouring axes, or None where their cuts do not nest."""
     cuts = {prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)}
     ends = sorted(cuts)
-    if any(b % a for a, b in zip(ends, ends[1:], strict=False)):
+    if any(b % a for a, b in pairwise(ends)):
         return None
     shape = [b // a for a, b in zip([1, *ends], ends, strict=False) if b > a]
     return make_placement(p.type, p.flat).reshape(tuple(shape) or (1,))

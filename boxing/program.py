@@ -1,7 +1,7 @@
 """What each rank sends, receives and keeps in one step: boxes of elements, worked out from who holds what.
 
-A `Box` names a rectangle twice, by its offsets in the buffer it is read from and in the one it is written to. Everything
-that moves, from an all_gather to a transfer between placements, is a list of such boxes for each peer. Pure: no tensors.
+A `Box` names a rectangle twice, by its offsets in the buffer it is read from and in the one it is written to. All that
+moves, from an all_gather to a transfer between placements, is a list of such boxes for each peer. Pure: no tensors.
 """
 
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ class Program:
         return bool(self.even) and not self.terms and whole
 
     def stacked(self, rank: int) -> bool:
-        """Whether the pieces of an even all_gather, in the order of their ranks, are the result as it lies in memory."""
+        """Whether the pieces of an even all_gather, in the order of their ranks, are the result as it lies."""
         if self._stacked is None:
             pieces = sorted([(p.peer, p.boxes) for p in self.receives] + [(rank, self.keep)])
             starts = [_start(boxes, self.shape) for _, boxes in pieces]
@@ -68,7 +68,7 @@ class Program:
 
 
 def local(src: Layout, dst: Layout, rank: int) -> Program:
-    """A step in which nothing is sent: what the rank keeps. What it does not hold of the result is left to the filler."""
+    """A step in which nothing is sent: what the rank keeps of its own; the rest of the result is to be filled."""
     first = all(
         src.placement.coords(rank)[a] == 0 or a in src.state.split
         for a in dst.state.partial

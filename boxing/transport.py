@@ -4,7 +4,8 @@ Every transport counts what it is handed to send, so that a plan's figures can b
 """
 
 from collections import Counter
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -13,7 +14,9 @@ from .buffer import finish, pack
 from .plan import Plan
 from .program import Program
 
-__all__ = ["Arrival", "Job", "Memory", "Sent", "Transport"]
+__all__ = ["Arrival", "Arrived", "Exchange", "Job", "Memory", "Posted", "Sent", "Transport", "Turn"]
+
+Posted: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 
 
 class Job(NamedTuple):
@@ -22,6 +25,32 @@ class Job(NamedTuple):
     rank: int
     program: Program
     buffer: Tensor
+
+
+class Turn(NamedTuple):
+    """One exchange as the ledger knows it: the n-th of this group of ranks, and what this rank takes it to be."""
+
+    key: int
+    number: int
+    fingerprint: int
+    group: tuple[int, ...]
+    text: bytes  # the plan, and below it the user's line
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What the exchange is part of, and where it was asked for."""
+        what, _, where = self.text.decode().partition("\n")
+        return what, where
+
+
+class Exchange(NamedTuple):
+    """A job whose turn has come."""
+
+    rank: int
+    program: Program
+    buffer: Tensor
+    reduction: Reduction
+    turn: Turn
 
 
 class Sent:

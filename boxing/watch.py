@@ -1,39 +1,30 @@
 """Watching over an exchange: no rank waits for a peer that will never come.
 
-While this rank waits on the wire, a thread looks at the ledger a few times a second. A peer that took the same turn with
-another plan will not come; neither will one that gave up. The thread then closes the connections of this rank, which
-ends the wait with an error, and the error is told in terms of who wanted what.
+While this rank waits on the wire, a thread looks at the ledger ten times a second. A peer that took the same turn with
+another plan will not come. The thread then closes the connections of this rank, which ends the wait with an error, and
+the error is told in terms of who wanted what. A peer that died is noticed by its connection, one that is stuck by the
+time limit.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..placement.errors import TransportError
 from ..placement.ledger import Ledger, stamp
 from ..placement.world import World
+from .transport import Turn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Turn", "Watch"]
+__all__ = ["Watch"]
 
 PERIOD = 0.1
 LAST_TAG = 0x7FFFFFFF
-
-
-class Turn(NamedTuple):
-    """One exchange as the ledger knows it: the n-th of this group of ranks, and what this rank takes it to be."""
-
-    key: int
-    number: int
-    fingerprint: int
-    group: tuple[int, ...]
-    text: str
 
 
 class Watch:
@@ -42,20 +33,9 @@ class Watch:
     def __init__(self, ledger: Ledger, pg: "ProcessGroup", here: World) -> None:
         self.ledger, self.pg, self.here = ledger, pg, here
         self.broken: str | None = None
-        self._turn: Turn | None = None
+        self.turn: Turn | None = None  # the exchange that the process waits for
         self._over = threading.Event()
         threading.Thread(target=self._look, name="sbpflow-watch", daemon=True).start()
-
-    @contextmanager
-    def during(self, turn: Turn) -> Iterator[None]:
-        """Wait on the wire inside; what goes wrong there comes out as a TransportError."""
-        self._turn = turn
-        try:
-            yield
-        except RuntimeError as error:
-            raise self.failure(turn, error) from error
-        finally:
-            self._turn = None
 
     def check(self) -> None:
         """Refuse to start on a group that broke before."""
@@ -92,7 +72,7 @@ class Watch:
         return TransportError(text)
 
     def _tell(self, turn: Turn, cause: str, ranks: tuple[int, ...]) -> str:
-        what, _, where = turn.text.partition("\n")
+        what, where = turn.words
         lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
         for rank in ranks[:16]:
             if rank != self.here.rank:
@@ -122,10 +102,10 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(PERIOD):
-            turn = self._turn
+            turn = self.turn
             if turn is not None:
                 others = [r for r in turn.group if r != self.here.rank]
-                if any(self._differs(turn, r) for r in others) and self._turn is turn:
+                if any(self._differs(turn, r) for r in others) and self.turn is turn:
                     self._hang_up(others)
 
     def _hang_up(self, peers: list[int]) -> None:

@@ -1,9 +1,9 @@
 """The ledger: what each rank of this host is doing now, in a page of shared memory that all its ranks read.
 
-Before a rank takes part in an exchange it writes down which, then looks at what its peers wrote for the same turn. Of two
-ranks that want different things the later one sees the earlier one's entry and refuses, so they never meet on the wire,
-where a mismatch ends in an abort. After a failure the ledger tells who waited for what. Ranks of other hosts do not show in
-it; they are told of a failure through the store.
+Before a rank takes part in an exchange it writes down which, then looks at what its peers wrote for the same turn. Of
+two ranks that want different things the later one sees the earlier one's entry and refuses, so they never meet on the
+wire, where a mismatch ends in an abort. After a failure the ledger tells who waited for what. Ranks of other hosts do
+not show in it; they are told of a failure through the store.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["Entry", "Ledger", "stamp"]
 

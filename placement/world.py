@@ -17,7 +17,8 @@ from .errors import PlacementError, TransportError
 from .grid import Placement
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
 
 __all__ = ["World", "close", "device", "init", "owned", "process_group", "store", "world"]
 
@@ -146,7 +147,7 @@ def process_group(ranks: Sequence[int]) -> "ProcessGroup":
 
 def store() -> "Store":
     """The key-value store that the processes met at."""
-    from torch.distributed import PrefixStore
+    from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
     return PrefixStore("sbpflow", _get_default_store())

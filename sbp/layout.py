@@ -1,7 +1,7 @@
 """Layouts: one logical tensor's shape and dtype, its placement, and how it lies there.
 
-A layout is all that is known of a tensor but its values, and all that boxing needs to plan. On each axis the gradient lies
-as the *dual* of the tensor; a B is of two kinds, since ranks may each hold the whole gradient or an addend of it:
+A layout is all that is known of a tensor but its values, and all that boxing needs to plan. On each axis the gradient
+lies as the *dual* of the tensor; a B is of two kinds, since ranks may each hold the whole gradient or an addend of it:
 
     tensor             S(d)   P   B (gradient B)   B (gradient P)   P("max")
     its gradient       S(d)   B        B                P              P
@@ -168,6 +168,8 @@ def layout(
             f"sbp={chosen}: a sum of maxima is not the maximum of sums, so one tensor is partial in one way only\n"
             f"  make it B on the axes of one kind first, as in sbp={tuple(B if e is P else e for e in chosen)}"
         )
+    if dtype.is_complex and kinds - {"sum"}:
+        raise SbpError(f"sbp={chosen} of {dtype}: complex numbers have no order\n  only P, the sum, can be partial")
     plain = Layout(placement, state_of(chosen, len(shape), placement.shape), shape, dtype, (), chosen)
     if grad_sbp is None:
         return plain

@@ -1,7 +1,7 @@
 """States: which part of each tensor dim a rank holds, in full generality.
 
 A dim is cut by an ordered list of *factors*, outermost first. A factor is an axis of the placement (the rank holds the
-piece of its own index) or a *hole*, written -k (cut in k, and the rank holds all k). Rows of 8 elements over axes a=2, b=2:
+piece of its own index) or a *hole*, written -k (cut in k, and the rank holds all k). 8 elements over axes a=2, b=2:
 
     (a, b)     ranks hold  01  23  45  67
     (b, a)                 01  45  23  67        the order of nested splits
@@ -24,7 +24,7 @@ Overlap: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class State(NamedTuple):
-    """The factors of each dim, and the axes on which ranks hold addends (of one reduction, since two do not commute)."""
+    """The factors of each dim, and the axes on which ranks hold addends (of one reduction: two do not commute)."""
 
     dims: tuple[Factors, ...]
     partial: tuple[int, ...] = ()

@@ -3,17 +3,14 @@
 (S(0), B)    B    {"data": S(0)}    "(S(0), B)"    "{data: S(0)}"    "sbp.split(0)"
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias, cast
 
 from ..placement import Placement
 from ..placement.errors import SbpError, caret
-from .signature import B, Broadcast, P, Partial, S, Sbp, Split
-
-if TYPE_CHECKING:
-    from lark import Lark, Token, Tree
+from .signature import B, Broadcast, P, Partial, Reduction, S, Sbp, Split
 
 __all__ = ["SbpLike", "parse", "signature"]
 
@@ -40,7 +37,7 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
     if not isinstance(entries, Sequence):
         raise SbpError(f"{sbp!r} is no signature; write S(0), B, P, a tuple of them or text like '(S(0), B)'")
     if len(entries) != placement.ndim:
-        axes = placement.names or tuple(range(placement.ndim))
+        axes = ", ".join(placement.names or map(str, range(placement.ndim)))
         fix = ", ".join(map(repr, ([*map(_one, entries)] + [B] * placement.ndim)[: placement.ndim]))
         raise SbpError(
             f"sbp={sbp!r} has {len(entries)} entries, the placement {placement.ndim} axes\n"
@@ -66,42 +63,48 @@ def parse(text: str) -> Sbp | tuple[Sbp, ...] | dict[str, Sbp]:
     >>> parse("(S(0), P(max))"), parse("{data: S(-1)}"), parse("flow.sbp.broadcast")
     ((S(0), P("max")), {'data': S(-1)}, B)
     """
-    from lark import UnexpectedInput
+    from lark import UnexpectedInput, UnexpectedToken
 
     try:
-        return _build(_grammar().parse(text), text)
+        return _reader()(text)
     except UnexpectedInput as wrong:
-        said = caret(text, wrong.pos_in_stream or 0 if text.strip() else 0, f"cannot read the signature {text!r}")
+        ended = isinstance(wrong, UnexpectedToken) and wrong.token.type == "$END"
+        at = len(text) if ended or wrong.pos_in_stream is None else wrong.pos_in_stream
+        said = caret(text, at, f"cannot read the signature {text!r}")
         raise SbpError(f"{said}\n  write S(0), B, P, P(max), a tuple (S(0), B) or names {{data: S(0)}}") from None
 
 
 @cache
-def _grammar() -> "Lark":
-    from lark import Lark
+def _reader() -> Callable[[str], Sbp | tuple[Sbp, ...] | dict[str, Sbp]]:
+    from lark import Lark, Token, Transformer, v_args
 
-    return Lark(Path(__file__).with_name("sbp.lark").read_text(), parser="lalr", propagate_positions=True)
+    @v_args(inline=True)
+    class Build(Transformer[Token, object]):
+        """Signatures from the grammar's rules, which carry the names of these methods."""
 
+        def split(self, dim: Token) -> Sbp:
+            return S(int(dim))
 
-def _build(tree: "Tree[Token]", text: str) -> Sbp | tuple[Sbp, ...] | dict[str, Sbp]:
-    children = [child for child in tree.children if child is not None]
-    if tree.data == "lone":
-        return _kind(children[0], text)
-    if tree.data == "tuple":
-        return tuple(_kind(child, text) for child in children)
-    return {str(named.children[0]).strip("\"'"): _kind(named.children[1], text) for named in children}  # type: ignore[union-attr]
+        def broadcast(self) -> Sbp:
+            return B
 
+        def partial(self, reduction: str = "sum") -> Sbp:
+            return P(cast(Reduction, reduction.strip("\"'")))
 
-def _kind(one: "Tree[Token] | Token", text: str) -> Sbp:
-    kind = one.children[-1]  # type: ignore[union-attr]
-    if kind.data == "split":
-        return S(int(kind.children[0]))
-    if kind.data == "broadcast":
-        return B
-    named = kind.children[0].children if kind.children else ()
-    if not named:
-        return P
-    reduction = str(named[0]).strip("\"'")
-    if reduction not in ("sum", "max", "min"):
-        place = getattr(named[0], "start_pos", 0)
-        raise SbpError(caret(text, place, f"P({reduction}): a partial value is sum, max or min"))
-    return P(reduction)
+        def one(self, _spelling: Token, kind: Sbp) -> Sbp:
+            return kind
+
+        def named(self, name: Token, kind: Sbp) -> tuple[str, Sbp]:
+            return name.strip("\"'"), kind
+
+        def many(self, *kinds: Sbp | None) -> tuple[Sbp, ...]:
+            return tuple(kind for kind in kinds if kind is not None)
+
+        def lone(self, kind: Sbp) -> Sbp:
+            return kind
+
+        def by_name(self, *pairs: tuple[str, Sbp] | None) -> dict[str, Sbp]:
+            return dict(pair for pair in pairs if pair is not None)
+
+    grammar = Path(__file__).with_name("sbp.lark").read_text(encoding="utf-8")
+    return Lark(grammar, parser="lalr", transformer=Build()).parse  # type: ignore[return-value]

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
 from . import boxing, sbp
-from .boxing import box, box_async, gather, lower_bound, plan, record, scatter
+from .boxing import box, box_async, gather, layout_of, lower_bound, plan, record, scatter
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
 from .placement.world import close, init, owned
 from .sbp import B, Layout, P, S, layout
@@ -31,6 +31,7 @@ __all__ = [
     "gather",
     "init",
     "layout",
+    "layout_of",
     "lower_bound",
     "owned",
     "placement",
