@@ -1,8 +1,8 @@
 """The transport between processes: torch.distributed, called directly (its functional collectives cost 80-100 us each).
 
 On Gloo an exchange is sends and receives: Gloo's own collectives go round a ring and take up to five times as long on
-busy cores. Each message is tagged with plan, step and turn, so that ranks that disagree never meet. On NCCL, and on Gloo
-for many ranks, it is one collective of the backend.
+busy cores. Each message is tagged with plan, step and turn, so that ranks that disagree never meet. On NCCL, and on
+Gloo for many ranks, it is one collective of the backend.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from zlib import crc32
 from torch import Tensor
 
 from ..placement.ledger import Ledger
-from ..placement.world import process_group, store, world
+from ..placement.world import at_close, process_group, store, world
 from ..sbp.signature import Reduction
 from . import collectives, messages
 from .plan import Plan
@@ -39,6 +39,7 @@ class Dist:
         self.pg = process_group(range(here.size))
         self.ledger = Ledger(here.rank, here.size, store())
         self.watch = Watch(self.ledger, self.pg, here)
+        at_close(self.watch.end)
 
     def start(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | Arrived":
         """The exchange of this rank, if it has one."""
@@ -50,7 +51,7 @@ class Dist:
             return self._posted(exchange, lambda: collectives.post(self.sent, exchange))
         return self._posted(exchange, lambda: messages.post(self.pg, self.sent, exchange))
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | None":
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | Arrived | None":
         """One collective where the backend's are used and it can reduce the dtype."""
         if not jobs or not self._native(jobs[0]) or not collectives.can_sum(jobs[0].buffer.dtype):
             return None
@@ -76,7 +77,7 @@ class Dist:
         fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
         text = b"%s\n%s" % (plan.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
-        turn = Turn(key, number, fingerprint, group, text)
+        turn = Turn(key, number, fingerprint, group, text, job.buffer.is_cuda)
         if other is not None:
             raise self.watch.mismatch(turn, other)
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer

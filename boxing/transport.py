@@ -35,6 +35,7 @@ class Turn(NamedTuple):
     fingerprint: int
     group: tuple[int, ...]
     text: bytes  # the plan, and below it the user's line
+    cuda: bool
 
     @property
     def words(self) -> tuple[str, str]:

@@ -35,7 +35,15 @@ class Watch:
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
         self._over = threading.Event()
-        threading.Thread(target=self._look, name="sbpflow-watch", daemon=True).start()
+        self._hanging_up = threading.Lock()
+        self._thread = threading.Thread(target=self._look, name="sbpflow-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking; the world is being left."""
+        self._over.set()
+        self._thread.join()  # a thread that is inside torch when Python ends takes the process down with it
+        self.broken = "the world was left by flow.close()"
 
     def check(self) -> None:
         """Refuse to start on a group that broke before."""
@@ -47,36 +55,39 @@ class Watch:
 
     def mismatch(self, turn: Turn, other: int) -> TransportError:
         """The error of a rank that saw, before it sent anything, that a peer wants something else."""
-        text = self._tell(
-            turn, f"ranks {self.here.rank} and {other} ask for different moves", (self.here.rank or 0, other)
-        )
+        text = self._tell(turn, self._disagreement(other), (other,))
         return TransportError(f"{text}\n  every rank must ask for the same moves in the same order")
 
     def failure(self, turn: Turn, error: Exception) -> TransportError:
         """The error of a rank whose exchange broke: by a peer that died, gave up, went elsewhere or was too slow."""
-        me = self.here.rank
-        others = tuple(r for r in turn.group if r != me)
-        differing = [r for r in others if self._differs(turn, r)]
-        dead = [r for r in others if not self.ledger.alive(r)]
-        if differing:
-            cause = f"ranks {me} and {differing[0]} ask for different moves"
-        elif dead:
-            cause = f"rank {dead[0]} died"
+        with self._hanging_up:
+            pass  # the thread must be out of torch before the process can end on this error
+        others = tuple(r for r in turn.group if r != self.here.rank)
+        differing = next((r for r in others if self._differs(turn, r)), None)
+        dead = next((r for r in others if not self.ledger.alive(r)), None)
+        if differing is not None:
+            cause = self._disagreement(differing)
+        elif dead is not None:
+            cause = f"rank {dead} died"
         elif "imed out" in str(error) or "imeout" in str(error):
             cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
         else:
-            cause = "the connection broke: " + str(error).partition("] ")[2].partition(". ")[0]
-        text = self._tell(turn, cause, turn.group)
+            cause = "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
+        text = self._tell(turn, cause, others)
         self.ledger.fail(text)
         self.broken = cause
         return TransportError(text)
 
+    def _disagreement(self, rank: int) -> str:
+        entry = self.ledger.latest(rank)
+        if entry is not None and not entry.fingerprint:
+            return f"rank {rank} gave up"
+        return f"ranks {self.here.rank} and {rank} ask for different moves"
+
     def _tell(self, turn: Turn, cause: str, ranks: tuple[int, ...]) -> str:
         what, where = turn.words
         lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
-        for rank in ranks[:16]:
-            if rank != self.here.rank:
-                lines.append(f"  rank {rank}: {self._status(turn, rank)}")
+        lines += [f"  rank {rank}: {self._status(turn, rank)}" for rank in ranks[:16]]
         remote = self.ledger.remote_fault()
         if remote:
             lines.append(f"  rank {remote[0]} gave up: {remote[1].splitlines()[0]}")
@@ -91,7 +102,7 @@ class Watch:
             return f"{gone}not at any move yet"
         what, _, where = entry.text.partition("\n")
         if not entry.fingerprint:
-            return f"{gone}{entry.text}"
+            return gone + entry.text.replace("\n", "\n  ")
         same = entry.group == turn.key
         behind = turn.number - entry.turn
         count = "" if same and not behind else f" (move {entry.turn} of {'these' if same else 'other'} ranks)"
@@ -106,13 +117,15 @@ class Watch:
             if turn is not None:
                 others = [r for r in turn.group if r != self.here.rank]
                 if any(self._differs(turn, r) for r in others) and self.turn is turn:
-                    self._hang_up(others)
+                    with self._hanging_up:
+                        self._hang_up(others, turn.cuda)
 
-    def _hang_up(self, peers: list[int]) -> None:
+    def _hang_up(self, peers: list[int], cuda: bool) -> None:
         """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""
-        if torch.cuda.is_available():
+        if cuda:
             with suppress(RuntimeError):
                 self.pg.abort()
+            return
         for peer in peers:
             with suppress(RuntimeError):
                 self.pg.recv([torch.empty(1)], peer, LAST_TAG).wait(timedelta(milliseconds=1))

@@ -6,7 +6,7 @@ Without a launcher one process owns every rank there is, and nothing is ever sen
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
-__all__ = ["World", "close", "device", "init", "owned", "process_group", "store", "world"]
+__all__ = ["World", "at_close", "close", "device", "init", "owned", "process_group", "store", "world"]
 
 
 @dataclass(slots=True)
@@ -36,6 +36,9 @@ class World:
 DEFAULT_TIMEOUT = 300.0
 _world: World | None = None
 _groups: dict[tuple[int, ...], "ProcessGroup"] = {}
+_closing: list[Callable[[], None]] = []
+_joined = 0  # how often this process joined; the store's names hold it, since a store may outlive a world
+_base: "tuple[Store, int, int] | None" = None  # where torchrun's processes meet; kept, so that they can meet again
 _ours = False  # whether we set up torch.distributed, and so take it down
 
 
@@ -48,12 +51,11 @@ def init(*, timeout: float | None = None, native: bool | None = None) -> World:
     global _world
     if timeout is not None and not timeout > 0:
         raise PlacementError(f"init(timeout={timeout!r}): seconds, above 0")
-    if _world is None:
+    if _world is None or (_world.rank is None and _launched()):
         _world = _join(timeout or DEFAULT_TIMEOUT)
     if timeout is not None:
         _world.timeout = timeout
-    if native is not None:
-        _world.native = native
+    _world.native = native
     return _world
 
 
@@ -63,20 +65,39 @@ def world() -> World:
 
 
 def _join(timeout: float) -> World:
-    global _ours
-    import torch.distributed as dist
-
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if not (dist.is_available() and (launched or dist.is_initialized())):
+    global _ours, _joined, _base
+    if not _launched():
         return World(None, None, timeout, None)
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    _joined += 1
     if not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        # Under a name of its own each time: torch finds stale addresses where a world is joined again on the same store.
+        if _base is None:
+            _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        meeting, rank, size = _base
+        named = PrefixStore(f"join/{_joined}", meeting)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
         _ours = True
-        atexit.register(close)
+    atexit.register(close)
     return World(dist.get_rank(), dist.get_world_size(), timeout, None)
+
+
+def _launched() -> bool:
+    """Whether there are other processes: torchrun says so in the environment, or torch.distributed is set up."""
+    import torch.distributed as dist
+
+    return dist.is_available() and (dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys())
+
+
+def at_close(action: Callable[[], None]) -> None:
+    """Have something done when the world is left."""
+    _closing.append(action)
 
 
 def close() -> None:
@@ -84,6 +105,9 @@ def close() -> None:
     global _world, _ours
     import torch.distributed as dist
 
+    atexit.unregister(close)
+    while _closing:
+        _closing.pop()()
     _groups.clear()
     if _ours and dist.is_initialized():
         dist.destroy_process_group()
@@ -150,4 +174,4 @@ def store() -> "Store":
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return PrefixStore("sbpflow", _get_default_store())
+    return PrefixStore(f"sbpflow/{_joined}", _get_default_store())
