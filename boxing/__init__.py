@@ -3,7 +3,8 @@
 from .adopt import layout_of
 from .bound import lower_bound
 from .box import Pending, box, box_async, gather, scatter
-from .plan import Move, Plan, plan
+from .moves import Move
+from .plan import Plan, plan
 from .record import Moved, Moves, record
 
 __all__ = [

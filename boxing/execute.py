@@ -10,7 +10,8 @@ from ..placement.world import World, device, owned, world
 from ..sbp import Layout
 from .buffer import part
 from .combine import identity
-from .plan import EXCHANGES, FLAT, LOCAL, Move, Plan
+from .moves import EXCHANGES, FLAT, LOCAL, Move
+from .plan import Plan
 from .program import Program
 from .transport import Job, Memory, Transport
 
