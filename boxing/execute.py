@@ -93,8 +93,10 @@ def token(layout: Layout, rank: int | None = None) -> Tensor:
 def _local(move: Move, program: Program, rank: int, value: Tensor) -> Tensor:
     if move.kind == "to_device":
         target = device(move.dst.placement, rank)
-        # Pinned memory lets the copy engine work beside compute; waiting is left to the stream.
-        return (value.pin_memory() if target.type == "cuda" and value.device.type == "cpu" else value).to(target)
+        if target.type == "cuda":
+            # From pinned memory the copy engine works beside host and compute; the stream keeps the order.
+            return value.pin_memory().to(target, non_blocking=True)
+        return value.to(target)
     if program.view:
         return part(value, program.keep[0], 0)
     if move.kind == "slice":

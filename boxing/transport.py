@@ -105,7 +105,16 @@ class Memory:
         results = []
         for rank, program, buffer in jobs:
             source = buffer.reshape(-1) if program.flat else buffer
-            results.append(finish(program, rank, source, lambda peer, rank=rank: mail[peer, rank], reduction, None))  # type: ignore[misc]
+            results.append(
+                finish(
+                    program,
+                    rank,
+                    source,
+                    lambda peer, rank=rank, at=buffer.device: mail[peer, rank].to(at),
+                    reduction,
+                    None,
+                )
+            )  # type: ignore[misc]
         return Arrived(results)
 
     def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> None:

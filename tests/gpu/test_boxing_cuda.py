@@ -1,0 +1,65 @@
+"""Boxing on CUDA: simulated ranks on one card, and NCCL ranks that share it."""
+
+import itertools
+
+import pytest
+import torch
+
+import sbpflow as flow
+from sbpflow import B, P, S
+
+PAIRS = list(itertools.product([S(0), S(1), B, P], repeat=2))
+SHAPES = [(8, 12), (5, 7), (1, 2), (0, 3)]
+
+
+@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_boxing_on_one_card_keeps_the_value(src: flow.sbp.Sbp, dst: flow.sbp.Sbp, shape: tuple[int, int]) -> None:
+    p = flow.placement("cuda:[0-3]")
+    whole = torch.arange(float(shape[0] * shape[1])).reshape(shape).cuda()
+    a, b = flow.layout(p, src, shape), flow.layout(p, dst, shape)
+    assert torch.equal(flow.gather(flow.box(flow.scatter(whole, a), a, b), b), whole)
+
+
+def test_an_asynchronous_move_runs_on_a_side_stream_and_syncs_no_host() -> None:
+    p = flow.placement("cuda:[0-3]")
+    whole = torch.randn(512, 512, device="cuda")
+    a, b = flow.layout(p, P, (512, 512)), flow.layout(p, B, (512, 512))
+    shards = flow.scatter(whole, a)
+    torch.cuda.set_sync_debug_mode("error")  # a hidden synchronisation raises
+    try:
+        moved = flow.box_async(shards, a, b).wait()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(moved[3], whole)
+
+
+def test_a_move_between_host_and_card_keeps_the_value() -> None:
+    whole = torch.arange(35.0).reshape(5, 7)
+    host, card = flow.placement("cpu:[0-1]"), flow.placement("cuda:[0-3]")
+    there, back = flow.layout(card, S(1), (5, 7)), flow.layout(host, S(0), (5, 7))
+    shards = flow.box(flow.scatter(whole, back), back, there)
+    assert all(shard.is_cuda for shard in shards)
+    assert torch.equal(flow.gather(flow.box(shards, there, back), back), whole)
+
+
+def test_nccl_ranks_that_share_a_card_box_every_pair() -> None:
+    from ..ranks import fresh
+
+    outcomes = fresh(2, every_pair_over_nccl, timeout=240.0, environment=nccl_hosts)
+    assert [outcome.result for outcome in outcomes] == [len(PAIRS) * len(SHAPES)] * 2
+
+
+def nccl_hosts(rank: int) -> dict[str, str]:
+    """NCCL refuses two ranks on one card of one host, and so is told that they are on two."""
+    return {"NCCL_HOSTID": f"host{rank}", "LOCAL_RANK": str(rank)}
+
+
+def every_pair_over_nccl() -> int:
+    flow.init(timeout=120)
+    p = flow.placement("cuda:[0-1]")
+    for (src, dst), shape in itertools.product(PAIRS, SHAPES):
+        whole = torch.arange(float(shape[0] * shape[1])).reshape(shape).cuda()
+        a, b = flow.layout(p, src, shape), flow.layout(p, dst, shape)
+        assert torch.equal(flow.gather(flow.box(flow.scatter(whole, a), a, b), b), whole), (src, dst, shape)
+    return len(PAIRS) * len(SHAPES)
