@@ -9,13 +9,28 @@ from torch import Tensor
 from ..placement.errors import DtypeError
 from ..sbp.signature import Reduction
 
-__all__ = ["check_reducible", "combine", "identity"]
+__all__ = ["check_carried", "check_reducible", "combine", "identity"]
 
 # Integers that torch stores but does not add are carried by one that holds every result modulo their own range.
 CARRIER = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 FLOAT8 = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 HALVES = frozenset({torch.float16, torch.bfloat16})
 PAIRWISE: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+
+
+PLAIN = FLOAT8 | {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+    *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
+}
+
+
+def check_carried(dtype: torch.dtype) -> None:
+    """Refuse what torch itself cannot cut and copy: quantized, packed and sub-byte types."""
+    if dtype not in PLAIN:
+        raise DtypeError(
+            f"{dtype} cannot be boxed: it is not a plain number\n  view it as torch.uint8, or dequantize it"
+        )
 
 
 def check_reducible(dtype: torch.dtype, reduction: Reduction) -> None:

@@ -1,10 +1,184 @@
-"""The demo."""
+"""The demo: every move between two signatures of a matrix on four simulated ranks, run, checked, priced and drawn."""
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["demo"]
+import torch
+from torch import Tensor
+
+from ..placement import Placement, placement
+from ..placement.errors import MissingError, SbpflowError, TransportError
+from ..placement.world import world
+from ..sbp import B, Layout, P, S, Sbp, layout
+from .bound import lower_bound
+from .box import box
+from .draw import axis_graph, picture, plan_graph
+from .execute import transport
+from .matrix import moves_matrix
+from .plan import Plan, plan
+
+__all__ = ["Trial", "demo", "shards_of", "trial", "whole_of"]
+
+SHAPE, UNEVEN = (512, 512), (7, 1)
+KINDS: tuple[Sbp, ...] = (S(0), S(1), B, P)
+REPEATS = 3
+
+
+class Trial(NamedTuple):
+    """One move that was made: whether every value came out right, bytes that left any rank, seconds in this process."""
+
+    plan: Plan
+    bound: float
+    right: bool
+    sent: int
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Bytes over the bound; 1 where both are 0."""
+        return self.plan.bytes / self.bound if self.bound else float("inf") if self.plan.bytes else 1.0
 
 
 def demo(out: Path) -> None:
-    """Print every move between two signatures on a 2 x 2 placement."""
-    print(out)
+    """Print every move between two signatures on a 2 x 2 placement, and write pictures of them into `out`."""
+    if world().rank is not None:
+        raise TransportError("the demo simulates its four ranks in one process\n  start it without a launcher")
+    p = placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))
+    print(f"Every move of a float32 {SHAPE} tensor between two signatures on\n{p!r}, four ranks in this process.\n")
+    start = time.perf_counter()
+    with one_thread():
+        trials = [trial(way) for way in every_plan(p, SHAPE)]
+        uneven = [trial(way) for way in every_plan(p, UNEVEN)]
+    took = time.perf_counter() - start
+    print(f"{table(trials)}\n\n{summary(trials, uneven)}\n{took:.1f} s; pictures:", flush=True)
+    for line in draw(trials, p, out):
+        print(f"  {line}")
+    wrong = [one.plan for one in (*trials, *uneven) if not one.right]
+    if wrong:
+        raise SbpflowError(f"{len(wrong)} moves gave wrong values\n  the first is {wrong[0]}")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On a busy machine threads that wait for each other would take longer than the moves."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def every_plan(p: Placement, shape: tuple[int, ...]) -> list[Plan]:
+    """The plans of all pairs of signatures, source by source."""
+    known = [layout(p, sbp, shape) for sbp in product(KINDS, repeat=p.ndim)]
+    return [plan(src, dst) for src, dst in product(known, known)]
+
+
+def trial(way: Plan) -> Trial:
+    """Make the move on random whole numbers, which float32 adds exactly in any order."""
+    random = torch.Generator().manual_seed(0)
+    whole = torch.randint(-8, 8, way.src.shape, generator=random).to(way.src.dtype)
+    shards = shards_of(whole, way.src, random)
+    before = transport().sent.bytes.total()
+    found = box(shards, way.src, way.dst)
+    sent = transport().sent.bytes.total() - before
+    took = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        box(shards, way.src, way.dst)
+        took.append(time.perf_counter() - start)
+    right = whole_of(found, way.dst)
+    same = right is not None and torch.equal(right, whole)
+    return Trial(way, lower_bound(way.src, way.dst), same, sent, min(took))
+
+
+def shards_of(whole: Tensor, how: Layout, random: torch.Generator) -> list[Tensor]:
+    """What each rank holds, cut from the whole without boxing; where it is partial, random terms that add up to it."""
+    places = list(product(*(range(how.placement.shape[axis]) for axis in how.state.partial)))
+    terms = [torch.randint(-8, 8, whole.shape, generator=random).to(whole.dtype) for _ in places[1:]]
+    by_place = dict(zip(places, [whole - sum(terms), *terms], strict=True))
+    return [by_place[_term(how, rank)][how.slices(rank)].clone() for rank in how.placement.flat]
+
+
+def whole_of(shards: Sequence[Tensor], how: Layout) -> Tensor | None:
+    """The logical tensor that shards amount to; None where ranks that hold the same piece differ, or one is missing."""
+    terms: dict[tuple[int, ...], Tensor] = {}
+    for rank, shard in zip(how.placement.flat, shards, strict=True):
+        if tuple(shard.shape) != how.local_shape(rank):
+            return None
+        blank = torch.full(how.shape, float("nan"), dtype=how.dtype)
+        terms.setdefault(_term(how, rank), blank)[how.slices(rank)] = shard
+    for rank, shard in zip(how.placement.flat, shards, strict=True):
+        if not torch.equal(terms[_term(how, rank)][how.slices(rank)], shard):
+            return None
+    return torch.stack(list(terms.values())).sum(0)
+
+
+def _term(how: Layout, rank: int) -> tuple[int, ...]:
+    return tuple(how.placement.coords(rank)[axis] for axis in how.state.partial)
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """A block of lines for each source, no line over 100 characters."""
+    lines: list[str] = []
+    for k, one in enumerate(trials):
+        way = one.plan
+        if not k or way.src is not trials[k - 1].plan.src:
+            head = _row(f"{way.src.lie} ->", "route", "KiB/rank", "bound", "ratio", "us priced", "here")
+            lines += ["", head] if lines else [head]
+        ratio = f"{one.ratio:.2f}" if way.bytes else "free"
+        cost = (f"{way.bytes / 1024:.4g}", f"{one.bound / 1024:.4g}", ratio)
+        route = way.route if one.right else f"WRONG VALUE: {way.route}"
+        lines.append(_row(f"   {way.dst.lie}", route, *cost, f"{way.price.time * 1e6:.0f}", f"{one.seconds * 1e6:.0f}"))
+    return "\n".join(lines)
+
+
+def _row(to: str, route: str, *cells: str) -> str:
+    return f"{to:<15}  {route:<43}" + "".join(f"{cell:>{n}}" for cell, n in zip(cells, (9, 8, 6, 10, 6), strict=True))
+
+
+def summary(trials: Sequence[Trial], uneven: Sequence[Trial]) -> str:
+    """What the table amounts to, in a few lines."""
+    right, odd = sum(one.right for one in trials), sum(one.right for one in uneven)
+    plain = [one for one in trials if not one.plan.dst.state.partial]
+    free = [one for one in trials if not one.bound]
+    as_planned = sum(one.sent == one.plan.total for one in trials)
+    lines = (
+        f"{len(trials)} pairs: {right} values right; {odd} of {len(uneven)} with uneven and empty shards, {UNEVEN}",
+        f"at the lower bound of bytes: {_ratios(trials)}",
+        f"without P in the target: {_ratios(plain)}",
+        f"free: {len(free)} pairs, which sent {sum(one.sent for one in free)} bytes;"
+        f" {as_planned} of {len(trials)} sent what their plan said, to the byte",
+        f"priced: by the cluster {trials[0].plan.cluster.name!r}, each rank a process; here: in this one process",
+    )
+    return "\n".join(lines)
+
+
+def _ratios(trials: Sequence[Trial]) -> str:
+    ratios = [one.ratio for one in trials]
+    exact, mean = sum(ratio < 1.001 for ratio in ratios), sum(ratios) / len(ratios)
+    return f"{exact} of {len(ratios)}; ratio {mean:.2f} on average, {max(ratios):.2f} at worst"
+
+
+def draw(trials: Sequence[Trial], p: Placement, out: Path) -> Iterator[str]:
+    """Write the pictures, and say of each where it is, or in one line why it is not."""
+    out.mkdir(parents=True, exist_ok=True)
+    title = f"Every move between two signatures: float32 {SHAPE} on {p}"
+    matrix = out / "moves.svg"
+    matrix.write_text(moves_matrix([one.plan for one in trials], title), encoding="utf-8")
+    yield f"{matrix}: the table above"
+    most = max((one.plan for one in trials), key=lambda way: (len(way.moves), way.price.time))
+    graphs = {
+        "axis.svg": (axis_graph(p.reshape((p.size,)), SHAPE), "the moves on a placement of one axis"),
+        "plan.svg": (plan_graph(most), f"who holds what on the way {most.src.lie} -> {most.dst.lie}"),
+    }
+    for name, (text, about) in graphs.items():
+        try:
+            yield f"{picture(text, out / name)}: {about}"
+        except MissingError as error:
+            yield str(error)

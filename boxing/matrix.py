@@ -7,13 +7,14 @@
 It follows the page into the dark: fills and inks of the families come twice, chosen by `prefers-color-scheme`.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby, pairwise
 
 from ..sbp import Layout
 from .bound import lower_bound
-from .draw import FAMILIES, SHORT, family, volume
+from .look import FAMILIES, SHORT, family, volume
 from .plan import Plan
 
 __all__ = ["moves_matrix"]
@@ -23,14 +24,17 @@ PAGE = {"paper": ("#ffffff", "#0d1117"), "ink": ("#1f2328", "#e6edf3"), "pale": 
 
 
 def moves_matrix(plans: Sequence[Plan], title: str = "") -> str:
-    """These plans in a matrix of their sources and targets, in the order they come; a pair without a plan stays empty."""
+    """These plans by source and target, in the order they come; a pair without a plan stays empty."""
     sources = list(dict.fromkeys(way.src for way in plans))
     targets = list(dict.fromkeys(way.dst for way in plans))
     left, top = PAD + SIDE * _axes(sources), PAD + 30 + HEAD * (1 + _axes(targets))
     xs, ys = _stops(targets, left, WIDE), _stops(sources, top, TALL)
     width, height = max(xs[-1] + WIDE, 760) + PAD, ys[-1] + TALL + PAD + 44
     busiest = max(way.bytes for way in plans)
-    body = [f'<rect class="paper" width="{width}" height="{height}" rx="10"/>', _text(PAD, PAD + 14, title, "ink title")]
+    body = [
+        f'<rect class="paper" width="{width}" height="{height}" rx="10"/>',
+        _text(PAD, PAD + 14, title, "ink title"),
+    ]
     for axis in range(_axes(targets)):
         y = PAD + 30 + HEAD * axis + 14
         body.append(_text(left - 8, y, f"to {_name(targets, axis)}", "pale small end"))
@@ -57,14 +61,16 @@ def _cell(plan: Plan, x: int, y: int, busiest: int) -> Iterator[str]:
     kinds = collectives(plan)
     kin = list(dict.fromkeys(map(family, kinds))) or ["free"]
     stripe = (WIDE - 2) / len(kin)
+    ink = f"{kin[0]}-ink" if len(kin) == 1 else "ink"
     bound = lower_bound(plan.src, plan.dst)
     yield f"<g><title>{escape(f'{plan}; the bound is {bound:g}')}</title>"
     for k, name in enumerate(kin):
-        yield f'<rect class="{name}" x="{x + 1 + k * stripe:.1f}" y="{y + 1}" width="{stripe:.1f}" height="{TALL - 2}"/>'
+        at = f'x="{x + 1 + k * stripe:.1f}" y="{y + 1}"'
+        yield f'<rect class="{name}" {at} width="{stripe:.1f}" height="{TALL - 2}"/>'
     if plan.bytes:
         over = f" ×{plan.bytes / bound:.2g}" if bound and plan.bytes > 1.005 * bound else ""
-        yield _text(x + WIDE / 2, y + 14, " ".join(SHORT[kind] for kind in kinds), f"{kin[0]}-ink mid strong")
-        yield _text(x + WIDE / 2, y + 26, volume(plan.bytes) + over, f"{kin[-1]}-ink mid small")
+        yield _text(x + WIDE / 2, y + 14, " ".join(SHORT[kind] for kind in kinds), f"{ink} mid strong")
+        yield _text(x + WIDE / 2, y + 26, volume(plan.bytes) + over, f"{ink} mid small")
         bar = (WIDE - 2) * plan.bytes / busiest
         yield f'<rect class="{kin[-1]}-bar" x="{x + 1}" y="{y + TALL - 4}" width="{bar:.1f}" height="3"/>'
     else:
@@ -98,14 +104,17 @@ def _stops(layouts: Sequence[Layout], start: int, size: int) -> list[int]:
 
 def _legend(plans: Sequence[Plan], y: int) -> Iterator[str]:
     x = PAD
+    used = Counter(kind for way in plans for kind in set(collectives(way)) or {"free"})
     for name, look in FAMILIES.items():
-        count = sum(name in (set(map(family, collectives(way))) or {"free"}) for way in plans)
-        words = ", ".join(f"{SHORT[kind]} {kind}" for kind in look.kinds if kind in SHORT) or "free: nothing is sent"
-        if count:
+        kinds = [kind for kind in ("free", *look.kinds) if used[kind] and (kind != "free" or name == "free")]
+        words = ", ".join(f"{SHORT.get(kind, '')} {kind} ({used[kind]})".strip() for kind in kinds)
+        if words:
             yield f'<rect class="{name}" x="{x}" y="{y - 11}" width="14" height="14" rx="3"/>'
-            yield _text(x + 20, y, f"{words} ({count})", "ink small")
-            x += 40 + round(5.6 * len(f"{words} ({count})"))
-    note = "Under the collectives: bytes that the busiest rank receives; × how often the lower bound, where it is above."
+            yield _text(x + 20, y, words, "ink small")
+            x += 40 + round(5.2 * len(words))
+    note = (
+        "Below: bytes that the busiest rank receives, drawn as a bar; × how many times the lower bound, where above it."
+    )
     yield _text(PAD, y + 22, note, "pale small")
 
 

@@ -18,10 +18,11 @@ from .price import Network, Price
 from .program import transfer
 from .route import search
 
-__all__ = ["EXCHANGES", "FLAT", "LOCAL", "Move", "moves"]
+__all__ = ["EXCHANGES", "FLAT", "LOCAL", "REDUCING", "Move", "moves"]
 
 LOCAL = frozenset({"slice", "to_partial", "to_device"})  # nothing is sent
 FLAT = frozenset({"all_reduce", "all_reduce_once"})  # boxes count the elements of the flattened buffer
+REDUCING = frozenset({"reduce_scatter", "all_reduce", "all_reduce_once"})  # addends become sums
 EXCHANGES = {"all_reduce": 2}  # exchanges a move takes, where it is not one
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from math import prod
+from pathlib import Path
 from zlib import crc32
 
 import torch
@@ -12,7 +13,8 @@ from ..placement import Cluster, default_cluster
 from ..placement.errors import SbpError
 from ..placement.world import owned, world
 from ..sbp import Layout
-from .moves import LOCAL, Move, moves
+from .combine import check_carried, check_reducible
+from .moves import LOCAL, REDUCING, Move, moves
 from .price import Price
 from .program import Program, collective, flat_gather, flat_reduce, local, transfer
 
@@ -39,6 +41,12 @@ class Plan:
         there = "" if self.src.placement is self.dst.placement else f" on {self.dst.placement}"
         way = " then ".join(map(str, self.moves)) or "nothing to do"
         return f"{self.src.lie} -> {self.dst.lie}{there}: {way}, {self.bytes} bytes a rank"
+
+    def draw(self, path: str | Path) -> Path:
+        """Write the plan as a picture, one box a state and an arrow a move; the suffix says svg, png, pdf or dot."""
+        from .draw import picture, plan_graph
+
+        return picture(plan_graph(self), path)
 
     @property
     def route(self) -> str:
@@ -110,7 +118,11 @@ def plan(src: Layout, dst: Layout) -> Plan:
         return known
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"boxing changes where a tensor lies, not its shape or dtype\n  from {src}\n  to   {dst}")
-    src.memo[dst] = made = Plan(src, dst, moves(src, dst, cluster), cluster)
+    check_carried(src.dtype)
+    made = Plan(src, dst, moves(src, dst, cluster), cluster)
+    if any(move.kind in REDUCING for move in made.moves):
+        check_reducible(src.dtype, src.state.reduction)
+    src.memo[dst] = made
     return made
 
 

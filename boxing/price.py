@@ -18,7 +18,7 @@ from math import ceil, log2, prod
 from typing import NamedTuple
 
 from ..placement import Cluster, Placement
-from ..sbp.state import Factors, State, overlap, pieces, spans
+from ..sbp.state import Factors, overlap, pieces, spans
 
 __all__ = ["Network", "Price", "extent", "missing"]
 
@@ -79,10 +79,13 @@ def extent(size: int, factors: Factors, sizes: tuple[int, ...]) -> int:
     return min(size, longest * copies)
 
 
-def missing(shape: tuple[int, ...], have: State, need: State, sizes: tuple[int, ...]) -> float:
+@lru_cache(maxsize=1 << 14)
+def missing(
+    shape: tuple[int, ...], have: tuple[Factors, ...], need: tuple[Factors, ...], sizes: tuple[int, ...]
+) -> float:
     """Elements that the worst placed rank needs and does not hold, for splits without remainder."""
     local = kept = 1.0
-    for size, f, g in zip(shape, have.dims, need.dims, strict=True):
+    for size, f, g in zip(shape, have, need, strict=True):
         local *= extent(size, g, sizes)
         kept *= size * _kept(f, g, sizes)
     return max(0.0, local - kept)

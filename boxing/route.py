@@ -8,16 +8,17 @@ answer is dearer than a bound that no plan can beat.
 from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import chain, combinations, count, permutations
+from itertools import chain, combinations, count, permutations, product
 from math import prod
 from typing import NamedTuple
 
-from ..sbp.state import Factors, State, drop, fill, pieces, trim
+from ..sbp.state import Factors, State, drop, fill, pieces
 from .price import Network, Price, extent, missing
 
 __all__ = ["Step", "search"]
 
 FREE = Price(0.0, 0.0)
+PATIENCE = 150  # states with holes to look at before the answer without them will do; a count, so all ranks agree
 
 
 class Step(NamedTuple):
@@ -34,11 +35,29 @@ def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, networ
     """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
     problem = _Problem(src, dst, shape, itemsize, network)
     plain = problem.solve(holes=False, limit=Price(float("inf"), 0))
-    bound = problem.bound(src)
-    made = set(dst.partial) - set(src.partial)
-    if not src.partial or made or _cost(plain).time <= bound * (1 + 1e-9):
+    if _cost(plain).time <= problem.bound(src) * (1 + 1e-9):
         return plain
     return problem.solve(holes=True, limit=_cost(plain)) or plain
+
+
+class _Level(NamedTuple):
+    """The axes of one kind of link and all slower ones; ranks along the `faster` rest share the bytes that cross."""
+
+    axes: tuple[int, ...]
+    faster: tuple[int, ...]
+    seconds_per_byte: float
+    latency: float
+
+
+def _levels(axes: tuple[int, ...], network: Network) -> list[_Level]:
+    links = {a: network.link((a,)) for a in axes}
+    found = []
+    for rate in sorted({bandwidth for _, bandwidth in links.values()}):
+        slow = tuple(a for a in axes if links[a][1] <= rate)
+        rest = tuple(a for a in axes if a not in slow)
+        hop = min(links[a][0] for a in slow)
+        found.append(_Level(slow, rest, 1 / rate / prod(network.sizes[a] for a in rest), hop))
+    return found
 
 
 def _cost(steps: tuple[Step, ...]) -> Price:
@@ -52,21 +71,23 @@ class _Problem:
         self.src, self.dst, self.shape, self.itemsize, self.network = src, dst, shape, itemsize, network
         self.sizes = network.sizes
         self.axes = tuple(a for a in range(len(self.sizes)) if self.sizes[a] > 1)
-        self.nbytes = prod(shape) * itemsize
-        fastest = max((network.link((a,))[1] for a in self.axes), default=1.0)
-        self.seconds_per_byte = 1 / fastest
         used = {d for state in (src, dst) for d, factors in enumerate(state.dims) if factors}
         if shape and src.partial:
             used.add(max(range(len(shape)), key=lambda d: (shape[d], -d)))
         self.cut = tuple(sorted(used))  # the dims that a step may split
+        self.levels = _levels(self.axes, network)
+        self.stops = self.find_stops()
+        self.bounds: dict[State, float] = {}
 
     def solve(self, holes: bool, limit: Price) -> tuple[Step, ...]:
         tie = count()
         start: tuple[Step, ...] = ()
         best = {self.src: (0.0, 0.0, 0)}
         queue = [(self.bound(self.src), 0.0, 0, next(tie), self.src, 0.0, start)]
-        while queue:
+        looked = 0
+        while queue and looked < PATIENCE:
             _, moved, n, _, state, time, steps = heappop(queue)
+            looked += holes
             if state == self.dst:
                 return steps
             if (time, moved, n) > best[state]:
@@ -82,21 +103,28 @@ class _Problem:
         return ()
 
     def bound(self, state: State) -> float:
-        """Seconds that any plan from here must still take: `bound.py` for even splits, in closed form."""
-        dst, sizes = self.dst, self.sizes
-        same = state.reduction == dst.reduction
-        kept = {a for a in state.partial if same and a in dst.partial}
-        terms = prod(sizes[a] for a in state.partial if a not in kept)
-        ranks = prod(sizes) // prod(sizes[a] for a in kept)
-        made = prod(sizes[a] for a in dst.partial if a not in kept)
-        needers = ranks // made // prod(pieces(f, sizes) for f in dst.dims)
+        """Seconds any plan from here must still take: `bound.py` in closed form for even splits, level by level."""
+        known = self.bounds.get(state)
+        if known is None:
+            known = self.bounds[state] = max((self.bound_of(state, level) for level in self.levels), default=0.0)
+        return known
+
+    def bound_of(self, state: State, level: "_Level") -> float:
+        """The same for one level of the network, where ranks that differ only on faster axes are one."""
+        dst, sizes, axes = self.dst, self.sizes, level.axes
+        have, need = (_dropped(s.dims, level.faster, sizes) for s in (state, dst))
+        partial = [a for a in state.partial if a in axes]
+        kept = [a for a in partial if state.reduction == dst.reduction and a in dst.partial]
+        terms = prod(sizes[a] for a in partial) // prod(sizes[a] for a in kept)
+        made = prod(sizes[a] for a in dst.partial if a in axes and a not in kept)
         if terms > 1:
-            moved = max((terms - 1 + max(0, needers - 1)) / ranks * self.nbytes, self.local(dst) if made == 1 else 0)
-        elif made == 1:
-            moved = missing(self.shape, state, dst, sizes) * self.itemsize
+            ranks = prod(sizes[a] for a in axes) // prod(sizes[a] for a in kept)
+            needers = ranks // made // prod(pieces(f, sizes) for f in need)
+            moved = (terms - 1 + max(0, needers - 1)) / ranks * prod(self.shape)
+            moved = max(moved, _local(self.shape, need, sizes) if made == 1 else 0)
         else:
-            moved = 0.0
-        return moved * self.seconds_per_byte
+            moved = missing(self.shape, have, need, sizes) if made == 1 else 0.0
+        return float(moved * self.itemsize * level.seconds_per_byte + (level.latency if moved else 0.0))
 
     def edges(self, state: State, holes: bool) -> Iterator[Step]:
         split = state.split
@@ -104,15 +132,14 @@ class _Problem:
         yield from self.slices(state, idle, holes)
         yield from self.to_partial(state, split)
         yield from self.gathers(state, split, holes)
-        yield from self.all_to_alls(state, split, holes)
+        yield from self.all_to_alls(state, split)
         yield from self.reductions(state, holes)
         yield from self.exchange(state)  # last, so that among equals a step is called by its own name
 
     def slices(self, state: State, idle: tuple[int, ...], holes: bool) -> Iterator[Step]:
         for axis in idle:
-            if axis not in self.dst.partial:
-                for after in self.filled(state, (axis,), holes):
-                    yield Step("slice", state, after, (axis,), FREE)
+            for after in self.filled(state, (axis,), holes):
+                yield Step("slice", state, after, (axis,), FREE)
 
     def to_partial(self, state: State, split: frozenset[int]) -> Iterator[Step]:
         if state.partial and state.reduction != self.dst.reduction:
@@ -124,22 +151,36 @@ class _Problem:
                 yield Step("to_partial", state, after, (axis,), FREE)
 
     def exchange(self, state: State) -> Iterator[Step]:
-        """Straight to the target's splits.
+        """Slices straight from whoever has them to whoever needs them, to one of the stops worth going to.
 
-        Axes still partial leave holes there, which a reduce_scatter then fills; axes that will become partial may split
-        what they are to hold, since a split is made partial for nothing.
+        Axes still partial leave holes there, which a reduce_scatter then fills.
         """
         later = tuple(a for a in self.axes if a in state.partial)
-        target = state._replace(dims=_dropped(self.dst.dims, later, self.sizes))
-        made = tuple(a for a in self.dst.partial if a not in state.partial)
-        for after in (target, *(self.filled(target, made, holes=False) if made else ())):
-            axes = moving(state, after)
-            if not axes:
-                if after != state and not made:
-                    yield Step("slice", state, after, (), FREE)
-            else:
-                size = missing(self.shape, state, after, self.sizes) * self.itemsize
+        for stop in self.stops:
+            dims = _dropped(stop, later, self.sizes)
+            axes = moving(state.dims, dims)
+            if axes:
+                size = missing(self.shape, state.dims, dims, self.sizes) * self.itemsize
+                after = State(dims, state.partial, state.reduction)
                 yield Step("exchange", state, after, axes, self.network.exchange(axes, size))
+            elif dims != state.dims and stop == self.dst.dims:
+                yield Step("slice", state, State(dims, state.partial, state.reduction), (), FREE)
+
+    def find_stops(self) -> tuple[tuple[Factors, ...], ...]:
+        """Where an exchange may go: the target, also with axes cutting it further that are made partial later.
+
+        Where links differ, axes that are gathered later may cut it too, and every plain signature is a stop, since less
+        may cross a slow link from there.
+        """
+        dst, uneven = self.dst, len(self.levels) > 1
+        stops = {dst.dims: None}
+        for axes in _subsets(tuple(a for a in self.axes if a in dst.partial or (uneven and a not in dst.split))):
+            stops.update(dict.fromkeys(_filled(dst.dims, axes, self.cut, self.sizes, False)))
+        if uneven:
+            for where in product((None, *self.cut), repeat=len(self.axes)):
+                at = dict(zip(self.axes, where, strict=True))
+                stops[tuple(tuple(a for a in self.axes if at[a] == dim) for dim in range(len(self.shape)))] = None
+        return tuple(stops)
 
     def gathers(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Step]:
         for axes in _subsets(tuple(sorted(split))):
@@ -148,15 +189,14 @@ class _Problem:
                 size = self.local(after)
                 yield Step("all_gather", state, after, axes, self.network.price("all_gather", axes, size))
 
-    def all_to_alls(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Step]:
+    def all_to_alls(self, state: State, split: frozenset[int]) -> Iterator[Step]:
         for axis in split:
             freed = state._replace(dims=_dropped(state.dims, (axis,), self.sizes))
-            if not holes and _has_holes(freed):
-                continue
-            for after in self.filled(freed, (axis,), holes):
-                if after != state:
-                    price = self.network.price("all_to_all", (axis,), self.local(after))
-                    yield Step("all_to_all", state, after, (axis,), price)
+            if not _has_holes(freed):
+                for after in self.filled(freed, (axis,), holes=False):
+                    if after != state:
+                        price = self.network.price("all_to_all", (axis,), self.local(after))
+                        yield Step("all_to_all", state, after, (axis,), price)
 
     def reductions(self, state: State, holes: bool) -> Iterator[Step]:
         same = state.reduction == self.dst.reduction
@@ -171,21 +211,10 @@ class _Problem:
                 price = self.network.price("reduce_scatter", axes, self.local(after))
                 yield Step("reduce_scatter", state, after, axes, price)
 
-    def filled(self, state: State, axes: tuple[int, ...], holes: bool) -> set[State]:
+    def filled(self, state: State, axes: tuple[int, ...], holes: bool) -> list[State]:
         """Every state in which these idle axes cut what the ranks hold further."""
-        found: set[State] = set()
-        for order in permutations(axes):
-            states = {state}
-            for axis in order:
-                states = {
-                    s._replace(dims=(*s.dims[:d], after, *s.dims[d + 1 :]))
-                    for s in states
-                    for d in self.cut
-                    for after in fill(s.dims[d], axis, self.sizes)
-                    if holes or all(f >= 0 for f in after)
-                }
-            found |= states
-        return found
+        ways = _filled(state.dims, axes, self.cut, self.sizes, holes)
+        return [State(dims, state.partial, state.reduction) for dims in ways]
 
     def local(self, state: State) -> int:
         """Bytes of the largest local buffer."""
@@ -197,25 +226,45 @@ def _local(shape: tuple[int, ...], dims: tuple[Factors, ...], sizes: tuple[int, 
     return prod(extent(n, f, sizes) for n, f in zip(shape, dims, strict=True))
 
 
-def moving(before: State, after: State) -> tuple[int, ...]:
+@lru_cache(maxsize=1 << 14)
+def _filled(
+    dims: tuple[Factors, ...], axes: tuple[int, ...], cut: tuple[int, ...], sizes: tuple[int, ...], holes: bool
+) -> tuple[tuple[Factors, ...], ...]:
+    found: dict[tuple[Factors, ...], None] = {}
+    for order in permutations(axes):
+        ways = [dims]
+        for axis in order:
+            ways = [
+                (*way[:d], after, *way[d + 1 :])
+                for way in ways
+                for d in cut
+                for after in fill(way[d], axis, sizes)
+                if holes or all(f >= 0 for f in after)
+            ]
+        found.update(dict.fromkeys(ways))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def moving(before: tuple[Factors, ...], after: tuple[Factors, ...]) -> tuple[int, ...]:
     """The axes over which ranks must talk to get from one state to another: those that split `before` and change place.
 
     Ranks that differ only on other axes hold the same or want the same, so each such set of ranks keeps to itself.
     """
     changed: set[int] = set()
-    for f, g in zip(before.dims, after.dims, strict=True):
+    for f, g in zip(before, after, strict=True):
         same = 0
         while same < min(len(f), len(g)) and f[same] == g[same]:
             same += 1
         if g[:same] != g or len(f) > same:
             changed.update(f[same:])
             changed.update(g[same:])
-    return tuple(sorted(a for a in changed if a in before.split))
+    return tuple(sorted(a for a in changed if a >= 0 and any(a in f for f in before)))
 
 
+@lru_cache(maxsize=1 << 14)
 def _dropped(dims: tuple[Factors, ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Factors, ...]:
-    gone = frozenset(axes)
-    return tuple(drop(f, gone, sizes) if gone.intersection(f) else trim(f) for f in dims)
+    return tuple(drop(f, frozenset(axes), sizes) for f in dims)
 
 
 def _has_holes(state: State) -> bool:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -108,9 +108,13 @@ def close() -> None:
     atexit.unregister(close)
     while _closing:
         _closing.pop()()
-    _groups.clear()
     if _ours and dist.is_initialized():
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # and with it all others
+    elif dist.is_initialized():
+        for known in _groups.values():
+            if known is not dist.group.WORLD:
+                dist.destroy_process_group(known)
+    _groups.clear()
     _world, _ours = None, False
 
 
@@ -162,10 +166,29 @@ def process_group(ranks: Sequence[int]) -> "ProcessGroup":
         if key == tuple(range(here.size or 0)):
             known = dist.group.WORLD
         else:
-            wait = timedelta(seconds=here.timeout)
-            known = dist.new_group(list(key), timeout=wait, use_local_synchronization=True)
+            known = _new_group(key, timedelta(seconds=here.timeout))
         assert known is not None
         _groups[key] = known
+    return known
+
+
+def _new_group(key: tuple[int, ...], wait: timedelta) -> "ProcessGroup":
+    """What dist.new_group(use_local_synchronization=True) makes, under a name that all members agree on.
+
+    Torch's name holds the number of groups that the process has made so far, which differs from rank to rank.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    backend, meeting = c10d._world.pg_map[everybody]
+    name: Any = f"sbpflow/{_joined}/{'-'.join(map(str, key))}"
+    known: ProcessGroup
+    known, _ = c10d._new_process_group_helper(
+        len(key), key.index(dist.get_rank()), list(key), backend, meeting, name, timeout=wait
+    )
+    c10d._world.pg_group_ranks[known] = {rank: i for i, rank in enumerate(key)}
     return known
 
 

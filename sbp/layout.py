@@ -89,7 +89,8 @@ class Layout:
         odd = [(d, f) for d, f in enumerate(self.state.dims) if list(f) != sorted(f) or any(x < 0 for x in f)]
         names = self.placement.names or tuple(map(str, range(self.placement.ndim)))
         notes = [f"dim {d}: " + ", ".join(names[x] if x >= 0 else f"all {-x}" for x in f) for d, f in odd]
-        return text + (f" [{'; '.join(notes)}]" if notes else "")
+        text += f" [{'; '.join(notes)}]" if notes else ""
+        return text + (f" with gradient {self.dual.lie}" if self.grad_partial else "")
 
     @cached_property
     def numel(self) -> int:
@@ -179,7 +180,7 @@ def layout(
 def _positive(entry: Sbp, shape: tuple[int, ...]) -> Sbp:
     if not isinstance(entry, Split) or 0 <= entry.dim < len(shape):
         return entry
-    if -len(shape) <= entry.dim:
+    if -len(shape) <= entry.dim < 0:
         return S(entry.dim + len(shape))
     fix = f"dims are {-len(shape)} to {len(shape) - 1}" if shape else "a tensor without dims can be B or P"
     raise ShapeError(f"{entry} is out of range for a tensor of shape {shape}\n  {fix}")
