@@ -96,7 +96,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
         stream.wait_stream(torch.cuda.current_stream(where))
         for shard in shards:
             shard.record_stream(stream)
-    return Pending(steps(way, shards), stream)
+    return Pending(steps(way, shards, background=True), stream)
 
 
 class _Box(torch.autograd.Function):

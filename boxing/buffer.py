@@ -1,15 +1,15 @@
 """Reading and writing boxes of a rank's buffer: views where a box is in one piece, copies where it is not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor
 
 from ..sbp.signature import Reduction
 from .combine import combine
-from .program import Box, Program
+from .program import Box, Part, Program
 
-__all__ = ["finish", "keep", "pack", "part", "place", "plain", "unpack"]
+__all__ = ["finish", "keep", "landing", "pack", "part", "place", "plain", "unpack"]
 
 
 def part(buffer: Tensor, box: Box, side: int) -> Tensor:
@@ -44,13 +44,15 @@ def finish(
     received: Callable[[int], Tensor],
     reduction: Reduction,
     out: Tensor | None,
+    fresh: Container[int] = (),
 ) -> Tensor:
     """The rank's result, from its own buffer and what came from its peers.
 
-    `out` is given where it holds already what the rank keeps, and perhaps what its peers sent.
+    `out` is given where it holds already what the rank keeps, and perhaps what its peers sent. The buffers received
+    from the `fresh` peers are nobody else's and may be written to.
     """
     if program.terms:
-        return _combined(program, rank, buffer, received, reduction)
+        return _combined(program, rank, buffer, received, reduction, fresh)
     if out is None:
         out = buffer.new_empty(program.shape)
         keep(program, buffer, out)
@@ -59,6 +61,15 @@ def finish(
         if not in_place(out, boxes, data):
             unpack(out, boxes, data)
     return out
+
+
+def landing(piece: Part, out: Tensor | None, like: Tensor) -> Tensor:
+    """Where a peer's message is to be received: its place in the result if that is one run, else a new flat buffer."""
+    if out is not None and len(piece.boxes) == 1:
+        place = part(out, piece.boxes[0], 1)
+        if place.is_contiguous():
+            return place
+    return like.new_empty(piece.numel)
 
 
 def keep(program: Program, buffer: Tensor, out: Tensor) -> None:
@@ -82,13 +93,20 @@ def plain(piece: Tensor) -> Tensor:
 
 
 def _combined(
-    program: Program, rank: int, buffer: Tensor, received: Callable[[int], Tensor], reduction: Reduction
+    program: Program,
+    rank: int,
+    buffer: Tensor,
+    received: Callable[[int], Tensor],
+    reduction: Reduction,
+    fresh: Container[int],
 ) -> Tensor:
     if not program.keep:
         return buffer.new_empty(program.shape)
     own = pack(buffer, program.keep)
-    terms: Sequence[Tensor] = [own if r == rank else received(r).reshape(own.shape) for r in program.terms]
-    return place(program, combine(terms, reduction))
+    terms = [own if r == rank else received(r).reshape(own.shape) for r in program.terms]
+    # The sum is made in one of the first two terms where that is ours to overwrite; fresh memory costs page faults.
+    spare = next((t for r, t in zip(program.terms[:2], terms, strict=False) if r in fresh), None)
+    return place(program, combine(terms, reduction, spare))
 
 
 def in_place(out: Tensor, boxes: tuple[Box, ...], data: Tensor) -> bool:

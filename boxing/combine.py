@@ -45,8 +45,10 @@ def check_reducible(dtype: torch.dtype, reduction: Reduction) -> None:
         )
 
 
-def combine(terms: Sequence[Tensor], reduction: Reduction) -> Tensor:
-    """One new tensor out of addends of one shape, the same bits on every rank that has them in the same order.
+def combine(terms: Sequence[Tensor], reduction: Reduction, spare: Tensor | None = None) -> Tensor:
+    """One tensor out of addends of one shape, the same bits on every rank that has them in the same order.
+
+    It is new memory, or that of `spare`, which is one of the first two addends.
 
     >>> combine([torch.tensor([250, 3], dtype=torch.uint8), torch.tensor([10, 4], dtype=torch.uint8)], "sum")
     tensor([4, 7], dtype=torch.uint8)
@@ -68,7 +70,7 @@ def combine(terms: Sequence[Tensor], reduction: Reduction) -> Tensor:
         return combine([t.to(CARRIER[dtype]) for t in terms], reduction).to(dtype)
     if dtype in HALVES and reduction == "sum" and len(terms) > 2:
         return torch.stack(tuple(terms)).sum(0)  # summed in float32 and rounded once
-    out = PAIRWISE[reduction](terms[0], terms[1])
+    out = PAIRWISE[reduction](terms[0], terms[1], out=spare)
     for term in terms[2:]:
         PAIRWISE[reduction](out, term, out=out)
     return out

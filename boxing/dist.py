@@ -19,6 +19,7 @@ from ..sbp.signature import Reduction
 from . import collectives, messages
 from .plan import Plan
 from .record import user_line
+from .shared import Mail, Shared
 from .transport import Arrived, Exchange, Job, Posted, Sent, Turn
 from .watch import Watch
 
@@ -38,17 +39,22 @@ class Dist:
         self.sent = Sent()
         self.pg = process_group(range(here.size))
         self.ledger = Ledger(here.rank, here.size, store())
+        self.mail = Mail.open(self.ledger)
         self.watch = Watch(self.ledger, self.pg, here)
         at_close(self.watch.end)
 
-    def start(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | Arrived":
-        """The exchange of this rank, if it has one."""
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> "Wire | Post | Arrived":
+        """The exchange of this rank, if it has one. In the background it goes by Gloo, whose threads do the work."""
         if not jobs:
             return Arrived([])
         job = jobs[0]
         exchange = self._enter(plan, stage, job, reduction)
         if self._native(job):
             return self._posted(exchange, lambda: collectives.post(self.sent, exchange))
+        if self.mail is not None and self.here.native is None and not background and self.mail.serves(exchange):
+            return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
         return self._posted(exchange, lambda: messages.post(self.pg, self.sent, exchange))
 
     def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | Arrived | None":
@@ -118,6 +124,22 @@ class Wire(NamedTuple):
         finally:
             self.watch.turn = None
         return [self.result()]
+
+
+class Post(NamedTuple):
+    """An exchange in the mailboxes."""
+
+    watch: Watch
+    shared: Shared
+    limit: float
+
+    def wait(self) -> list[Tensor]:
+        """The rank's result, with errors as from the wire."""
+        turn = self.shared.exchange.turn
+        try:
+            return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
+        except RuntimeError as error:
+            raise self.watch.failure(turn, error) from error
 
 
 @lru_cache(maxsize=4096)

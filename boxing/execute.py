@@ -50,7 +50,7 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
             return end.value  # type: ignore[no-any-return]
 
 
-def steps(plan: Plan, shards: Sequence[Tensor]) -> Flight:
+def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
     wire = transport()
     values = dict(zip(owned(plan.src.placement), shards, strict=False))
@@ -66,7 +66,7 @@ def steps(plan: Plan, shards: Sequence[Tensor]) -> Flight:
             stage += 1
             jobs = [Job(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
             whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
-            arrival = whole or wire.start(plan, stage, jobs, reduction)
+            arrival = whole or wire.start(plan, stage, jobs, reduction, background)
             yield
             values.update(zip(programs, arrival.wait(), strict=True))
             if whole is not None:

@@ -5,7 +5,7 @@ from zlib import crc32
 
 from torch import Tensor
 
-from .buffer import finish, keep, pack, part, plain
+from .buffer import finish, keep, landing, pack, plain
 from .transport import Exchange, Posted, Sent
 
 if TYPE_CHECKING:
@@ -21,18 +21,16 @@ def post(pg: "ProcessGroup", sent: Sent, exchange: Exchange) -> Posted:
     """
     rank, program, buffer, reduction, turn = exchange
     tag = crc32(b"%d %d" % (turn.fingerprint, turn.number)) & 0x7FFFFFFF
-    out = None if program.terms else buffer.new_empty(program.shape)
     data: dict[int, Tensor] = {}
     works: list[Any] = []
-    for peer, boxes, numel in program.receives:
-        place = part(out, boxes[0], 1) if out is not None and len(boxes) == 1 else None
-        target = place if place is not None and place.is_contiguous() else buffer.new_empty(numel)
-        data[peer] = target
-        works.append(pg.recv([target], peer, tag))
-    for peer, boxes, _ in program.sends:
+    for peer, boxes, _ in program.sends:  # first, so that the peers have it while this rank makes room
         piece = plain(pack(buffer, boxes))
         sent.add(rank, piece.nbytes)
         works.append(pg.send([piece], peer, tag))
+    out = None if program.terms else buffer.new_empty(program.shape)
+    for coming in program.receives:
+        data[coming.peer] = target = landing(coming, out, buffer)
+        works.append(pg.recv([target], coming.peer, tag))
     if out is not None:
         keep(program, buffer, out)
-    return works, lambda: finish(program, rank, buffer, data.__getitem__, reduction, out)
+    return works, lambda: finish(program, rank, buffer, data.__getitem__, reduction, out, data)

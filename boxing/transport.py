@@ -80,7 +80,9 @@ class Transport(Protocol):
 
     sent: Sent
 
-    def start(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> Arrival: ...
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> Arrival: ...
 
     def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> Arrival | None:
         """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
@@ -95,26 +97,20 @@ class Memory:
     def __init__(self) -> None:
         self.sent = Sent()
 
-    def start(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Arrived":
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> "Arrived":
         mail: dict[tuple[int, int], Tensor] = {}
         for rank, program, buffer in jobs:
             source = buffer.reshape(-1) if program.flat else buffer
             for peer, boxes, _ in program.sends:
-                mail[rank, peer] = data = pack(source, boxes)
-                self.sent.add(rank, data.numel() * data.element_size())
+                mail[rank, peer] = piece = pack(source, boxes)
+                self.sent.add(rank, piece.nbytes)
         results = []
         for rank, program, buffer in jobs:
             source = buffer.reshape(-1) if program.flat else buffer
-            results.append(
-                finish(
-                    program,
-                    rank,
-                    source,
-                    lambda peer, rank=rank, at=buffer.device: mail[peer, rank].to(at),
-                    reduction,
-                    None,
-                )
-            )  # type: ignore[misc]
+            data = {part.peer: mail[part.peer, rank].to(buffer.device) for part in program.receives}
+            results.append(finish(program, rank, source, data.__getitem__, reduction, None))
         return Arrived(results)
 
     def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> None:

@@ -78,6 +78,15 @@ class Watch:
         self.broken = cause
         return TransportError(text)
 
+    def patrol(self, turn: Turn, peers: set[int]) -> None:
+        """Raise if a peer that is waited for will not come."""
+        if any(self._differs(turn, r) for r in turn.group if r != self.here.rank):
+            raise RuntimeError("ranks ask for different moves")
+        for rank in peers:
+            fault = self.ledger.fault(rank)
+            if fault or not self.ledger.alive(rank):
+                raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
+
     def _disagreement(self, rank: int) -> str:
         entry = self.ledger.latest(rank)
         if entry is not None and not entry.fingerprint:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+from .errors import TransportError
+
 __all__ = ["Entry", "Ledger", "stamp"]
 
 # A page in words of 8 bytes, each written in one go: process id, which entry is the latest, the entries, the fault.
@@ -50,29 +52,27 @@ class Ledger:
         self.many_hosts = len(self.local) < size
         self.store = store
         self._page = {r: i * PAGE for i, r in enumerate(self.local)}
-        self._map = self._share(len(self.local) * PAGE * WORD)
+        shared = self.share("ledger", len(self.local) * PAGE * WORD)
+        if shared is None:
+            raise TransportError(f"no room for {len(self.local) * PAGE * WORD} bytes of shared memory in {_folder()}")
+        self._map = shared
         self._words = memoryview(self._map).cast("Q")
         self._words[self._page[rank]] = os.getpid()
         self._turns: dict[int, int] = {}
         self._meet("written")
 
-    def _share(self, size: int) -> mmap.mmap:
-        key = f"ledger/{self.host}"
+    def share(self, name: str, size: int) -> mmap.mmap | None:
+        """New memory of this many bytes that all ranks of this host map, or None on all where there is no such room."""
+        key = f"{name}/{self.host}"
         if self.rank == self.local[0]:
-            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=folder)
-            os.ftruncate(handle, size)
+            path = _make_file(size)
             self.store.set(key, path)
         else:
             path = self.store.get(key).decode()
-            handle = os.open(path, os.O_RDWR)
-        try:
-            shared = mmap.mmap(handle, size)
-        finally:
-            os.close(handle)
-        self._meet("mapped")
-        if self.rank == self.local[0]:
-            Path(path).unlink(missing_ok=True)
+        shared = _map_file(path, size) if path else None
+        self._meet(f"{name} mapped")
+        if path and self.rank == self.local[0]:
+            Path(path).unlink()
         return shared
 
     def _meet(self, what: str) -> None:
@@ -161,6 +161,31 @@ class Ledger:
 def stamp(turn: int, fingerprint: int) -> int:
     """A turn and what it is for, in one word."""
     return (turn & HALF) << 32 | fingerprint & HALF
+
+
+def _folder() -> str:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+
+def _make_file(size: int) -> str:
+    """A file of this size whose room is taken now (a page that is not there kills who touches it), or ""."""
+    handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=_folder())
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError:
+        Path(path).unlink()
+        return ""
+    finally:
+        os.close(handle)
+    return path
+
+
+def _map_file(path: str, size: int) -> mmap.mmap:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
 
 
 def _boot_id() -> str:

@@ -77,7 +77,7 @@ def _join(timeout: float) -> World:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        # Under a name of its own each time: torch finds stale addresses where a world is joined again on the same store.
+        # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
         if _base is None:
             _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         meeting, rank, size = _base
