@@ -10,6 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.ranks import fresh, nursery, ranks4, ranks8
+
+__all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
+
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 

@@ -1,0 +1,461 @@
+"""What goes wrong on real ranks is an error on every rank that is left, in time and in words; no abort, no hang."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+
+import sbpflow as flow
+from sbpflow.boxing import box, box_async, layout_of
+from sbpflow.placement import PlacementError, SbpflowError, ShapeError, placement
+from sbpflow.placement.world import world
+from sbpflow.sbp import B, Layout, P, S, layout
+from tests.ranks import Ended, Fresh, Ranks
+
+Move: TypeAlias = tuple[Layout, Layout]
+Death: TypeAlias = Literal["exit", "kill"]
+
+SOON = 2.0  # seconds in which a disagreement or a death is told, however long the limit is
+LEISURE = 5.0  # seconds that all may take to end after the last error (some hundreds of ms each on a busy core)
+WHERE = re.compile(r"at \S*test_failures\.py:\d+")
+
+
+class Told(NamedTuple):
+    """How it went on a rank: the error's kind, empty if there was none, its text, and the seconds until then."""
+
+    kind: str
+    text: str
+    seconds: float
+
+
+def line(ranks: int) -> flow.Placement:
+    return placement("cpu", range(ranks))
+
+
+def move(ranks: int, src: object, dst: object, shape: tuple[int, ...] = (8, 8)) -> Move:
+    p = line(ranks)
+    return layout(p, str(src), shape), layout(p, str(dst), shape)
+
+
+def shards(lies: Layout, rank: int) -> list[Tensor]:
+    return [torch.ones(lies.local_shape(rank)) if rank in lies.placement else torch.empty(0)]
+
+
+def meet() -> int:
+    """Join, and make one move all together, so that what comes is not about starting."""
+    here = flow.init(timeout=60)
+    assert here.rank is not None
+    assert here.size is not None
+    src, dst = move(here.size, S(0), B)
+    box(shards(src, here.rank), src, dst)
+    return here.rank
+
+
+def told(limit: float, action: Callable[[], object], native: bool | None = None) -> Told:
+    """Do it under this limit, and tell."""
+    flow.init(timeout=limit, native=native)
+    start = time.monotonic()
+    try:
+        action()
+    except SbpflowError as error:
+        return Told(type(error).__name__, str(error), time.monotonic() - start)
+    return Told("", "", time.monotonic() - start)
+
+
+def make(moves: Sequence[Move], rank: int) -> None:
+    for src, dst in moves:
+        box(shards(src, rank), src, dst)
+
+
+def ask(moves: Sequence[Sequence[Move]], limit: float, native: bool | None = None) -> list[Told]:
+    """Make the moves meant for this rank, then one that all agree on."""
+    rank = meet()
+    last = move(len(moves), P, B)
+    return [told(limit, lambda m=m: make(m, rank), native) for m in (moves[rank], [last])]  # type: ignore[misc]
+
+
+def survivors(ended: Sequence[Ended], *, lost: Sequence[int] = ()) -> dict[int, list[Told]]:
+    """What the ranks told that were not lost; each of them ended by itself, in peace and at once."""
+    found = {}
+    for rank, end in enumerate(ended):
+        if rank not in lost:
+            assert end.answer is not None, f"rank {rank} gave no answer\n{end.stderr}"
+            assert end.answer.error is None, end.answer.error
+            assert end.code == 0, f"rank {rank} ended with {end.code}\n{end.stderr}"
+            found[rank] = end.answer.value if isinstance(end.answer.value, list) else [end.answer.value]
+    assert ended[0].lingered < LEISURE
+    return found
+
+
+def assert_told(said: Told, *parts: str, kind: str = "TransportError", within: float = SOON) -> None:
+    assert said.kind == kind, said
+    for part in parts:
+        assert part in said.text, said.text
+    if kind == "TransportError":
+        assert WHERE.search(said.text), said.text
+    assert said.seconds < within, said
+
+
+# -- ranks that ask for different things --
+
+DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
+    "other target": lambda n: ([move(n, "S(0)", "S(1)")], [move(n, "S(0)", "B")]),
+    "other source": lambda n: ([move(n, "S(0)", "B")], [move(n, "P", "B")]),
+    "other size": lambda n: ([move(n, "S(0)", "B")], [move(n, "S(0)", "B", (80, 80))]),
+    "other order": lambda n: (
+        [move(n, "S(0)", "B"), move(n, "P", "S(1)")],
+        [move(n, "P", "S(1)"), move(n, "S(0)", "B")],
+    ),
+    "skips one": lambda n: (
+        [move(n, "S(0)", "B"), move(n, "S(0)", "S(1)")],
+        [move(n, "S(0)", "S(1)")],
+    ),
+}
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, native: bool) -> None:
+    many, one = DIFFERENT[case](size)
+    odd = size - 1
+    moves = [one if rank == odd else many for rank in range(size)]
+    for rank, (first, after) in survivors(fresh(size, ask, moves, 30.0, native)).items():
+        (src, dst), (other_src, other_dst) = moves[rank][0], moves[0 if rank == odd else odd][0]
+        assert_told(first, f"{src} -> {dst.lie}", f"{other_src} -> {other_dst.lie}", "different moves")
+        assert_told(after, "no longer talk")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_move_that_others_do_not_make_ends_by_the_limit(fresh: Fresh, size: int) -> None:
+    many, more = [move(size, "S(0)", "B")], [move(size, "S(0)", "B"), move(size, "S(0)", "S(1)")]
+    ended = survivors(fresh(size, ask_only, [more, *[many] * (size - 1)], 3.0))
+    assert_told(ended[0][0], "no answer within 3 s", "(S(0),) -> (S(1),)", within=3 + SOON)
+    assert all(told.kind == "" for rank in range(1, size) for told in ended[rank])
+
+
+def ask_only(moves: Sequence[Sequence[Move]], limit: float) -> Told:
+    rank = meet()
+    return told(limit, lambda: make(moves[rank], rank))
+
+
+def ask_and_leave(moves: Sequence[Sequence[Move]], limit: float) -> Told:
+    said = ask_only(moves, limit)
+    flow.close()
+    return said
+
+
+def test_a_move_with_ranks_that_have_left_is_told_at_once(fresh: Fresh) -> None:
+    many, more = [move(2, "S(0)", "B")], [move(2, "S(0)", "B"), move(2, "S(0)", "S(1)")]
+    ended = survivors(fresh(2, ask_and_leave, [more, many], 30.0))
+    assert_told(ended[0][0], "(S(0),) -> (S(1),)")
+
+
+def test_ranks_that_differ_within_a_part_of_the_world(fresh: Fresh) -> None:
+    """Two rows of a grid; in one of them ranks differ, the other goes on."""
+    ended = survivors(fresh(4, ask_in_rows, 30.0))
+    for rank in (2, 3):
+        assert_told(ended[rank][0], "ranks 2 and 3" if rank == 2 else "ranks 3 and 2", "different moves")
+    assert [ended[rank][0].kind for rank in (0, 1)] == ["", ""]
+
+
+def ask_in_rows(limit: float) -> Told:
+    rank = meet()
+    p = placement("cpu", [[0, 1], [2, 3]])
+    a, b, c = (layout(p, sbp, (8, 8)) for sbp in ("(B, S(0))", "(B, B)", "(B, S(1))"))
+    return told(limit, lambda: make([(a, c if rank == 3 else b)] * 2, rank))
+
+
+def test_ranks_that_differ_in_moves_under_way(fresh: Fresh) -> None:
+    moves = [move(2, "S(0)", "B"), move(2, "P", "B"), move(2, "S(1)", "S(0)")]
+    ended = survivors(fresh(2, ask_async, [moves, [moves[0], moves[2], moves[1]]], 30.0))
+    for rank in (0, 1):
+        assert_told(ended[rank][0], "different moves")
+
+
+def ask_async(moves: Sequence[Sequence[Move]], limit: float) -> Told:
+    rank = meet()
+
+    def act() -> None:
+        for pending in [box_async(shards(src, rank), src, dst) for src, dst in moves[rank]]:
+            pending.wait()
+
+    return told(limit, act)
+
+
+def test_a_backward_that_others_do_not_make(fresh: Fresh) -> None:
+    ended = survivors(fresh(2, back, 30.0))
+    for rank in (0, 1):
+        assert_told(ended[rank][0], "different moves")
+
+
+def back(limit: float) -> Told:
+    rank = meet()
+    src, dst = move(2, "S(0)", "B")
+    (x,) = shards(src, rank)
+    (out,) = box([x.requires_grad_()], src, dst.to(B, grad_sbp=P))
+    other = move(2, "P", "B")
+    return told(limit, (lambda: torch.autograd.backward(out.sum())) if rank else (lambda: make([other], rank)))
+
+
+# -- ranks that die --
+
+
+def die(how: Death) -> None:
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_before(victim: int, how: Death, limit: float) -> list[Told]:
+    rank = meet()
+    if rank == victim:
+        die(how)
+    move_ = move(world().size or 0, "P", "B")
+    return [told(limit, lambda: make([move_], rank)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_died_before_a_move(fresh: Fresh, victim: int, how: Death, size: int) -> None:
+    ended = fresh(size, lose_before, victim, how, 30.0)
+    assert ended[victim].code == (7 if how == "exit" else -signal.SIGKILL)
+    for first, after in survivors(ended, lost=[victim]).values():
+        assert_told(first, f"rank {victim} died", f"(P,) -> (B,) on cpu:[0-{size - 1}]")
+        assert_told(after, "no longer talk")
+
+
+def lose_inside(how: Death, size: int, limit: float, native: bool) -> list[Told]:
+    """Rank 1 dies while it waits in a move for the last rank, which comes late."""
+    rank = meet()
+    if rank == 1:
+        threading.Timer(0.5, die, [how]).start()
+    if rank == size - 1 != 1 or rank == 0 != size - 2:
+        time.sleep(1.0)
+    move_ = move(size, "P", "B", (512, 512))
+    return [told(limit, lambda: make([move_], rank), native) for _ in range(2)]
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_rank_that_dies_inside_a_move(fresh: Fresh, how: Death, size: int, native: bool) -> None:
+    ended = fresh(size, lose_inside, how, size, 30.0, native)
+    assert ended[1].code == (7 if how == "exit" else -signal.SIGKILL)
+    for first, after in survivors(ended, lost=[1]).values():
+        assert_told(first, "rank 1 died", "in float32 (512, 512) as (P,) on cpu:[0-", within=1 + SOON)
+        assert_told(after, "no longer talk")
+
+
+def lose_midway(delay: float, limit: float) -> Told:
+    """Rank 1 dies with 64 MiB on the wire."""
+    rank = meet()
+    move_ = move(2, "P", "B", (4096, 4096))
+    data = shards(move_[0], rank)
+    if rank == 1:
+        threading.Timer(delay, die, ["kill"]).start()
+
+    def act() -> None:
+        while True:
+            box(data, *move_)
+
+    return told(limit, act)
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.2])
+def test_a_rank_that_dies_with_data_on_the_wire(fresh: Fresh, delay: float) -> None:
+    ended = survivors(fresh(2, lose_midway, delay, 30.0), lost=[1])
+    assert_told(ended[0][0], "rank 1 died", within=delay + 2 * SOON)
+
+
+def stumble(limit: float) -> Told:
+    rank = meet()
+    if rank == 2:
+        raise ValueError("a mistake of the user's own")
+    return told(limit, lambda: make([move(4, "S(0)", "B")], rank))
+
+
+def test_a_rank_that_ends_with_an_error_of_its_own(fresh: Fresh) -> None:
+    ended = fresh(4, stumble, 30.0)
+    assert ended[2].code == 1
+    assert ended[2].answer is not None
+    assert "a mistake of the user's own" in (ended[2].answer.error or "")
+    for (only,) in survivors(ended, lost=[2]).values():
+        assert_told(only, "(S(0),) -> (B,)", "rank 2", within=5 * SOON)  # Python takes a moment to end
+
+
+# -- ranks that are stuck --
+
+
+def stop(victim: int, limit: float, native: bool) -> Told:
+    rank = meet()
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return told(limit, lambda: make([move(world().size or 0, "P", "B")], rank), native)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@pytest.mark.parametrize(("size", "victim"), [(2, 1), (4, 0)])
+def test_a_rank_that_is_stuck_is_told_by_the_limit(fresh: Fresh, size: int, victim: int, native: bool) -> None:
+    ended = fresh(size, stop, victim, 2.0, native)
+    assert ended[victim].code is None, "it was to be stopped until it is killed"
+    for (only,) in survivors(ended, lost=[victim]).values():
+        assert_told(only, "no answer within 2 s", f"rank {victim}: in float32 (8, 8) as (S(0),)", within=2 + SOON)
+        assert only.seconds > 1.9
+
+
+# -- shards that do not fit, on one rank --
+
+MISFITS: Mapping[str, tuple[str, str, Callable[[Tensor], list[Tensor]]]] = {
+    "dtype": ("DtypeError", "torch.float64 (2, 8)", lambda x: [x.double()]),
+    "shape": ("ShapeError", "torch.float32 (3, 8)", lambda x: [torch.ones(3, 8)]),
+    "dims": ("ShapeError", "torch.float32 (16,)", lambda x: [x.reshape(-1)]),
+    "device": ("DtypeError", "on meta", lambda x: [x.to("meta")]),
+    "number": ("ShapeError", "2 shards for 1 ranks", lambda x: [x, x]),
+}
+
+
+def misfit(kind: str, limit: float) -> list[Told]:
+    rank = meet()
+    src, dst = move(4, "S(0)", "B")
+    (piece,) = shards(src, rank)
+    given = MISFITS[kind][2](piece) if rank == 1 else [piece]
+    return [told(limit, lambda g=g: box(g, src, dst)) for g in (given, [piece])]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_shard_that_does_not_fit_on_one_rank_is_told_to_all(fresh: Fresh, kind: str) -> None:
+    error, found, _ = MISFITS[kind]
+    for rank, (first, after) in survivors(fresh(4, misfit, kind, 30.0)).items():
+        if rank == 1:
+            assert_told(first, found, "float32 (8, 8) as (S(0),) on cpu:[0-3]", kind=error)
+        else:
+            assert_told(first, "(S(0),) -> (B,)", "rank 1", found)
+        assert after.kind == "TransportError", "all are out of step now"
+        assert after.seconds < SOON
+
+
+# -- errors that are the same on all ranks, after which they still work together --
+
+
+def together() -> bool:
+    here = world()
+    src, dst = move(here.size or 0, P, B)
+    return bool((box(shards(src, here.rank or 0), src, dst)[0] == (here.size or 0)).all())
+
+
+def beyond_the_dims() -> tuple[str, ...]:
+    said = []
+    for dim in (2, 7, -3):
+        with pytest.raises(ShapeError) as error:
+            layout(line(4), S(dim), (8, 8))
+        said.append(str(error.value))
+    return (*said, str(together()))
+
+
+def test_a_dim_out_of_range_is_the_same_error_everywhere(ranks4: Ranks) -> None:
+    (said,) = set(ranks4(beyond_the_dims))
+    for dim, text in zip((2, 7, -3), said, strict=False):
+        assert text == f"S({dim}) is out of range for a tensor of shape (8, 8)\n  dims are -2 to 1"
+    assert said[-1] == "True"
+
+
+def beyond_the_world() -> tuple[str, ...]:
+    src, dst = layout(placement("cpu", [3, 4]), S(0), (8,)), layout(line(4), B, (8,))
+    said = []
+    for a, b in ((src, dst), (dst, src), (src, src.to(B))):
+        with pytest.raises(PlacementError) as error:
+            box([torch.ones(4)], a, b)
+        said.append(str(error.value))
+    return (*said, str(together()))
+
+
+def test_a_placement_beyond_the_world_is_the_same_error_everywhere(ranks4: Ranks) -> None:
+    (said,) = set(ranks4(beyond_the_world))
+    for text in said[:-1]:
+        assert text.startswith('rank 4 of placement("cpu:[3-4]") does not exist\n  4 processes were started')
+        assert "torchrun --nproc-per-node 5" in text
+    assert said[-1] == "True"
+
+
+def without_cuda() -> tuple[str, ...]:
+    src = layout(placement("cuda", range(4)), S(0), (8,))
+    with pytest.raises(SbpflowError) as error:
+        box([torch.ones(2)], src, src.to(B))
+    return str(error.value), str(together())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without")
+def test_cuda_where_there_is_none_is_the_same_error_everywhere(ranks4: Ranks) -> None:
+    ((text, still),) = set(ranks4(without_cuda))
+    assert "needs CUDA, which torch does not find here" in text
+    assert still == "True"
+
+
+PIECES: Mapping[str, tuple[str, Callable[[int], Tensor]]] = {
+    "rows": ("ShapeError", lambda rank: torch.ones(2 + (rank == 1), 8)),
+    "columns": ("ShapeError", lambda rank: torch.ones(2, 8 + (rank == 1))),
+    "dims": ("ShapeError", lambda rank: torch.ones(2, 8, *[1] * (rank == 1))),
+    "dtype": ("DtypeError", lambda rank: torch.ones(2, 8, dtype=torch.float64 if rank == 1 else None)),
+}
+
+
+def adopt(kind: str) -> tuple[str, str, str]:
+    with pytest.raises(SbpflowError) as error:
+        layout_of([PIECES[kind][1](world().rank or 0)], line(4), S(0))
+    return type(error.value).__name__, str(error.value), str(together())
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_unequal_pieces_are_the_same_error_everywhere(ranks4: Ranks, kind: str) -> None:
+    ((name, text, still),) = set(ranks4(adopt, kind))
+    assert name == PIECES[kind][0]
+    assert "rank 1" in text
+    assert still == "True"
+
+
+# -- ranks on hosts of their own, which see no common ledger --
+
+
+def own_host(rank: int) -> dict[str, str]:
+    return {"SBPFLOW_HOST": f"host{rank}"}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str) -> None:
+    many, one = DIFFERENT[case](4)
+    moves = [many, many, one, many]
+    ended = survivors(fresh(4, ask, moves, 2.0, environment=own_host))
+    for rank, (first, after) in ended.items():
+        src, dst = moves[rank][0]
+        assert_told(first, f"{src} -> {dst.lie}", within=4 + SOON)
+        assert_told(after, "no longer talk")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int) -> None:
+    """Rank 0 also keeps the store, through which hosts tell each other."""
+    ended = survivors(fresh(4, lose_before, victim, "kill", 30.0, environment=own_host), lost=[victim])
+    for first, after in ended.values():
+        assert_told(first, "(P,) -> (B,)")
+        assert_told(after, "no longer talk")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
+    ended = survivors(fresh(4, stop, victim, 2.0, False, environment=own_host), lost=[victim])
+    for (only,) in ended.values():
+        assert_told(only, "no answer within 2 s", "(P,) -> (B,)", within=2 + 2 * SOON)
+
+
+def test_a_misfit_on_one_of_many_hosts(fresh: Fresh) -> None:
+    for rank, (first, _) in survivors(fresh(4, misfit, "shape", 2.0, environment=own_host)).items():
+        assert_told(first, kind="ShapeError" if rank == 1 else "TransportError", within=2 + SOON)

@@ -1,0 +1,148 @@
+"""A move keeps the logical value, between any two ways of lying, on any grid, of any size."""
+
+import itertools
+
+import pytest
+import torch
+
+from sbpflow.boxing import box
+from sbpflow.placement import use_cluster
+from sbpflow.sbp import B, Layout, P, S, Sbp
+from tests.boxing.oracle import (
+    GRIDS,
+    SHAPES,
+    Pair,
+    assert_means,
+    broken,
+    drawn,
+    every_pair,
+    grid,
+    holed,
+    network,
+    ordered,
+    public,
+    sample,
+)
+
+ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
+OF_ALL_SIZES = pytest.mark.parametrize("size", SHAPES)
+# Latency decides routes on the first, bytes on the second, the slow axis on the third.
+UNDER_ALL_PRICES = pytest.mark.parametrize("prices", ["cpu", "flat", "two_level"])
+
+MAX, MIN = P("max"), P("min")
+
+
+def keeps_the_value(src: Layout, dst: Layout) -> None:
+    shards, whole = drawn(src, (src.lie, dst.lie))
+    before = [shard.clone() for shard in shards]
+    assert_means(box(shards, src, dst), dst, whole)
+    assert all(map(torch.equal, shards, before)), "the source was changed"
+
+
+def pairs_of(layouts: list[Layout], count: int | None = None, seed: object = 0) -> list[Pair]:
+    pairs = list(every_pair(layouts))
+    return pairs if count is None else sample(pairs, count, seed)
+
+
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+@UNDER_ALL_PRICES
+def test_a_move_between_signatures_keeps_the_value(axes: tuple[int, ...], size: str, prices: str) -> None:
+    layouts = public(grid(*axes), SHAPES[size])
+    with use_cluster(network(prices, axes)):
+        assert broken(pairs_of(layouts, 60, (axes, size, prices)), keeps_the_value) == []
+
+
+@pytest.mark.sweep
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+@UNDER_ALL_PRICES
+def test_every_move_between_signatures_keeps_the_value(axes: tuple[int, ...], size: str, prices: str) -> None:
+    with use_cluster(network(prices, axes)):
+        assert broken(pairs_of(public(grid(*axes), SHAPES[size])), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+def test_nested_splits_in_any_order_keep_the_value(axes: tuple[int, ...], size: str) -> None:
+    layouts = ordered(grid(*axes), SHAPES[size])
+    with use_cluster("flat"):
+        assert broken(pairs_of(layouts, 60, (axes, size)), keeps_the_value) == []
+
+
+@pytest.mark.sweep
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+def test_every_pair_of_nesting_orders_keeps_the_value(axes: tuple[int, ...], size: str) -> None:
+    with use_cluster("flat"):
+        assert broken(pairs_of(ordered(grid(*axes), SHAPES[size])), keeps_the_value) == []
+
+
+@pytest.mark.parametrize("axes", [(2, 2), (2, 4), (3, 2), (2, 2, 2)], ids=str)
+@OF_ALL_SIZES
+def test_states_with_holes_keep_the_value(axes: tuple[int, ...], size: str) -> None:
+    p = grid(*axes)
+    odd, usual = holed(p, SHAPES[size]), ordered(p, SHAPES[size])
+    pairs = [*every_pair(odd, usual), *every_pair(usual, odd), *every_pair(odd, odd)]
+    with use_cluster("flat"):
+        assert broken(sample(pairs, 60, (axes, size)), keeps_the_value) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("axes", [(2, 2), (2, 4), (3, 2), (2, 2, 2)], ids=str)
+@OF_ALL_SIZES
+def test_many_states_with_holes_keep_the_value(axes: tuple[int, ...], size: str) -> None:
+    p = grid(*axes)
+    odd, usual = holed(p, SHAPES[size]), ordered(p, SHAPES[size])
+    pairs = [*every_pair(odd, usual), *every_pair(usual, odd), *every_pair(odd, odd)]
+    with use_cluster("flat"):
+        assert broken(sample(pairs, 4000, (axes, size)), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@pytest.mark.parametrize("shape", [(8, 12, 16), (5, 3, 7), (1, 2, 3), (3, 0, 2)], ids=str)
+def test_tensors_of_three_dims_keep_the_value(axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    layouts = public(grid(*axes), shape, (S(0), S(1), S(2), B, P))
+    with use_cluster("flat"):
+        assert broken(pairs_of(layouts, 30, (axes, shape)), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@pytest.mark.parametrize("shape", [(), (1,), (7,)], ids=str)
+def test_tensors_of_no_dim_and_one_keep_the_value(axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    layouts = public(grid(*axes), shape, (S(0), B, P) if shape else (B, P))
+    assert broken(pairs_of(layouts, 100, (axes, shape)), keeps_the_value) == []
+
+
+@pytest.mark.parametrize("axes", [(2, 1), (1, 3), (1,), (2, 1, 2)], ids=str)
+@OF_ALL_SIZES
+def test_an_axis_of_one_rank_holds_all_whatever_it_is_called(axes: tuple[int, ...], size: str) -> None:
+    layouts = public(grid(*axes), SHAPES[size])
+    assert broken(pairs_of(layouts, 100, (axes, size)), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+@pytest.mark.parametrize("kind", [MAX, MIN], ids=str)
+def test_maxima_and_minima_keep_the_value(axes: tuple[int, ...], size: str, kind: Sbp) -> None:
+    layouts = public(grid(*axes), SHAPES[size], (S(0), S(1), B, kind))
+    with use_cluster("flat"):
+        assert broken(pairs_of(layouts, 60, (axes, size)), keeps_the_value) == []
+
+
+@pytest.mark.sweep
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+@pytest.mark.parametrize("prices", ["cpu", "flat"])
+def test_every_pair_of_maxima_keeps_the_value(axes: tuple[int, ...], size: str, prices: str) -> None:
+    with use_cluster(prices):
+        assert broken(pairs_of(public(grid(*axes), SHAPES[size], (S(0), S(1), B, MAX))), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@OF_ALL_SIZES
+@pytest.mark.parametrize(("first", "then"), list(itertools.permutations([P, MAX, MIN], 2)), ids=str)
+def test_addends_of_one_kind_become_addends_of_another(axes: tuple[int, ...], size: str, first: Sbp, then: Sbp) -> None:
+    p = grid(*axes)
+    pairs = list(every_pair(public(p, SHAPES[size], (S(0), B, first)), public(p, SHAPES[size], (S(1), B, then))))
+    assert broken(sample(pairs, 25, (axes, size)), keeps_the_value) == []
