@@ -1,8 +1,12 @@
-"""The transport between processes: torch.distributed, called directly (its functional collectives cost 80-100 us each).
+"""The transport between processes, each of which owns one rank. An exchange goes one of three ways:
 
-On Gloo an exchange is sends and receives: Gloo's own collectives go round a ring and take up to five times as long on
-busy cores. Each message is tagged with plan, step and turn, so that ranks that disagree never meet. On NCCL, and on
-Gloo for many ranks, it is one collective of the backend.
+    CPU, ranks of one host      shared memory
+    CPU, ranks of many hosts    sends and receives of torch.distributed, all posted at once
+    CUDA; more than 16 ranks    one collective of the backend, NCCL or Gloo
+
+Gloo's own collectives go round a ring and take up to five times as long on busy cores. torch.distributed is called
+directly: its functional collectives cost 80-100 us each. Whatever the way, messages carry plan, step and turn, so that
+ranks that disagree never meet.
 """
 
 from collections.abc import Callable
@@ -25,7 +29,7 @@ from .watch import Watch
 
 __all__ = ["Dist"]
 
-MANY = 16  # beyond so many ranks Gloo's collectives send fewer messages than everybody to everybody
+MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
 
 
 class Dist:

@@ -46,7 +46,8 @@ def init(*, timeout: float | None = None, native: bool | None = None) -> World:
     """Join the world; optional (the first move does it), and may be repeated to change the options.
 
     `timeout` (seconds, 300 at first) bounds every move: a peer that is dead, stuck or elsewhere is an error by then.
-    `native=True` makes Gloo use its own collectives as NCCL does, False only sends and receives; None chooses.
+    `native=True` makes Gloo use its own collectives as NCCL does, False only sends and receives; None, the usual, also
+    takes shared memory between ranks of one host.
     """
     global _world
     if timeout is not None and not timeout > 0:

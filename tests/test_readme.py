@@ -1,4 +1,4 @@
-"""The code in README.md and docs/ runs: the python blocks of one file in order, as one program."""
+"""The code in README.md and docs/ runs and prints what they say: the python blocks of a file in order, as one program."""
 
 import re
 import sys
@@ -23,9 +23,14 @@ def test_the_readme_has_code() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.name))
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The comments that begin a line of a block are its output."""
     monkeypatch.chdir(tmp_path)  # a block may write pictures
     program = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", program)  # dataclasses and pickle look it up
     for source in blocks(page):
         exec(compile(source, page, "exec"), program.__dict__)
+        said = [line.removeprefix("#").removeprefix(" ") for line in source.splitlines() if line.startswith("#")]
+        assert not said or capsys.readouterr().out.splitlines() == said
