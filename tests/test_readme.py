@@ -1,4 +1,4 @@
-"""The code in README.md and docs/ runs and prints what they say: the python blocks of a file in order, as one program."""
+"""The code in README.md and docs/ runs and prints what they say: the python blocks of a page are one program."""
 
 import re
 import sys
