@@ -38,10 +38,13 @@ class Network(NamedTuple):
 
     sizes: tuple[int, ...]
     link: Callable[[tuple[int, ...]], tuple[float, float]]
+    reductions: tuple[str, ...] = ("all_reduce", "all_reduce_once")
 
     @classmethod
     def of(cls, placement: Placement, cluster: Cluster) -> "Network":
-        return cls(placement.shape, lambda axes: cluster.link(placement, axes))
+        # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
+        ways = cls._field_defaults["reductions"] if placement.type == "cpu" else ("all_reduce",)
+        return cls(placement.shape, lambda axes: cluster.link(placement, axes), ways)
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)

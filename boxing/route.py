@@ -205,7 +205,7 @@ class _Problem:
             left = tuple(a for a in state.partial if a not in axes)
             freed = State(state.dims, left, state.reduction if left else "sum")
             size = self.local(state)
-            for kind in ("all_reduce", "all_reduce_once"):
+            for kind in self.network.reductions:
                 yield Step(kind, state, freed, axes, self.network.price(kind, axes, size))
             for after in self.filled(freed, axes, holes):
                 price = self.network.price("reduce_scatter", axes, self.local(after))

@@ -55,7 +55,10 @@ class Watch:
 
     def mismatch(self, turn: Turn, other: int) -> TransportError:
         """The error of a rank that saw, before it sent anything, that a peer wants something else."""
-        text = self._tell(turn, self._disagreement(other), (other,))
+        cause = self._disagreement(other)
+        text = self._tell(turn, cause, (other,))
+        self.ledger.fail(text)
+        self.broken = cause  # going on would overwrite the entry that tells the peers
         return TransportError(f"{text}\n  every rank must ask for the same moves in the same order")
 
     def failure(self, turn: Turn, error: Exception) -> TransportError:

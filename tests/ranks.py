@@ -140,7 +140,7 @@ class Nursery:
         code = f"from tests.ranks import nurse; nurse({theirs.fileno()})"
         # In a session of its own, so that an interrupt from the keyboard reaches pytest only.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, pass_fds=[theirs.fileno()], start_new_session=True
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True
         )
         theirs.close()
 

@@ -23,7 +23,7 @@ from sbpflow.sbp.signature import Reduction
 from tests.boxing.oracle import SHAPES, Pair, drawn, grid, network, public, sample, value
 from tests.ranks import Ranks
 
-NATIVE = pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+WAYS = pytest.mark.parametrize("native", [None, False, True], ids=["shared", "messages", "collectives"])
 Image: TypeAlias = tuple[torch.dtype, tuple[int, ...], bytes]
 
 
@@ -146,52 +146,52 @@ def pairs(p: Placement, q: Placement | None = None, shape: tuple[int, ...] = (11
     return list(itertools.product(lies(p, shape), lies(q or p, shape)))
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (), (3,), (5, 2, 3)], ids=str)
-def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: bool) -> None:
+def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: bool | None) -> None:
     assert astray(ranks4, pairs(grid(4), shape=shape), native) == []
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("size", SHAPES)
-def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool) -> None:
+def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -> None:
     assert astray(ranks4, itertools.product(public(grid(2, 2), SHAPES[size]), repeat=2), native) == []
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("size", SHAPES)
-def test_moves_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool) -> None:
+def test_moves_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool | None) -> None:
     assert astray(ranks4, sample(pairs(grid(2, 2), shape=SHAPES[size]), 60, size), native) == []
 
 
 @pytest.mark.sweep
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("size", SHAPES)
-def test_every_move_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool) -> None:
+def test_every_move_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool | None) -> None:
     assert astray(ranks4, pairs(grid(2, 2), shape=SHAPES[size]), native) == []
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("prices", ["flat", "two_level"])
-def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool) -> None:
+def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool | None) -> None:
     """Where bytes are dear, and one axis dearer than the other, routes are longer."""
     cases = sample(itertools.product(public(grid(2, 2), SHAPES["uneven"]), repeat=2), 60, prices)
     assert astray(ranks4, cases, native, prices) == []
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("axes", [(2, 2, 2), (2, 4)], ids=str)
-def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool) -> None:
+def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool | None) -> None:
     p = grid(*axes)
     cases = [pair for name, shape in SHAPES.items() for pair in sample(pairs(p, shape=shape), 12, (axes, name))]
     assert astray(ranks8, cases, native) == []
 
 
 @pytest.mark.sweep
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize("first", [S(0), S(1), B, P], ids=str)
-def test_every_move_on_three_axes(ranks8: Ranks, first: Sbp, size: str, native: bool) -> None:
+def test_every_move_on_three_axes(ranks8: Ranks, first: Sbp, size: str, native: bool | None) -> None:
     layouts = public(grid(2, 2, 2), SHAPES[size])
     for src in layouts:
         if src.sbp[0] is first:
@@ -219,20 +219,20 @@ RELATIONS = {
 }
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_every_move_between_placements(ranks4: Ranks, relation: str, native: bool) -> None:
+def test_every_move_between_placements(ranks4: Ranks, relation: str, native: bool | None) -> None:
     p, q = (placement("cpu", ranks) for ranks in RELATIONS[relation])
     cases = [pair for shape in SHAPES.values() for pair in sample(pairs(p, q, shape), 60, shape)]
     assert astray(ranks4, cases, native) == []
 
 
 @pytest.mark.sweep
-@NATIVE
+@WAYS
 @pytest.mark.parametrize(
     "relation", [name for name, (p, q) in RELATIONS.items() if placement("cpu", p).ndim + placement("cpu", q).ndim > 2]
 )
-def test_really_every_move_between_grids(ranks4: Ranks, relation: str, native: bool) -> None:
+def test_really_every_move_between_grids(ranks4: Ranks, relation: str, native: bool | None) -> None:
     p, q = (placement("cpu", ranks) for ranks in RELATIONS[relation])
     assert astray(ranks4, [pair for shape in SHAPES.values() for pair in pairs(p, q, shape)], native) == []
 
@@ -244,16 +244,16 @@ NUMBERS = [
 ]
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
-def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtype, native: bool) -> None:
+def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtype, native: bool | None) -> None:
     cases = [(of_dtype(a, dtype), of_dtype(b, dtype)) for a, b in pairs(grid(4)) + sample(pairs(grid(2, 2)), 10)]
     assert astray(ranks4, cases, native) == []
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_every_dtype_without_sums_makes_every_other_move(ranks4: Ranks, dtype: torch.dtype, native: bool) -> None:
+def test_every_dtype_without_sums_makes_every_other_move(ranks4: Ranks, dtype: torch.dtype, native: bool | None) -> None:
     known = [of_dtype(lie, dtype) for lie in lies(grid(4)) + lies(grid(2, 2)) if not {P} & {*lie.sbp, *lie.dual.sbp}]
     assert astray(ranks4, itertools.product(known, repeat=2), native) == []
 
@@ -280,9 +280,9 @@ EXTREMES = [
 ]
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize(("here", "there", "kind"), EXTREMES, ids=str)
-def test_extremes_of_ranks(ranks4: Ranks, here: Nested, there: Nested, kind: Reduction, native: bool) -> None:
+def test_extremes_of_ranks(ranks4: Ranks, here: Nested, there: Nested, kind: Reduction, native: bool | None) -> None:
     """A maximum's value, and its gradient at the ranks that hold it; ties share."""
     p, q = placement("cpu", here), placement("cpu", there)
     from_ = [lie for lie in public(p, (11, 9), (S(0), B, P(kind))) if P(kind) in lie.sbp]
@@ -326,9 +326,9 @@ def in_flight(cases: Sequence[Pair], seed: int) -> list[dict[int, Image]]:
     return found
 
 
-@NATIVE
+@WAYS
 @pytest.mark.parametrize("seed", range(3))
-def test_several_moves_under_way_do_not_meet(ranks4: Ranks, seed: int, native: bool) -> None:
+def test_several_moves_under_way_do_not_meet(ranks4: Ranks, seed: int, native: bool | None) -> None:
     some = pairs(grid(4)) + pairs(grid(2, 2)) + pairs(placement("cpu", [0, 1]), placement("cpu", [1, 2, 3]))
     cases = sample(some, 80, seed)
     ranks4(travels, cases[:1], None, native)

@@ -24,6 +24,7 @@ Death: TypeAlias = Literal["exit", "kill"]
 
 SOON = 2.0  # seconds in which a disagreement or a death is told, however long the limit is
 LEISURE = 5.0  # seconds that all may take to end after the last error (some hundreds of ms each on a busy core)
+WAYS = pytest.mark.parametrize("native", [None, False, True], ids=["shared", "messages", "collectives"])
 WHERE = re.compile(r"at \S*test_failures\.py:\d+")
 
 
@@ -103,6 +104,13 @@ def assert_told(said: Told, *parts: str, kind: str = "TransportError", within: f
     assert said.seconds < within, said
 
 
+def assert_broken(said: Told) -> None:
+    """After an error between ranks, each of them refuses to go on, at once."""
+    assert said.kind == "TransportError"
+    assert "no longer talk to each other since an earlier move failed" in said.text
+    assert said.seconds < SOON
+
+
 # -- ranks that ask for different things --
 
 DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
@@ -120,17 +128,17 @@ DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
 }
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@WAYS
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("case", DIFFERENT)
-def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, native: bool) -> None:
+def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, native: bool | None) -> None:
     many, one = DIFFERENT[case](size)
     odd = size - 1
     moves = [one if rank == odd else many for rank in range(size)]
     for rank, (first, after) in survivors(fresh(size, ask, moves, 30.0, native)).items():
         (src, dst), (other_src, other_dst) = moves[rank][0], moves[0 if rank == odd else odd][0]
         assert_told(first, f"{src} -> {dst.lie}", f"{other_src} -> {other_dst.lie}", "different moves")
-        assert_told(after, "no longer talk")
+        assert_broken(after)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -230,10 +238,10 @@ def test_a_rank_that_died_before_a_move(fresh: Fresh, victim: int, how: Death, s
     assert ended[victim].code == (7 if how == "exit" else -signal.SIGKILL)
     for first, after in survivors(ended, lost=[victim]).values():
         assert_told(first, f"rank {victim} died", f"(P,) -> (B,) on cpu:[0-{size - 1}]")
-        assert_told(after, "no longer talk")
+        assert_broken(after)
 
 
-def lose_inside(how: Death, size: int, limit: float, native: bool) -> list[Told]:
+def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> list[Told]:
     """Rank 1 dies while it waits in a move for the last rank, which comes late."""
     rank = meet()
     if rank == 1:
@@ -244,15 +252,15 @@ def lose_inside(how: Death, size: int, limit: float, native: bool) -> list[Told]
     return [told(limit, lambda: make([move_], rank), native) for _ in range(2)]
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@WAYS
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_a_rank_that_dies_inside_a_move(fresh: Fresh, how: Death, size: int, native: bool) -> None:
+def test_a_rank_that_dies_inside_a_move(fresh: Fresh, how: Death, size: int, native: bool | None) -> None:
     ended = fresh(size, lose_inside, how, size, 30.0, native)
     assert ended[1].code == (7 if how == "exit" else -signal.SIGKILL)
     for first, after in survivors(ended, lost=[1]).values():
         assert_told(first, "rank 1 died", "in float32 (512, 512) as (P,) on cpu:[0-", within=1 + SOON)
-        assert_told(after, "no longer talk")
+        assert_broken(after)
 
 
 def lose_midway(delay: float, limit: float) -> Told:
@@ -295,16 +303,16 @@ def test_a_rank_that_ends_with_an_error_of_its_own(fresh: Fresh) -> None:
 # -- ranks that are stuck --
 
 
-def stop(victim: int, limit: float, native: bool) -> Told:
+def stop(victim: int, limit: float, native: bool | None) -> Told:
     rank = meet()
     if rank == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
     return told(limit, lambda: make([move(world().size or 0, "P", "B")], rank), native)
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["messages", "collectives"])
+@WAYS
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (4, 0)])
-def test_a_rank_that_is_stuck_is_told_by_the_limit(fresh: Fresh, size: int, victim: int, native: bool) -> None:
+def test_a_rank_that_is_stuck_is_told_by_the_limit(fresh: Fresh, size: int, victim: int, native: bool | None) -> None:
     ended = fresh(size, stop, victim, 2.0, native)
     assert ended[victim].code is None, "it was to be stopped until it is killed"
     for (only,) in survivors(ended, lost=[victim]).values():
@@ -437,7 +445,7 @@ def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: st
     for rank, (first, after) in ended.items():
         src, dst = moves[rank][0]
         assert_told(first, f"{src} -> {dst.lie}", within=4 + SOON)
-        assert_told(after, "no longer talk")
+        assert_broken(after)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -446,7 +454,7 @@ def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int) -> None:
     ended = survivors(fresh(4, lose_before, victim, "kill", 30.0, environment=own_host), lost=[victim])
     for first, after in ended.values():
         assert_told(first, "(P,) -> (B,)")
-        assert_told(after, "no longer talk")
+        assert_broken(after)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

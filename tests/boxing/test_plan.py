@@ -3,6 +3,7 @@
 import gc
 import itertools
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -192,6 +193,16 @@ def test_a_plan_is_remembered_with_its_source() -> None:
     assert plan(src, dst) is plan(src, dst)
     assert plan(src, dst) is not plan(dst, src)
     assert flow.plan(src, dst) is plan(src, dst)
+
+
+def test_plans_do_not_keep_their_layouts_alive() -> None:
+    """Shapes that come once, as in batches of any length, must not pile up."""
+    src, dst = layout(grid(4), S(0), (987, 3)), layout(grid(4), B, (987, 3))
+    assert box(box(drawn(src)[0], src, dst), dst, src)
+    gone = [weakref.ref(src), weakref.ref(dst), weakref.ref(plan(src, dst))]
+    del src, dst
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3
 
 
 def test_another_cluster_makes_another_plan() -> None:

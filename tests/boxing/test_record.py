@@ -21,9 +21,9 @@ def shards(lies: Layout) -> list[torch.Tensor]:
     return [torch.ones(lies.local_shape(r)) for r in LINE.flat]
 
 
-def here() -> str:
-    """The line of the caller, as the record tells it."""
-    return f"{__file__}:{sys._getframe(1).f_lineno}"
+def line_above() -> str:
+    """The line above the caller's, as the record tells it."""
+    return f"{__file__}:{sys._getframe(1).f_lineno - 1}"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def priced_by_bytes() -> Iterator[None]:
 def test_a_record_tells_each_move_and_who_asked() -> None:
     with record() as moves:
         box(shards(ROWS), ROWS, WHOLE)
-        asked = here()
+        asked = line_above()
     (move,) = moves
     assert (move.op, move.route, move.bytes, move.line) == ("box", "all_gather", 192, asked)
     assert (move.plan.src, move.plan.dst) == (ROWS, WHOLE)
@@ -72,7 +72,7 @@ def test_backward_is_told_with_the_line_that_asked_for_it() -> None:
         total = sum(out.sum() for out in box(leaves, ROWS, WHOLE.to(grad_sbp=P)))
         assert isinstance(total, torch.Tensor)
         total.backward()  # type: ignore[no-untyped-call]
-        asked = here()
+        asked = line_above()
     assert [(move.op, move.route) for move in moves] == [("box", "all_gather"), ("box backward", "reduce_scatter")]
     assert moves[1].line == asked
 
@@ -121,9 +121,9 @@ def test_a_record_prints_a_line_a_move() -> None:
     away = layout(placement("cpu:[5]"), B, (8, 8))
     with record() as moves:
         box(shards(ROWS), ROWS, WHOLE)
-        first = here()
+        first = line_above()
         box(shards(WHOLE), WHOLE, away)
-        second = here()
+        second = line_above()
     assert str(moves).splitlines() == [
         f"box  (S(0),) -> (B,)  all_gather  192 bytes  {first}",
         f"box  (B,) -> (B,) on cpu:[5]  transfer  256 bytes  {second}",

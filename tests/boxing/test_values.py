@@ -146,3 +146,33 @@ def test_addends_of_one_kind_become_addends_of_another(axes: tuple[int, ...], si
     p = grid(*axes)
     pairs = list(every_pair(public(p, SHAPES[size], (S(0), B, first)), public(p, SHAPES[size], (S(1), B, then))))
     assert broken(sample(pairs, 25, (axes, size)), keeps_the_value) == []
+
+
+@ON_ALL_GRIDS
+@pytest.mark.parametrize("prices", ["cpu", "flat"])
+def test_shards_that_do_not_lie_in_one_piece_are_moved_alike(axes: tuple[int, ...], prices: str) -> None:
+    with use_cluster(prices):
+        assert broken(pairs_of(public(grid(*axes), (11, 9)), 40, (axes, prices)), moves_columns_first) == []
+
+
+def moves_columns_first(src: Layout, dst: Layout) -> None:
+    shards, whole = drawn(src)
+    assert_means(box([shard.t().contiguous().t() for shard in shards], src, dst), dst, whole)
+
+
+@ON_ALL_GRIDS
+@pytest.mark.parametrize("prices", ["cpu", "flat"])
+def test_no_rank_writes_into_what_another_holds(axes: tuple[int, ...], prices: str) -> None:
+    with use_cluster(prices):
+        assert broken(pairs_of(public(grid(*axes), (11, 9)), 40, (axes, prices)), keeps_ranks_apart) == []
+
+
+def keeps_ranks_apart(src: Layout, dst: Layout) -> None:
+    """Ranks of one process share nothing but what a rank has of itself, so that they behave as processes do."""
+    shards, _ = drawn(src)
+    where = {shard.untyped_storage().data_ptr(): rank for rank, shard in enumerate(shards) if shard.numel()}
+    out = {
+        rank: shard.untyped_storage().data_ptr() for rank, shard in enumerate(box(shards, src, dst)) if shard.numel()
+    }
+    assert len({*out.values()}) == len(out), "two ranks hold one buffer"
+    assert all(where.get(place, rank) == rank for rank, place in out.items()), "a rank holds another's buffer"

@@ -220,6 +220,23 @@ def test_a_layout_prints_what_it_is() -> None:
     assert layout(LINE, MAX, (4,)).lie == '(P("max"),)'
 
 
+@pytest.mark.parametrize(
+    ("sbp", "grad_sbp", "text"),
+    [
+        ((B, S(0)), (P, S(0)), "(B, S(0)) with gradient (P, S(0))"),
+        ((P, B), (B, P), "(P, B) with gradient (B, P)"),
+        ((P, B), (B, B), "(P, B)"),
+        ((B, B), (B, B), "(B, B)"),
+    ],
+    ids=str,
+)
+def test_a_layout_tells_its_gradient_where_it_is_not_the_usual_one(sbp: SbpLike, grad_sbp: SbpLike, text: str) -> None:
+    lies = layout(GRID, sbp, (4, 6), grad_sbp=grad_sbp)
+    assert lies.lie == text
+    assert repr(lies) == f"float32 (4, 6) as {text} on {GRID}"
+    assert repr(lies.dual)
+
+
 def test_sizes_are_those_of_the_logical_tensor() -> None:
     lies = layout(GRID, (S(0), S(0)), (5, 3), torch.float64)
     assert (lies.numel, lies.nbytes) == (15, 120)
