@@ -42,9 +42,9 @@ class Network(NamedTuple):
 
     @classmethod
     def of(cls, placement: Placement, cluster: Cluster) -> "Network":
+        network = cls(placement.shape, lambda axes: cluster.link(placement, axes))
         # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
-        ways = cls._field_defaults["reductions"] if placement.type == "cpu" else ("all_reduce",)
-        return cls(placement.shape, lambda axes: cluster.link(placement, axes), ways)
+        return network if placement.type == "cpu" else network._replace(reductions=("all_reduce",))
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)
