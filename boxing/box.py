@@ -133,7 +133,10 @@ def _to_holders(
     """The gradient of a maximum: to the ranks whose addend it was, in equal shares where several had it."""
     whole = src.with_state(State(src.state.dims))
     best = box(out, dst, whole, op="box backward")
-    grad = box(grads, dst.dual, whole, op="box backward")
+    # On B axes as the source's gradient lies; on those of the maximum whole, and used by each rank for its own addend.
+    state = State(src.state.dims, src.grad_partial)
+    lies = Layout(src.placement, state, src.shape, src.dtype, src.state.partial)
+    grad = box(grads, dst.dual, lies, op="box backward")
     if not owned(src.placement):
         box(grad, src.with_state(State(src.state.dims, src.state.partial)), whole, op="box backward")
         return grad

@@ -7,7 +7,7 @@ nothing to move.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -121,16 +121,30 @@ def _regrid(layout: Layout, fine: Placement) -> Layout | None:
 
 
 def _between(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
+    goal = _regrid(dst, _host_grid(dst.placement, cluster)) or dst
     ways = []
     for first in _whole_sources(src, cluster):
         there = first[-1].dst if first else src
-        for target in _targets(dst):
+        for target in _targets(goal):
             price = _transfer_price(there, target, cluster)
-            last = _within(target, dst.state, cluster)
+            last = _within(target, goal.state, cluster)
             ways.append([*first, Move("transfer", there, target, (), price), *last])
-    return min(
-        ways, key=lambda moves: (sum(m.price.time for m in moves), sum(m.price.bytes for m in moves), len(moves))
-    )
+    return min(ways, key=lambda way: (sum(m.price.time for m in way), sum(m.price.bytes for m in way), len(way)))
+
+
+def _host_grid(p: Placement, cluster: Cluster) -> Placement:
+    """The placement with each axis that crosses hosts cut in two, across and inside, where its blocks allow it."""
+    size = cluster.capacity[0]
+    shape: list[int] = []
+    for axis, n in enumerate(p.shape):
+        groups = [[rank // size for rank in group] for group in p.groups((axis,))]
+        inside = next(
+            b
+            for b in range(n, 0, -1)
+            if n % b == 0 and all(len({*g[i : i + b]}) == 1 for g in groups for i in range(0, n, b))
+        )
+        shape += [n // inside, inside] if 1 < inside < n else [n]
+    return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
 
 
 def _whole_sources(src: Layout, cluster: Cluster) -> Iterator[list[Move]]:
@@ -148,10 +162,11 @@ def _targets(dst: Layout) -> Iterator[Layout]:
         yield dst
     split = dst.state.split
     alike = tuple(a for a, n in enumerate(dst.placement.shape) if a not in split and n > 1)
-    if alike:
-        for state in _split_further(dst, alike):
-            yield dst.with_state(state)
-    if dst.state.partial and not any(dst.shape):
+    for count in range(1, len(alike) + 1):
+        for axes in combinations(alike, count):
+            if set(dst.state.partial) <= set(axes):
+                yield from map(dst.with_state, _split_further(dst, axes))
+    if dst.state.partial and not dst.shape:
         yield dst.with_state(State(dst.state.dims))
 
 

@@ -7,8 +7,7 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
     reduce_scatter       L (n-1)        log2 n hops
     all_reduce           2 L (n-1)/n    2 log2 n hops
     all_reduce_once      L (n-1)        as exchange: every rank sends all it has to every other, where latency rules
-    all_to_all           L (n-1)/n      as exchange
-    exchange             what a rank needs and does not hold      log2 n hops, but an eighth of a hop a message
+    all_to_all, exchange    what a rank needs and does not hold; log2 n hops, but an eighth of a hop a message
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from ..sbp.state import Factors, overlap, pieces, spans
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
 EVERYBODY_ADDS = 1.4
 
-__all__ = ["Network", "Price", "extent", "missing"]
+__all__ = ["Network", "Price", "extent", "missing", "truly_missing"]
 
 
 class Price(NamedTuple):
@@ -57,19 +56,23 @@ class Network(NamedTuple):
             "all_reduce_once": size * (n - 1),
             "reduce_scatter": size * (n - 1),
         }.get(kind, size * (n - 1) / n)
-        if kind == "all_to_all":
-            return self.exchange(axes, moved)
-        if kind == "all_reduce_once":
-            return Price(self.exchange(axes, moved * EVERYBODY_ADDS).time, moved)
+        return self.moved(kind, axes, moved)
+
+    def moved(self, kind: str, axes: tuple[int, ...], moved: float) -> Price:
+        """The price of one collective over `axes` in which the busiest rank receives `moved` bytes."""
         latency, bandwidth = self.link(axes)
-        hops = ceil(log2(n)) * (2 if kind == "all_reduce" else 1)
-        return Price(hops * latency + moved / bandwidth, moved)
+        n = self.ranks(axes)
+        hops: float = ceil(log2(n))
+        if kind == "all_reduce":
+            hops *= 2
+        elif kind in ("exchange", "all_to_all", "all_reduce_once"):
+            hops = max(hops, (n - 1) / 8)
+        work = moved * EVERYBODY_ADDS if kind == "all_reduce_once" else moved
+        return Price(hops * latency + work / bandwidth, moved)
 
     def exchange(self, axes: tuple[int, ...], moved: float) -> Price:
         """The price of one slice exchange over `axes` in which the busiest rank receives `moved` bytes."""
-        latency, bandwidth = self.link(axes)
-        n = self.ranks(axes)
-        return Price(max(ceil(log2(n)), (n - 1) / 8) * latency + moved / bandwidth, moved)
+        return self.moved("exchange", axes, moved)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -97,6 +100,22 @@ def missing(
         local *= extent(size, g, sizes)
         kept *= size * _kept(f, g, sizes)
     return max(0.0, local - kept)
+
+
+def truly_missing(
+    shape: tuple[int, ...], have: tuple[Factors, ...], need: tuple[Factors, ...], sizes: tuple[int, ...]
+) -> int:
+    """The same with remainders, rank by rank."""
+    moving = {a for f, g in zip(have, need, strict=True) if f != g for a in f + g}
+    most = 0
+    for where in product(*(range(n if a in moving else 1) for a, n in enumerate(sizes))):
+        local = kept = 1
+        for size, f, g in zip(shape, have, need, strict=True):
+            wanted = spans(size, g, where, sizes)
+            local *= sum(hi - lo for lo, hi in wanted)
+            kept *= sum(n for _, _, n in overlap(spans(size, f, where, sizes), wanted))
+        most = max(most, local - kept)
+    return most
 
 
 @lru_cache(maxsize=1 << 14)

@@ -7,18 +7,24 @@
 nothing moved
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from .plan import Plan
 
 __all__ = ["Moved", "Moves", "note", "record", "user_line"]
 
 ROOMS = str(Path(__file__).resolve().parent.parent)
-PRIVATE = tuple(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn"))
+PRIVATE = (
+    *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
+    f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
+    contextlib.__file__,
+)
 _open: list["Moves"] = []
 
 
@@ -56,7 +62,7 @@ class Moves(list[Moved]):
         return "\n".join(map(str, self)) or "nothing moved"
 
 
-@contextmanager
+@contextlib.contextmanager
 def record() -> Iterator[Moves]:
     """Collect every boxing until the block ends; records may be nested, and each sees all."""
     moves = Moves()
@@ -94,5 +100,5 @@ def _ours(path: str) -> bool:
     known = _known.get(path)
     if known is None:
         whole = str(Path(path).resolve()) if not path.startswith("<") else path
-        known = _known[path] = whole.startswith(PRIVATE) or "/torch/" in whole or "/contextlib.py" in whole
+        known = _known[path] = whole.startswith(PRIVATE)
     return known

@@ -13,12 +13,13 @@ from math import prod
 from typing import NamedTuple
 
 from ..sbp.state import Factors, State, drop, fill, pieces
-from .price import Network, Price, extent, missing
+from .price import Network, Price, extent, missing, truly_missing
 
 __all__ = ["Step", "search"]
 
 FREE = Price(0.0, 0.0)
-PATIENCE = 150  # states with holes to look at before the answer without them will do; a count, so all ranks agree
+REMAINDERS = 64  # ranks up to which remainders of splits are counted one by one
+PATIENCE = 60  # states with holes to look at before the answer without them will do; a count, so all ranks agree
 
 
 class Step(NamedTuple):
@@ -34,10 +35,10 @@ class Step(NamedTuple):
 def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: Network) -> tuple[Step, ...]:
     """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
     problem = _Problem(src, dst, shape, itemsize, network)
-    plain = problem.solve(holes=False, limit=Price(float("inf"), 0))
-    if _cost(plain).time <= problem.bound(src) * (1 + 1e-9):
-        return plain
-    return problem.solve(holes=True, limit=_cost(plain)) or plain
+    found = problem.solve(holes=False, limit=Price(float("inf"), 0))
+    if _cost(found).time > problem.bound(src) * (1 + 1e-9):
+        found = problem.solve(holes=True, limit=_cost(found)) or found
+    return problem.settled(found)
 
 
 class _Level(NamedTuple):
@@ -74,10 +75,13 @@ class _Problem:
         used = {d for state in (src, dst) for d, factors in enumerate(state.dims) if factors}
         if shape and src.partial:
             used.add(max(range(len(shape)), key=lambda d: (shape[d], -d)))
-        self.cut = tuple(sorted(used))  # the dims that a step may split
         self.levels = _levels(self.axes, network)
+        if len(self.levels) > 1 and max(len(shape), len(self.axes)) <= 2:
+            used.update(range(len(shape)))  # less may cross a slow link on a dim that neither end splits
+        self.cut = tuple(sorted(used))  # the dims that a step may split
         self.stops = self.find_stops()
         self.bounds: dict[State, float] = {}
+        self.rates: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}  # seconds to start, seconds a byte
 
     def solve(self, holes: bool, limit: Price) -> tuple[Step, ...]:
         tie = count()
@@ -101,6 +105,22 @@ class _Problem:
                 best[after] = total
                 heappush(queue, (estimate, total[1], total[2], next(tie), after, total[0], (*steps, step)))
         return ()
+
+    def settled(self, found: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""
+        ranks = prod(self.sizes)
+        direct = next((s for s in self.exchange(self.src) if s.after == self.dst and s.kind == "exchange"), None)
+        uneven = any(n % ranks for n in self.shape) and ranks <= REMAINDERS
+        if not uneven or self.src.partial or direct is None or not any(step.price.bytes for step in found):
+            return found
+        exact = [self.with_remainders(step) for step in (direct, *found)]
+        return (direct,) if exact[0] < sum(exact[1:]) else found
+
+    def with_remainders(self, step: Step) -> float:
+        if step.price == FREE:
+            return 0.0
+        size = truly_missing(self.shape, step.before.dims, step.after.dims, self.sizes) * self.itemsize
+        return self.network.moved(step.kind, step.axes, size).time
 
     def bound(self, state: State) -> float:
         """Seconds any plan from here must still take: `bound.py` in closed form for even splits, level by level."""
@@ -132,7 +152,7 @@ class _Problem:
         yield from self.slices(state, idle, holes)
         yield from self.to_partial(state, split)
         yield from self.gathers(state, split, holes)
-        yield from self.all_to_alls(state, split)
+        yield from self.all_to_alls(state, split, holes)
         yield from self.reductions(state, holes)
         yield from self.exchange(state)  # last, so that among equals a step is called by its own name
 
@@ -160,9 +180,7 @@ class _Problem:
             dims = _dropped(stop, later, self.sizes)
             axes = moving(state.dims, dims)
             if axes:
-                size = missing(self.shape, state.dims, dims, self.sizes) * self.itemsize
-                after = State(dims, state.partial, state.reduction)
-                yield Step("exchange", state, after, axes, self.network.exchange(axes, size))
+                yield self.step("exchange", state, State(dims, state.partial, state.reduction), axes)
             elif dims != state.dims and stop == self.dst.dims:
                 yield Step("slice", state, State(dims, state.partial, state.reduction), (), FREE)
 
@@ -186,17 +204,24 @@ class _Problem:
         for axes in _subsets(tuple(sorted(split))):
             after = state._replace(dims=_dropped(state.dims, axes, self.sizes))
             if holes or not _has_holes(after):
-                size = self.local(after)
-                yield Step("all_gather", state, after, axes, self.network.price("all_gather", axes, size))
+                yield self.step("all_gather", state, after, axes)
 
-    def all_to_alls(self, state: State, split: frozenset[int]) -> Iterator[Step]:
+    def all_to_alls(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Step]:
         for axis in split:
             freed = state._replace(dims=_dropped(state.dims, (axis,), self.sizes))
-            if not _has_holes(freed):
+            if holes or not _has_holes(freed):
                 for after in self.filled(freed, (axis,), holes=False):
                     if after != state:
-                        price = self.network.price("all_to_all", (axis,), self.local(after))
-                        yield Step("all_to_all", state, after, (axis,), price)
+                        yield self.step("all_to_all", state, after, (axis,))
+
+    def step(self, kind: str, state: State, after: State, axes: tuple[int, ...]) -> Step:
+        """A collective that adds nothing up: what it moves is what ranks need and do not hold."""
+        size = missing(self.shape, state.dims, after.dims, self.sizes) * self.itemsize
+        rate = self.rates.get((kind, axes))
+        if rate is None:
+            start = self.network.moved(kind, axes, 0.0).time
+            rate = self.rates[kind, axes] = start, self.network.moved(kind, axes, 1.0).time - start
+        return Step(kind, state, after, axes, Price(rate[0] + rate[1] * size, size))
 
     def reductions(self, state: State, holes: bool) -> Iterator[Step]:
         same = state.reduction == self.dst.reduction

@@ -1,9 +1,9 @@
 """Watching over an exchange: no rank waits for a peer that will never come.
 
 While this rank waits on the wire, a thread looks at the ledger ten times a second. A peer that took the same turn with
-another plan will not come. The thread then closes the connections of this rank, which ends the wait with an error, and
-the error is told in terms of who wanted what. A peer that died is noticed by its connection, one that is stuck by the
-time limit.
+another plan will not come, nor will one that gave up. The thread then closes the connections of this rank, which ends
+the wait with an error, and the error is told in terms of who wanted what. A peer that died is noticed by its
+connection, one that is stuck by the time limit.
 """
 
 import threading
@@ -34,6 +34,7 @@ class Watch:
         self.ledger, self.pg, self.here = ledger, pg, here
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
+        self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
         self._over = threading.Event()
         self._hanging_up = threading.Lock()
         self._thread = threading.Thread(target=self._look, name="sbpflow-watch", daemon=True)
@@ -72,6 +73,8 @@ class Watch:
             cause = self._disagreement(differing)
         elif dead is not None:
             cause = f"rank {dead} died"
+        elif self._gave_up is not None:
+            cause = f"rank {self._gave_up} gave up: {(self.ledger.fault(self._gave_up) or '').partition(chr(10))[0]}"
         elif "imed out" in str(error) or "imeout" in str(error):
             cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
         else:
@@ -124,13 +127,20 @@ class Watch:
         return self.ledger.differs(rank, turn.key, stamp(turn.number, turn.fingerprint))
 
     def _look(self) -> None:
+        doubtful: Turn | None = None
         while not self._over.wait(PERIOD):
             turn = self.turn
-            if turn is not None:
-                others = [r for r in turn.group if r != self.here.rank]
-                if any(self._differs(turn, r) for r in others) and self.turn is turn:
-                    with self._hanging_up:
-                        self._hang_up(others, turn.cuda)
+            if turn is None:
+                continue
+            others = [r for r in turn.group if r != self.here.rank]
+            # One that gave up may have sent before what this rank needs, which then arrives until the next look.
+            gave_up = next((r for r in others if self.ledger.fault(r)), None)
+            lost = gave_up is not None and doubtful is turn
+            doubtful = turn if gave_up is not None else None
+            if (lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
+                with self._hanging_up:
+                    self._gave_up = gave_up
+                    self._hang_up(others, turn.cuda)
 
     def _hang_up(self, peers: list[int], cuda: bool) -> None:
         """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""

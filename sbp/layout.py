@@ -79,18 +79,24 @@ class Layout:
 
     @cached_property
     def lie(self) -> str:
-        """The signature as one reads it, with the nesting order and holes where they are not the usual ones.
+        """The signature as one reads it, with what it leaves open where that is not the usual: order, holes, gradient.
 
         >>> from ..placement import placement
         >>> Layout(placement("cpu:[0-3] as (2, 2)"), State(((1, 0),)), (8,), torch.float32).lie
         '(S(0), S(0)) [dim 0: 1, 0]'
+        >>> layout(placement("cpu:[0-1]"), B, (4,), grad_sbp=P).lie
+        '(B,) with gradient (P,)'
         """
+        gradient = f" with gradient {self.dual._signature}" if self.grad_partial else ""
+        return self._signature + gradient
+
+    @property
+    def _signature(self) -> str:
         text = "(" + ", ".join(map(repr, self.sbp)) + ("," if len(self.sbp) == 1 else "") + ")"
         odd = [(d, f) for d, f in enumerate(self.state.dims) if list(f) != sorted(f) or any(x < 0 for x in f)]
         names = self.placement.names or tuple(map(str, range(self.placement.ndim)))
         notes = [f"dim {d}: " + ", ".join(names[x] if x >= 0 else f"all {-x}" for x in f) for d, f in odd]
-        text += f" [{'; '.join(notes)}]" if notes else ""
-        return text + (f" with gradient {self.dual.lie}" if self.grad_partial else "")
+        return text + (f" [{'; '.join(notes)}]" if notes else "")
 
     @cached_property
     def numel(self) -> int:
@@ -162,14 +168,17 @@ def layout(
     float32 (4,) as (P,) on cpu:[0-1]
     """
     shape = tuple(shape)
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ShapeError(f"shape={shape}: sizes are whole numbers from 0")
     chosen = tuple(_positive(entry, shape) for entry in signature(sbp, placement))
-    kinds = {entry.reduction for entry in chosen if isinstance(entry, Partial)}
+    kinds = list(dict.fromkeys(entry for entry in chosen if isinstance(entry, Partial)))
     if len(kinds) > 1:
+        fix = tuple(B if e in kinds[1:] else e for e in chosen)
         raise SbpError(
             f"sbp={chosen}: a sum of maxima is not the maximum of sums, so one tensor is partial in one way only\n"
-            f"  make it B on the axes of one kind first, as in sbp={tuple(B if e is P else e for e in chosen)}"
+            f"  make it B on the axes of the others first, as in sbp={fix}"
         )
-    if dtype.is_complex and kinds - {"sum"}:
+    if dtype.is_complex and kinds and kinds[0] is not P:
         raise SbpError(f"sbp={chosen} of {dtype}: complex numbers have no order\n  only P, the sum, can be partial")
     plain = Layout(placement, state_of(chosen, len(shape), placement.shape), shape, dtype, (), chosen)
     if grad_sbp is None:

@@ -57,6 +57,8 @@ class Partial:
     reduction: Reduction
 
     def __call__(self, reduction: Reduction) -> "Partial":
+        if reduction not in ("sum", "max", "min"):
+            raise SbpError(f'P({reduction!r}): a partial value is "sum", "max" or "min", as in P("max")')
         return _partial(reduction)
 
     def __repr__(self) -> str:
@@ -87,8 +89,6 @@ def _split(dim: int) -> Split:
 
 @cache
 def _partial(reduction: Reduction) -> Partial:
-    if reduction not in ("sum", "max", "min"):
-        raise SbpError(f'P({reduction!r}): a partial value is "sum", "max" or "min", as in P("max")')
     return Partial(reduction)
 
 

@@ -64,9 +64,12 @@ def parse(text: str) -> Sbp | tuple[Sbp, ...] | dict[str, Sbp]:
     ((S(0), P("max")), {'data': S(-1)}, B)
     """
     from lark import UnexpectedInput, UnexpectedToken
+    from lark.exceptions import VisitError
 
     try:
         return _reader()(text)
+    except VisitError as wrong:
+        raise wrong.orig_exc from None
     except UnexpectedInput as wrong:
         ended = isinstance(wrong, UnexpectedToken) and wrong.token.type == "$END"
         at = len(text) if ended or wrong.pos_in_stream is None else wrong.pos_in_stream
@@ -104,7 +107,12 @@ def _reader() -> Callable[[str], Sbp | tuple[Sbp, ...] | dict[str, Sbp]]:
             return kind
 
         def by_name(self, *pairs: tuple[str, Sbp] | None) -> dict[str, Sbp]:
-            return dict(pair for pair in pairs if pair is not None)
+            named = [pair for pair in pairs if pair is not None]
+            names = [name for name, _ in named]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise SbpError(f"the axis {twice!r} is named twice\n  give each axis one signature")
+            return dict(named)
 
     grammar = Path(__file__).with_name("sbp.lark").read_text(encoding="utf-8")
     return Lark(grammar, parser="lalr", transformer=Build()).parse  # type: ignore[return-value]
