@@ -7,6 +7,7 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from tests.ranks import Fresh
 
 KINDS: list[flow.sbp.Sbp] = [S(0), S(1), B, P]
 PAIRS = list(itertools.product(KINDS, KINDS))
@@ -44,11 +45,9 @@ def test_a_move_between_host_and_card_keeps_the_value() -> None:
     assert torch.equal(flow.gather(flow.box(shards, there, back), back), whole)
 
 
-def test_nccl_ranks_that_share_a_card_box_every_pair() -> None:
-    from ..ranks import fresh
-
-    outcomes = fresh(2, every_pair_over_nccl, timeout=240.0, environment=nccl_hosts)
-    assert [outcome.result for outcome in outcomes] == [len(PAIRS) * len(SHAPES)] * 2
+def test_nccl_ranks_that_share_a_card_box_every_pair(fresh: Fresh) -> None:
+    ends = fresh(2, every_pair_over_nccl, timeout=240.0, environment=nccl_hosts)
+    assert [end.answer and end.answer.value for end in ends] == [len(PAIRS) * len(SHAPES)] * 2
 
 
 def nccl_hosts(rank: int) -> dict[str, str]:
