@@ -34,6 +34,7 @@ class Watch:
         self.ledger, self.pg, self.here = ledger, pg, here
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
+        self._missed: tuple[Turn, int] | None = None  # who was gone when the patrol last looked
         self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
         self._over = threading.Event()
         self._hanging_up = threading.Lock()
@@ -67,6 +68,7 @@ class Watch:
         with self._hanging_up:
             pass  # the thread must be out of torch before the process can end on this error
         others = tuple(r for r in turn.group if r != self.here.rank)
+        timed_out = "imed out" in str(error) or "imeout" in str(error)
         differing = next((r for r in others if self._differs(turn, r)), None)
         dead = next((r for r in others if not self.ledger.alive(r)), None)
         if differing is not None:
@@ -75,23 +77,29 @@ class Watch:
             cause = f"rank {dead} died"
         elif self._gave_up is not None:
             cause = f"rank {self._gave_up} gave up: {(self.ledger.fault(self._gave_up) or '').partition(chr(10))[0]}"
-        elif "imed out" in str(error) or "imeout" in str(error):
+        elif timed_out:
             cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
         else:
             cause = "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
         text = self._tell(turn, cause, others)
+        remote = None if timed_out else self.ledger.remote_fault()  # the store's host may be the one that is stuck
+        if remote is not None:
+            text += f"\n  rank {remote[0]} gave up: {remote[1].splitlines()[0]}"
         self.ledger.fail(text)
         self.broken = cause
         return TransportError(text)
 
     def patrol(self, turn: Turn, peers: set[int]) -> None:
-        """Raise if a peer that is waited for will not come."""
+        """Raise if a peer that is waited for will not come; one that is gone may have sent before, so look twice."""
         if any(self._differs(turn, r) for r in turn.group if r != self.here.rank):
             raise RuntimeError("ranks ask for different moves")
         for rank in peers:
             fault = self.ledger.fault(rank)
             if fault or not self.ledger.alive(rank):
-                raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
+                if self._missed == (turn, rank):
+                    self._gave_up = rank if fault else None
+                    raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
+                self._missed = turn, rank
 
     def _disagreement(self, rank: int) -> str:
         entry = self.ledger.latest(rank)
@@ -103,9 +111,6 @@ class Watch:
         what, where = turn.words
         lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
         lines += [f"  rank {rank}: {self._status(turn, rank)}" for rank in ranks[:16]]
-        remote = self.ledger.remote_fault()
-        if remote:
-            lines.append(f"  rank {remote[0]} gave up: {remote[1].splitlines()[0]}")
         return "\n".join(lines)
 
     def _status(self, turn: Turn, rank: int) -> str:

@@ -10,6 +10,8 @@ import mmap
 import os
 import socket
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +31,7 @@ BUCKETS = 8
 FAULT_AT = 2 + BUCKETS * ENTRY
 PAGE = FAULT_AT + 1 + FAULT // WORD
 HALF = 0xFFFFFFFF
+PATIENCE = 1.0  # seconds for an answer of the store
 
 
 class Entry(NamedTuple):
@@ -140,8 +143,9 @@ class Ledger:
         self._write(at + 1, text.encode(), FAULT)
         self._words[at] = 1
         if self.many_hosts:
-            self.store.set(f"fault/{self.rank}", text)
-            self.store.set("fault", str(self.rank))
+            with suppress(RuntimeError):  # the store may have gone down with its host
+                self.store.set(f"fault/{self.rank}", text)
+                self.store.set("fault", str(self.rank))
 
     def fault(self, rank: int) -> str | None:
         """Why a rank of this host gave up, or None if it did not."""
@@ -152,10 +156,19 @@ class Ledger:
 
     def remote_fault(self) -> tuple[int, str] | None:
         """The rank of another host that gave up last, and why; asks the store."""
-        if not self.many_hosts or not self.store.check(["fault"]):
+        if not self.many_hosts:
             return None
-        rank = int(self.store.get("fault"))
-        return None if rank in self._page else (rank, self.store.get(f"fault/{rank}").decode())
+        found: list[tuple[int, str]] = []
+        asking = threading.Thread(target=self._ask, args=[found], name="sbpflow-store", daemon=True)
+        asking.start()
+        asking.join(PATIENCE)  # a store whose host is stuck never answers
+        return found[0] if found and found[0][0] not in self._page else None
+
+    def _ask(self, found: list[tuple[int, str]]) -> None:
+        with suppress(RuntimeError):
+            if self.store.check(["fault"]):
+                rank = int(self.store.get("fault"))
+                found.append((rank, self.store.get(f"fault/{rank}").decode()))
 
 
 def stamp(turn: int, fingerprint: int) -> int:

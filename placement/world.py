@@ -56,6 +56,8 @@ def init(*, timeout: float | None = None, native: bool | None = None) -> World:
         _world = _join(timeout or DEFAULT_TIMEOUT)
     if timeout is not None:
         _world.timeout = timeout
+        if _world.rank is not None:
+            _bound_groups(timeout)
     _world.native = native
     return _world
 
@@ -191,6 +193,17 @@ def _new_group(key: tuple[int, ...], wait: timedelta) -> "ProcessGroup":
     )
     c10d._world.pg_group_ranks[known] = {rank: i for i, rank in enumerate(key)}
     return known
+
+
+def _bound_groups(timeout: float) -> None:
+    """Bound the groups' own collectives: Gloo's reduce_scatter looks at no other limit, nor does NCCL's watchdog."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    everybody = dist.group.WORLD  # keeps its limit where it is not ours
+    for group in {*_groups.values(), everybody} - {None if _ours else everybody}:
+        if group is not None:
+            _set_pg_timeout(timedelta(seconds=timeout), group)
 
 
 def store() -> "Store":

@@ -59,7 +59,11 @@ def children() -> set[str]:
         return {f"process {child.pid} {child.name}" for child in multiprocessing.active_children()}
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            pids = (task / "children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that has ended meanwhile
+        for pid in pids:
             try:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()

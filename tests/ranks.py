@@ -319,10 +319,12 @@ def call(
     answers: list[Answer | None] = [None] * len(members)
     missing = {member.pipe: rank for rank, member in enumerate(members)}
     deadline = time.monotonic() + timeout
+    idle = 0
     while missing and time.monotonic() < deadline:
         ready = wait(list(missing), min(0.2, max(0.0, deadline - time.monotonic())))
-        if not ready and all(members[rank].stopped() for rank in missing.values()):
-            break
+        idle = idle + 1 if not ready and all(members[rank].stopped() for rank in missing.values()) else 0
+        if idle > 4:
+            break  # nobody is left who could wake them
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = missing.pop(pipe)

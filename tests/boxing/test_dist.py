@@ -20,7 +20,7 @@ from sbpflow.placement.ranks import Nested
 from sbpflow.placement.world import owned, world
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout
 from sbpflow.sbp.signature import Reduction
-from tests.boxing.oracle import SHAPES, Pair, drawn, grid, network, public, sample, value
+from tests.boxing.oracle import SHAPES, Pair, drawn, every_pair, grid, network, public, sample, value
 from tests.ranks import Ranks
 
 WAYS = pytest.mark.parametrize("native", [None, False, True], ids=["shared", "messages", "collectives"])
@@ -155,7 +155,7 @@ def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: b
 @WAYS
 @pytest.mark.parametrize("size", SHAPES)
 def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -> None:
-    assert astray(ranks4, itertools.product(public(grid(2, 2), SHAPES[size]), repeat=2), native) == []
+    assert astray(ranks4, every_pair(public(grid(2, 2), SHAPES[size])), native) == []
 
 
 @WAYS
@@ -175,7 +175,7 @@ def test_every_move_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str,
 @pytest.mark.parametrize("prices", ["flat", "two_level"])
 def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool | None) -> None:
     """Where bytes are dear, and one axis dearer than the other, routes are longer."""
-    cases = sample(itertools.product(public(grid(2, 2), SHAPES["uneven"]), repeat=2), 60, prices)
+    cases = sample(every_pair(public(grid(2, 2), SHAPES["uneven"])), 60, prices)
     assert astray(ranks4, cases, native, prices) == []
 
 
@@ -198,7 +198,7 @@ def test_every_move_on_three_axes(ranks8: Ranks, first: Sbp, size: str, native: 
             assert astray(ranks8, [(src, dst) for dst in layouts], native) == []
 
 
-RELATIONS = {
+RELATIONS: dict[str, tuple[Nested, Nested]] = {
     "reordered": ([0, 1, 2, 3], [3, 1, 0, 2]),
     "disjoint": ([0, 1], [2, 3]),
     "disjoint, larger": ([2], [0, 1, 3]),
@@ -253,9 +253,11 @@ def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtyp
 
 @WAYS
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_every_dtype_without_sums_makes_every_other_move(ranks4: Ranks, dtype: torch.dtype, native: bool | None) -> None:
+def test_every_dtype_without_sums_makes_every_other_move(
+    ranks4: Ranks, dtype: torch.dtype, native: bool | None
+) -> None:
     known = [of_dtype(lie, dtype) for lie in lies(grid(4)) + lies(grid(2, 2)) if not {P} & {*lie.sbp, *lie.dual.sbp}]
-    assert astray(ranks4, itertools.product(known, repeat=2), native) == []
+    assert astray(ranks4, every_pair(known), native) == []
 
 
 def summed(dtype: torch.dtype) -> str:

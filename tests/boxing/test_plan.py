@@ -199,7 +199,7 @@ def test_plans_do_not_keep_their_layouts_alive() -> None:
     """Shapes that come once, as in batches of any length, must not pile up."""
     src, dst = layout(grid(4), S(0), (987, 3)), layout(grid(4), B, (987, 3))
     assert box(box(drawn(src)[0], src, dst), dst, src)
-    gone = [weakref.ref(src), weakref.ref(dst), weakref.ref(plan(src, dst))]
+    gone: list[Callable[[], object]] = [weakref.ref(src), weakref.ref(dst), weakref.ref(plan(src, dst))]
     del src, dst
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3

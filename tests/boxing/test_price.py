@@ -29,20 +29,25 @@ def test_each_collective_receives_what_the_table_says(ranks: int) -> None:
         "reduce_scatter": size * (n - 1),
         "all_reduce": 2 * size * (n - 1) / n,
         "all_reduce_once": size * (n - 1),
-        "all_to_all": size * (n - 1) / n,
     }
     assert {kind: line(n).price(kind, (0,), size).bytes for kind in moved} == moved
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_reduce_once", "all_to_all"])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_reduce_once"])
 def test_time_is_hops_times_latency_and_bytes_over_bandwidth(kind: str, ranks: int) -> None:
     price = line(ranks).price(kind, (0,), 4096.0)
     hops = {"all_reduce": 2 * ceil(log2(ranks))}.get(kind, ceil(log2(ranks)))
-    if kind in ("all_to_all", "all_reduce_once"):
+    if kind == "all_reduce_once":
         hops = max(hops, (ranks - 1) / 8)  # type: ignore[assignment]
     work = EVERYBODY_ADDS if kind == "all_reduce_once" else 1.0
     assert price.time == pytest.approx(hops * LATENCY + work * price.bytes / BANDWIDTH, rel=1e-12)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_an_exchange_pays_for_its_messages_and_its_bytes(ranks: int) -> None:
+    hops = max(ceil(log2(ranks)), (ranks - 1) / 8)
+    assert line(ranks).exchange((0,), 4096.0) == Price(hops * LATENCY + 4096.0 / BANDWIDTH, 4096.0)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
