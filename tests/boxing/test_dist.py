@@ -244,6 +244,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @WAYS
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtype, native: bool | None) -> None:
