@@ -57,7 +57,7 @@ class Watch:
 
     def mismatch(self, turn: Turn, other: int) -> TransportError:
         """The error of a rank that saw, before it sent anything, that a peer wants something else."""
-        cause = self._disagreement(other)
+        cause = self._disagreement(turn, other)
         text = self._tell(turn, cause, (other,))
         self.ledger.fail(text)
         self.broken = cause  # going on would overwrite the entry that tells the peers
@@ -72,7 +72,7 @@ class Watch:
         differing = next((r for r in others if self._differs(turn, r)), None)
         dead = next((r for r in others if not self.ledger.alive(r)), None)
         if differing is not None:
-            cause = self._disagreement(differing)
+            cause = self._disagreement(turn, differing)
         elif dead is not None:
             cause = f"rank {dead} died"
         elif self._gave_up is not None:
@@ -101,9 +101,8 @@ class Watch:
                     raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
                 self._missed = turn, rank
 
-    def _disagreement(self, rank: int) -> str:
-        entry = self.ledger.latest(rank)
-        if entry is not None and not entry.fingerprint:
+    def _disagreement(self, turn: Turn, rank: int) -> str:
+        if self.ledger.refused(rank, turn.key, turn.number):
             return f"rank {rank} gave up"
         return f"ranks {self.here.rank} and {rank} ask for different moves"
 

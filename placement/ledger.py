@@ -28,7 +28,8 @@ WORD = 8
 TEXT, FAULT = 256, 1024
 ENTRY = 2 + TEXT // WORD
 BUCKETS = 8
-FAULT_AT = 2 + BUCKETS * ENTRY
+REFUSED_AT = 2 + BUCKETS * ENTRY  # the last turn refused: group, turn
+FAULT_AT = REFUSED_AT + 2
 PAGE = FAULT_AT + 1 + FAULT // WORD
 HALF = 0xFFFFFFFF
 PATIENCE = 1.0  # seconds for an answer of the store
@@ -47,13 +48,21 @@ class Ledger:
     """One page a rank. The file is unlinked once all have mapped it, so that a crash leaves nothing behind."""
 
     def __init__(self, rank: int, size: int, store: "Store") -> None:
-        self.rank = rank
+        self.rank, self.store = rank, store
+        try:
+            self._join(size)
+        except RuntimeError as error:
+            if isinstance(error, TransportError):
+                raise
+            raise TransportError(_absent(store, rank, size)) from error
+
+    def _join(self, size: int) -> None:
+        rank, store = self.rank, self.store
         self.host = os.environ.get("SBPFLOW_HOST") or f"{socket.gethostname()}:{_boot_id()}"
         store.set(f"host/{rank}", self.host)
         hosts = [store.get(f"host/{r}").decode() for r in range(size)]
         self.local = tuple(r for r in range(size) if hosts[r] == self.host)
         self.many_hosts = len(self.local) < size
-        self.store = store
         self._page = {r: i * PAGE for i, r in enumerate(self.local)}
         shared = self.share("ledger", len(self.local) * PAGE * WORD)
         if shared is None:
@@ -67,15 +76,16 @@ class Ledger:
     def share(self, name: str, size: int) -> mmap.mmap | None:
         """New memory of this many bytes that all ranks of this host map, or None on all where there is no such room."""
         key = f"{name}/{self.host}"
-        if self.rank == self.local[0]:
-            path = _make_file(size)
-            self.store.set(key, path)
-        else:
-            path = self.store.get(key).decode()
-        shared = _map_file(path, size) if path else None
-        self._meet(f"{name} mapped")
-        if path and self.rank == self.local[0]:
-            Path(path).unlink()
+        ours = self.rank == self.local[0]
+        path = _make_file(size) if ours else self.store.get(key).decode()
+        try:
+            if ours:
+                self.store.set(key, path)
+            shared = _map_file(path, size) if path else None
+            self._meet(f"{name} mapped")
+        finally:
+            if path and ours:
+                Path(path).unlink()
         return shared
 
     def _meet(self, what: str) -> None:
@@ -95,27 +105,45 @@ class Ledger:
         self._write(at + 2, text, TEXT)
         words[at + 1] = word = stamp(turn, fingerprint)
         words[self._page[self.rank] + 1] = entry
+        if not fingerprint:  # kept, since a rank that refused one turn goes on to the next before all have looked
+            refused = self._page[self.rank] + REFUSED_AT
+            words[refused + 1] = 0
+            words[refused] = group
+            words[refused + 1] = word
         return turn, next((peer for peer in peers if self.differs(peer, group, word)), None)
 
     def latest(self, rank: int) -> Entry | None:
         """What a rank of this host asked for last, in any group."""
         page = self._page.get(rank)
-        entry = 0 if page is None else self._words[page + 1]
-        if page is None or not entry:
+        if page is None:
             return None
-        word, group = self._words[page + entry + 1], self._words[page + entry]
-        return Entry(group, word >> 32, word & HALF, self._read(page + entry + 2, TEXT))
+        for _ in range(100):  # it may be writing right now
+            entry = self._words[page + 1]
+            if not entry:
+                return None
+            word, group = self._words[page + entry + 1], self._words[page + entry]
+            found = Entry(group, word >> 32, word & HALF, self._read(page + entry + 2, TEXT))
+            if word and self._words[page + entry + 1] == word:
+                return found
+        return None
 
     def differs(self, rank: int, group: int, word: int) -> bool:
         """Whether a rank of this host took the same turn of the group for something else."""
         page = self._page.get(rank)
         if page is None:
             return False
-        at = page + 2 + group % BUCKETS * ENTRY
+        return any(self._differs(page + at, group, word) for at in (2 + group % BUCKETS * ENTRY, REFUSED_AT))
+
+    def _differs(self, at: int, group: int, word: int) -> bool:
         theirs = self._words[at + 1]
         if theirs == word or theirs >> 32 != word >> 32 or self._words[at] != group:
             return False
         return self._words[at + 1] == theirs  # else the peer went on between the two looks
+
+    def refused(self, rank: int, group: int, turn: int) -> bool:
+        """Whether a rank of this host refused this turn, even if it went on since."""
+        page = self._page.get(rank)
+        return page is not None and self._differs(page + REFUSED_AT, group, stamp(turn, HALF))
 
     def _write(self, at: int, text: bytes, room: int) -> None:
         text = text[: room - 1]
@@ -174,6 +202,17 @@ class Ledger:
 def stamp(turn: int, fingerprint: int) -> int:
     """A turn and what it is for, in one word."""
     return (turn & HALF) << 32 | fingerprint & HALF
+
+
+def _absent(store: "Store", rank: int, size: int) -> str:
+    missing: list[int] = []
+    with suppress(RuntimeError):  # the store may be what is gone
+        missing = [r for r in range(size) if not store.check([f"host/{r}"])]
+    who = f"ranks {missing} did" if len(missing) > 1 else f"rank {missing[0]} did" if missing else "another rank did"
+    return (
+        f"{who} not come to the first move in time (flow.init(timeout=...) sets the limit)\n"
+        f"  this is rank {rank} of {size}; see what the others say"
+    )
 
 
 def _folder() -> str:

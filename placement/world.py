@@ -68,27 +68,42 @@ def world() -> World:
 
 
 def _join(timeout: float) -> World:
-    global _ours, _joined, _base
+    global _ours, _joined
     if not _launched():
         return World(None, None, timeout, None)
+    import torch.distributed as dist
+
+    _joined += 1
+    if not dist.is_initialized():
+        try:
+            _meet(timeout)
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0]
+            raise TransportError(
+                f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others within {timeout:g} s "
+                f"(flow.init(timeout=...) sets the limit)\n  torch.distributed said: {said}"
+            ) from error
+        _ours = True
+    atexit.register(close)
+    return World(dist.get_rank(), dist.get_world_size(), timeout, None)
+
+
+def _meet(timeout: float) -> None:
+    """Set up torch.distributed as torchrun has prepared it."""
+    global _base
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    _joined += 1
-    if not dist.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
-        if _base is None:
-            _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        meeting, rank, size = _base
-        named = PrefixStore(f"join/{_joined}", meeting)
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
-        _ours = True
-    atexit.register(close)
-    return World(dist.get_rank(), dist.get_world_size(), timeout, None)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
+    if _base is None:
+        _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    meeting, rank, size = _base
+    named = PrefixStore(f"join/{_joined}", meeting)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
 
 
 def _launched() -> bool:
@@ -211,4 +226,6 @@ def store() -> "Store":
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return PrefixStore(f"sbpflow/{_joined}", _get_default_store())
+    meeting = PrefixStore(f"sbpflow/{_joined}", _get_default_store())
+    meeting.set_timeout(timedelta(seconds=world().timeout))
+    return meeting

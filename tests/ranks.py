@@ -33,7 +33,7 @@ __all__ = ["Ended", "Fresh", "Nursery", "Ranks", "RanksFailed", "fresh", "nurser
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-LEAVE = 10.0  # seconds in which a rank that has nothing left to do must end by itself
+LEAVE = 20.0  # seconds in which a rank that has nothing left to do must end by itself
 
 
 class RanksFailed(AssertionError):

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_doctor_saves_what_it_measured(
     def pretend(ranks: int) -> Measured:
         return Measured(ranks, (1024, 2048), (1e-4, 2e-4), 7e-5, 3e9)
 
-    monkeypatch.setattr("sbpflow.placement.measure.measure", pretend)
+    monkeypatch.setattr(sys.modules[Measured.__module__], "measure", pretend)
     assert main(["doctor", "--measure", "--ranks", "3", "--save", str(tmp_path / "c.toml")]) == 0
     assert "all-gather over 3 local Gloo ranks" in capsys.readouterr().out
     level = cluster(tmp_path / "c.toml").levels[0]

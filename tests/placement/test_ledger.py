@@ -3,12 +3,15 @@
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from sbpflow.placement.ledger import Ledger, stamp
+from sbpflow.placement.world import store, world
+from tests.ranks import Fresh
 
 
 def ledgers(ranks: int) -> list[Ledger]:
@@ -59,6 +62,14 @@ def test_a_long_text_is_cut_not_spilled(two: list[Ledger]) -> None:
     assert latest is not None
     assert set(latest.text) == {"x"}
     assert two[0].fault(1) is None
+
+
+def test_a_refusal_is_seen_though_the_rank_went_on(two: list[Ledger]) -> None:
+    two[1].enter(5, (0, 1), 0, b"refused")
+    two[1].enter(5, (0, 1), 222, b"the next")
+    assert two[0].enter(5, (0, 1), 111, b"waits") == (1, 1)
+    assert two[0].refused(1, 5, 1)
+    assert not two[0].refused(1, 5, 2)
 
 
 def test_a_reader_never_takes_half_an_entry_for_a_difference(two: list[Ledger]) -> None:
@@ -126,3 +137,27 @@ def test_ranks_of_other_hosts_do_not_show(monkeypatch: pytest.MonkeyPatch) -> No
     store.set("fault/1", "it broke")
     store.set("fault", "1")
     assert alone.remote_fault() == (1, "it broke")
+
+
+def agree(seconds: float) -> int:
+    """Rank 1 goes through the turns of groups that share a place; rank 0 looks at the very turn it is in."""
+    ledger = Ledger(world().rank or 0, 2, store())
+    deadline, looks, turn = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < deadline:
+        turn += 1
+        if world().rank:
+            for group in (5, 13, 21):
+                ledger.enter(group, (), turn * 7 + group, b"text" * (turn % 50))
+        elif (seen := ledger.latest(1)) is not None:
+            assert seen.turn
+            for number in (seen.turn, seen.turn + 1):
+                looks += 1
+                assert not any(ledger.differs(1, g, stamp(number, number * 7 + g)) for g in (5, 13, 21))
+    return looks
+
+
+def test_another_process_never_takes_half_an_entry_for_a_difference(fresh: Fresh) -> None:
+    reader, _ = fresh(2, agree, 1.0)
+    assert reader.answer is not None
+    assert reader.answer.error is None, reader.answer.error
+    assert reader.answer.value > 1000

@@ -1,0 +1,268 @@
+"""The world: who owns what, alone and among real ranks; joined late, left cleanly, and nothing stays behind."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sbpflow as flow
+from sbpflow.boxing import box
+from sbpflow.boxing.execute import transport
+from sbpflow.placement import PlacementError, TransportError, placement
+from sbpflow.placement import world as module
+from sbpflow.placement.world import DEFAULT_TIMEOUT, close, device, init, owned, process_group, world
+from sbpflow.sbp import B, P, S, layout
+from tests.ranks import ROOT, Fresh, Ranks, free_port
+
+SHARED = Path("/dev/shm")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world not joined yet, by a process that nobody launched."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "_world", None)
+
+
+def works() -> bool:
+    """Whether all ranks of this world can make a move together."""
+    size = world().size or 0
+    src = layout(placement("cpu", range(size)), P, (3,))
+    return box([torch.ones(3)], src, src.to(B))[0].tolist() == [size] * 3
+
+
+def strays() -> set[str]:
+    return {path.name for path in SHARED.glob("sbpflow-*")}
+
+
+# -- one process --
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_process_that_nobody_launched_owns_every_rank() -> None:
+    assert (world().rank, world().size, world().timeout) == (None, None, DEFAULT_TIMEOUT)
+    assert owned(placement("cpu", [[7, 3], [900, 0]])) == (7, 3, 900, 0)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_of_a_launchers_environment_is_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "0")
+    assert world().rank is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_joining_again_changes_the_options_of_the_one_world() -> None:
+    first = init(timeout=5)
+    assert first.timeout == 5
+    assert init() is first
+    assert first.timeout == 5
+    assert init(timeout=0.5) is world() is first
+    assert first.timeout == 0.5
+    close()
+    assert world() is not first
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan])
+def test_a_time_limit_is_above_0(timeout: float) -> None:
+    with pytest.raises(PlacementError, match="seconds, above 0"):
+        init(timeout=timeout)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_process_has_no_process_group() -> None:
+    with pytest.raises(TransportError, match="one process owns every rank"):
+        process_group([0, 1])
+
+
+@pytest.mark.usefixtures("alone")
+def test_closing_a_world_that_was_never_joined_does_nothing() -> None:
+    close()
+    close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without")
+def test_a_cuda_placement_without_cuda_says_what_to_do() -> None:
+    assert device(placement("cpu", 3), 3) == torch.device("cpu")
+    with pytest.raises(PlacementError, match="sbpflow doctor"):
+        device(placement("cuda", 0), 0)
+
+
+# -- real ranks --
+
+
+def joined() -> tuple[object, ...]:
+    before = dist.is_initialized()
+    mine = owned(placement("cpu", [[2, 0], [1, 3]]))
+    return before, world().rank, world().size, mine, owned(placement("cpu", [2, 3])), dist.get_rank(), works()
+
+
+def test_a_launched_process_owns_its_rank_from_the_first_use_on(fresh: Fresh) -> None:
+    for rank, end in enumerate(fresh(4, joined)):
+        assert end.answer is not None, end.stderr
+        assert end.answer.value == (False, rank, 4, (rank,), (rank,) if rank > 1 else (), rank, True)
+        assert (end.code, end.stderr) == (0, "")
+        assert end.lingered < 5
+
+
+def groups() -> list[object]:
+    """Ranks that made different numbers of groups before meet in a new one nevertheless."""
+    works()
+    flow.init(native=True)
+    rank, everybody = world().rank or 0, process_group(range(4))
+    found: list[object] = [everybody is dist.group.WORLD, everybody is process_group([3, 1, 0, 2])]
+    for members in [(0, 1), (1, 2), (0, 2, 3), (0, 1), (1, 2, 3), (3, 0)]:
+        if rank in members:
+            made = process_group(members)
+            found.append(made is process_group(members[::-1]) and made.size() == len(members))
+            lie = layout(placement("cpu", members), S(0), (6,))
+            found.append(box([torch.full(lie.local_shape(rank), 1.0)], lie, lie.to(B))[0].tolist() == [1.0] * 6)
+    flow.init(native=None)
+    return found
+
+
+def test_a_process_group_is_made_once_for_a_set_of_ranks(ranks4: Ranks) -> None:
+    assert all(all(found) for found in ranks4(groups))
+
+
+def come_and_go() -> list[object]:
+    """Leave and join again, with groups of a part of the world each time."""
+    found: list[object] = []
+    for _ in range(3):
+        flow.init(timeout=20, native=True)
+        pair = layout(placement("cpu", [0, 1]), P, (2,))
+        here = owned(pair.placement)
+        box([torch.ones(2) if here else torch.empty(0)], pair, pair.to(B))
+        found.append(works())
+        flow.init()
+        found.append(works())
+        first = transport()
+        flow.close()
+        found += [not dist.is_initialized(), works(), transport() is not first]
+        flow.close()
+        flow.close()
+    return found
+
+
+def test_a_world_that_was_left_can_be_joined_again(fresh: Fresh) -> None:
+    for end in fresh(3, come_and_go):
+        assert end.answer is not None, end.stderr
+        assert end.answer.error is None, end.answer.error
+        assert all(end.answer.value)
+        assert (end.code, end.stderr) == (0, "")
+
+
+def as_guest() -> list[object]:
+    """torch.distributed was set up by others: it is used, and left as it was."""
+    dist.init_process_group("gloo")
+    mine = torch.ones(2)
+    found: list[object] = []
+    for _ in range(2):
+        flow.init(timeout=20, native=True)
+        pair = layout(placement("cpu", [0, 1]), P, (2,))
+        box([torch.ones(2) if owned(pair.placement) else torch.empty(0)], pair, pair.to(B))
+        found.append(works())
+        flow.close()
+        dist.all_reduce(mine)
+        found.append(dist.is_initialized())
+    found.append(mine.tolist() == [9.0, 9.0])
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_world_that_others_set_up_is_left_to_them(fresh: Fresh) -> None:
+    for end in fresh(3, as_guest):
+        assert end.answer is not None, end.stderr
+        assert end.answer.error is None, end.answer.error
+        assert all(end.answer.value)
+        assert end.code == 0
+
+
+# -- starting badly --
+
+
+def late(limit: float) -> tuple[str, float]:
+    """Rank 1 never comes: it ends before it joins the world, or before its first move."""
+    start = time.monotonic()
+    with pytest.raises(TransportError) as error:
+        flow.init(timeout=limit) and works()
+    return str(error.value), time.monotonic() - start
+
+
+def absent(limit: float) -> tuple[str, float] | None:
+    return None if os.environ["RANK"] == "1" else late(limit)
+
+
+def joined_only(limit: float) -> tuple[str, float] | None:
+    if os.environ["RANK"] == "1":
+        flow.init(timeout=limit)
+        os._exit(5)
+    return late(limit)
+
+
+@pytest.mark.parametrize("start", [absent, joined_only])
+def test_a_rank_that_never_comes_is_an_error_by_the_limit(fresh: Fresh, start: object) -> None:
+    before = strays()
+    assert callable(start)
+    ended = fresh(2, start, 2.0)
+    assert ended[0].answer is not None, ended[0].stderr
+    assert ended[0].answer.error is None, ended[0].answer.error
+    text, seconds = ended[0].answer.value
+    assert ("rank 0 of 2 did not meet" if start is absent else "rank 1 did not come to the first move") in text
+    assert "flow.init(timeout=...)" in text
+    assert seconds < 5
+    assert ended[0].code == 0
+    assert strays() == before
+
+
+# -- nothing stays behind --
+
+
+def crash_in_a_move() -> None:
+    works()
+    if world().rank == 1:
+        os.kill(os.getpid(), 9)
+    works()
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm here")
+@pytest.mark.parametrize("life", [works, crash_in_a_move])
+def test_no_file_stays_in_shared_memory(fresh: Fresh, life: object) -> None:
+    before = strays()
+    assert callable(life)
+    fresh(2, life)
+    assert strays() == before
+
+
+SCRIPT = """
+import torch
+import sbpflow as flow
+from sbpflow import B, S
+
+p = flow.placement("cpu", range(2))
+rows = flow.layout(p, S(0), (3,))
+for _ in range(2):
+    (rank,) = flow.owned(p)
+    whole, = flow.box([torch.full(rows.local_shape(rank), float(rank))], rows, rows.to(B))
+    flow.close()
+print(f"rank {rank} has {whole.tolist()}")
+"""
+
+
+def test_a_script_under_torchrun_runs_and_ends_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = [*launcher, str(tmp_path / "script.py")]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} has [0.0, 0.0, 1.0]" for r in range(2)]
