@@ -38,6 +38,8 @@ def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, networ
     found = problem.solve(holes=False, limit=Price(float("inf"), 0))
     if _cost(found).time > problem.bound(src) * (1 + 1e-9):
         found = problem.solve(holes=True, limit=_cost(found)) or found
+        # The search with holes is cut short; what changes one axis after the other is always looked at.
+        found = min((found, *problem.orders()), key=lambda steps: (*_cost(steps), len(steps)))
     return problem.settled(found)
 
 
@@ -59,6 +61,10 @@ def _levels(axes: tuple[int, ...], network: Network) -> list[_Level]:
         hop = min(links[a][0] for a in slow)
         found.append(_Level(slow, rest, 1 / rate / prod(network.sizes[a] for a in rest), hop))
     return found
+
+
+def _price(step: Step) -> Price:
+    return step.price
 
 
 def _cost(steps: tuple[Step, ...]) -> Price:
@@ -105,6 +111,41 @@ class _Problem:
                 best[after] = total
                 heappush(queue, (estimate, total[1], total[2], next(tie), after, total[0], (*steps, step)))
         return ()
+
+    def orders(self) -> Iterator[tuple[Step, ...]]:
+        """The ways that change one axis after the other, in every order that ends at the target."""
+        for order in permutations(self.axes):
+            here, steps = self.src, list[Step]()
+            for axis in order:
+                step = self.change(here, axis)
+                if step is not None:
+                    steps.append(step)
+                    here = step.after
+            if here == self.dst:
+                yield tuple(steps)
+
+    def change(self, state: State, axis: int) -> Step | None:
+        """The step that gives one axis alone the part that it has in the target; None where it has it."""
+        dst = self.dst
+        was = next((d for d, factors in enumerate(state.dims) if axis in factors), None)
+        now = next((d for d, factors in enumerate(dst.dims) if axis in factors), None)
+        adds = axis in state.partial
+        if was == now and adds == (axis in dst.partial):
+            return None
+        if axis in dst.partial and state.partial and state.reduction != dst.reduction:
+            return None  # a sum and a maximum at once: not this axis yet
+        dims = list(_dropped(state.dims, (axis,), self.sizes))
+        if now is not None:
+            dims[now] = (*dims[now], axis)
+        partial = tuple(sorted({*state.partial} - {axis} | ({axis} & {*dst.partial})))
+        after = State(tuple(dims), partial, dst.reduction if axis in partial else state.reduction if partial else "sum")
+        if axis in partial or (was is None and not adds):
+            return Step("to_partial" if axis in partial else "slice", state, after, (axis,), FREE)
+        if not adds:
+            return self.step("all_gather" if now is None else "all_to_all", state, after, (axis,))
+        kinds = self.network.reductions if now is None else ("reduce_scatter",)
+        size = self.local(state if now is None else after)
+        return min((Step(k, state, after, (axis,), self.network.price(k, (axis,), size)) for k in kinds), key=_price)
 
     def settled(self, found: tuple[Step, ...]) -> tuple[Step, ...]:
         """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""

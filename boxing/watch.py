@@ -34,7 +34,7 @@ class Watch:
         self.ledger, self.pg, self.here = ledger, pg, here
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
-        self._missed: tuple[Turn, int] | None = None  # who was gone when the patrol last looked
+        self._missed: set[tuple[Turn, int]] = set()  # ranks that were gone at one look, for which turn
         self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
         self._over = threading.Event()
         self._hanging_up = threading.Lock()
@@ -96,10 +96,10 @@ class Watch:
         for rank in peers:
             fault = self.ledger.fault(rank)
             if fault or not self.ledger.alive(rank):
-                if self._missed == (turn, rank):
+                if (turn, rank) in self._missed:
                     self._gave_up = rank if fault else None
                     raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
-                self._missed = turn, rank
+                self._missed.add((turn, rank))
 
     def _disagreement(self, turn: Turn, rank: int) -> str:
         if self.ledger.refused(rank, turn.key, turn.number):
