@@ -247,7 +247,12 @@ class Ranks:
         if not self.members:
             self.members = self.nursery.world(self.size)
             self(join)
-        answers = call(self.members, function, args, timeout)
+        try:
+            answers = call(self.members, function, args, timeout)
+        except BaseException:  # from the keyboard: they are still at it, and their answers would be taken for others
+            end(self.members, [None] * self.size)
+            self.members = []
+            raise
         if any(answer is None or answer.error for answer in answers):
             self.fail(function, answers, timeout)
         return [answer.value for answer in answers if answer is not None]
@@ -298,7 +303,7 @@ class Fresh:
         since = time.monotonic()
         codes = end(members, answers)
         said = [before + member.said() for member, before in zip(members, stuck, strict=True)]
-        return [Ended(*all_, time.monotonic() - since) for all_ in zip(answers, codes, said, strict=True)]
+        return [Ended(*each, time.monotonic() - since) for each in zip(answers, codes, said, strict=True)]
 
 
 def end(members: Sequence[Rank], answers: Sequence[Answer | None]) -> list[int | None]:
