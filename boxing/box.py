@@ -106,8 +106,8 @@ class _Box(torch.autograd.Function):
         out = run(way, shards) if way.moves else shards
         if _extremal(way.src):
             ctx.save_for_backward(*shards, *out)
-        # An input returned as it is would lose its own graph, and a view of one refuses later in-place changes.
-        return tuple(t.view_as(t) if any(t is s for s in shards) else t for t in out)
+        # An input returned as it is would lose its own graph, and views refuse later in-place changes.
+        return tuple(t.detach() if t._is_view() or any(t is s for s in shards) else t for t in out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -116,10 +116,13 @@ class _Box(torch.autograd.Function):
             count = len(owned(src.placement)) or 1
             held, out = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
             return None, *_to_holders(grads, held, out, src, dst)
-        return None, *box([_dense(g) for g in grads], dst.dual, src.dual, op="box backward")
+        return None, *box([dense(g) for g in grads], dst.dual, src.dual, op="box backward")
 
 
-def _dense(grad: Tensor) -> Tensor:
+def dense(grad: Tensor) -> Tensor:
+    """What can be moved: a plain tensor with memory of its own."""
+    if grad._is_zerotensor():
+        return grad.clone()
     return grad if grad.layout is torch.strided else grad.to_dense()
 
 

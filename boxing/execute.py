@@ -52,7 +52,6 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
 
 def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
-    wire = transport()
     values = dict(zip(owned(plan.src.placement), shards, strict=False))
     if not plan.src.numel:
         return _shards(plan, {r: _empty(plan.dst, r) for r in owned(plan.dst.placement)})
@@ -64,6 +63,7 @@ def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Fli
         reduction = move.src.state.reduction
         for i in range(EXCHANGES.get(move.kind, 1)):
             stage += 1
+            wire = transport()  # only now: what is local needs no peers
             jobs = [Job(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
             whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
             arrival = whole or wire.start(plan, stage, jobs, reduction, background)

@@ -3,8 +3,27 @@
 from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
-from . import boxing, sbp
+from . import boxing, nn, sbp
 from .boxing import box, box_async, gather, layout_of, lower_bound, plan, record, scatter
+from .nn import (
+    GlobalTensor,
+    arange,
+    check_rule,
+    empty,
+    explicit,
+    eye,
+    from_local,
+    full,
+    linspace,
+    ones,
+    rand,
+    randint,
+    randn,
+    randperm,
+    rule,
+    tensor,
+    zeros,
+)
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
 from .placement.world import close, init, owned
 from .sbp import B, Layout, P, S, layout
@@ -17,27 +36,45 @@ except _NotFound:  # run from a checkout that was not installed
 __all__ = [
     "B",
     "Cluster",
+    "GlobalTensor",
     "Layout",
     "P",
     "Placement",
     "S",
     "SbpflowError",
     "__version__",
+    "arange",
     "box",
     "box_async",
     "boxing",
+    "check_rule",
     "close",
     "cluster",
+    "empty",
+    "explicit",
+    "eye",
+    "from_local",
+    "full",
     "gather",
     "init",
     "layout",
     "layout_of",
+    "linspace",
     "lower_bound",
+    "nn",
+    "ones",
     "owned",
     "placement",
     "plan",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
     "record",
+    "rule",
     "sbp",
     "scatter",
+    "tensor",
     "use_cluster",
+    "zeros",
 ]

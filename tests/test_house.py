@@ -17,8 +17,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("placement", "sbp", "boxing", "actors", "nn")  # lowest first
-BUILT = ("placement", "sbp", "boxing")  # actors and nn, with their links in sbpflow/, come with their issues
-ARROWS = {("sbp", "placement"), ("boxing", "placement"), ("boxing", "sbp")}
+BUILT = ("placement", "sbp", "boxing", "nn")  # actors, with its link in sbpflow/, comes when it is built
+ARROWS = {
+    ("sbp", "placement"),
+    ("boxing", "placement"),
+    ("boxing", "sbp"),
+    ("nn", "placement"),
+    ("nn", "sbp"),
+    ("nn", "boxing"),
+}
 DATA = {".py", ".lark", ".rules", ".toml"}
 
 

@@ -1,0 +1,103 @@
+"""What a global tensor adds to the time of an op, beside DTensor in the same minute, and a block beside one by hand.
+
+    python -m benchmarks.eager [--quick] [--only ops first block] [--write]
+
+ops      rank 0 of 4 on tensors so small that their own work hardly counts; the layouts are such that nothing is sent
+first    the first call of an op at layouts that it has not met, and at shapes only that it has not met
+block    a transformer block with its weights split as Megatron does, forward and backward: alone, and on 2 Gloo ranks
+
+All ways go in turn, round by round, in the same processes. Where a process is alone as rank 0 of four, all systems run
+on PyTorch's fake process group, whose collectives end at once.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.alone import Times
+from benchmarks.eager_block import blocks, show_blocks
+from benchmarks.eager_ops import first, ops, show_first, show_ops
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs" / "benchmarks.md"
+ROUNDS = 21
+
+Part: TypeAlias = tuple[Callable[[int], Times], tuple[int, ...], Callable[[Times], Iterator[str]]]
+PARTS: dict[str, Part] = {  # what measures, on how many processes, what shows it
+    "ops": (ops, (1,), show_ops),
+    "first": (first, (1,), show_first),
+    "block": (blocks, (1, 2), show_blocks),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        worker(json.loads(options.job))
+        return
+    lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
+    for part in options.only:
+        sizes, show = PARTS[part][1:]
+        times: Times = {}
+        for ranks in sizes:
+            times |= launched(part, ranks, quick=options.quick)
+        lines += ["", *show(times)]
+    report = "\n".join(lines)
+    print(report)
+    if options.write:
+        write(report)
+
+
+def launched(part: str, ranks: int, *, quick: bool) -> Times:
+    """Run a part in processes of its own; of several ranks the slowest one's time of each round counts."""
+    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
+        job = json.dumps({"part": part, "folder": folder, "rounds": 3 if quick else ROUNDS})
+        launch = [sys.executable]
+        if ranks > 1:
+            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        subprocess.run(
+            [*launch, "-m", "benchmarks.eager", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
+        )
+        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return {
+        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
+        for what, ways in each[0].items()
+    }
+
+
+def worker(job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    times = PARTS[job["part"]][0](job["rounds"])
+    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def write(report: str) -> None:
+    """Put the report between its markers in the docs."""
+    begin, end = "<!-- eager:begin -->", "<!-- eager:end -->"
+    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
+    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

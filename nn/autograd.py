@@ -1,0 +1,345 @@
+"""Gradients: local autograd on the shards, and what is left to do around it.
+
+A leaf is a B tensor whose gradient each op may leave whole or as addends. It keeps one alias of its shards for each of
+these, so that gradients add up locally in both, and are brought together once, when the backward pass is over.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ..boxing import box
+from ..boxing.box import dense
+from ..placement.errors import SbpError, ShapeError
+from ..sbp import B, Layout
+from ..sbp.signature import Partial
+from ..sbp.state import State
+from .moving import describe, flat, shards_as
+from .tensor import GlobalTensor, plain, wrap
+
+__all__ = ["Leaf", "backward", "become_leaf", "grad", "register_hook", "register_post_hook", "retain_grad", "set_data"]
+
+_leaves: "WeakValueDictionary[int, GlobalTensor]" = WeakValueDictionary()  # in order of creation, the same on all ranks
+_serial = count()
+
+
+class Leaf:
+    """The aliases of a leaf, by layout; they share its memory and its version counter, not its gradient."""
+
+    def __init__(self) -> None:
+        self.aliases: dict[Layout, tuple[Tensor, ...]] = {}
+        self.post_hooks: dict[int, Callable[[Tensor], None]] = {}
+
+    def alias(self, x: GlobalTensor, of: Layout) -> tuple[Tensor, ...]:
+        known = self.aliases.get(of)
+        if known is None:
+            known = self.aliases[of] = tuple(shard.detach().requires_grad_() for shard in x._shards)
+        return known
+
+    def source(self, x: GlobalTensor, dst: Layout) -> tuple[Layout, tuple[Tensor, ...]]:
+        """What to move from: the alias whose gradient comes back for nothing, or for least."""
+        src = x._layout
+        if src.placement is not dst.placement:
+            return src, x._shards
+        whole = {a for a in range(src.placement.ndim) if _is_b(src, a)}
+        partial = tuple(sorted(a for a in whole if not (_is_b(dst, a) and a not in dst.grad_partial)))
+        of = Layout(src.placement, src.state, src.shape, src.dtype, partial)
+        return (src, x._shards) if of is src else (of, self.alias(x, of))
+
+    def held(self, x: GlobalTensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
+        """Every layout in which gradients may lie."""
+        return [(x._layout, x._shards), *self.aliases.items()]
+
+
+def _is_b(of: Layout, axis: int) -> bool:
+    return of.placement.shape[axis] > 1 and axis not in of.state.split and axis not in of.state.partial
+
+
+def become_leaf(x: GlobalTensor, on: bool) -> None:
+    """`requires_grad_`: torch's own checks first, on every shard."""
+    if x.requires_grad is on:
+        return
+    for shard in x._shards:
+        shard.requires_grad_(on)
+    x._leaf = None
+    if on:
+        axes = tuple(a for a in range(x.placement.ndim) if _is_b(x._layout, a))
+        x._layout = Layout(x.placement, x._layout.state, x._layout.shape, x._layout.dtype, axes, x._layout.sbp)
+        x._leaf = Leaf()
+        _leaves[next(_serial)] = x
+    else:
+        x._layout = plain(x._layout)
+
+
+def set_data(x: GlobalTensor, value: Tensor) -> None:
+    """`x.data = value`: other values in the same tensor, which stays a leaf."""
+    if not isinstance(value, GlobalTensor):
+        raise TypeError(
+            f"data of a global tensor must be a global tensor, found {type(value).__name__}\n"
+            "  make it one: flow.tensor(value, placement=x.placement, sbp=x.sbp)"
+        )
+    on = x.requires_grad
+    x._shards = tuple(shard.detach() for shard in value._shards)
+    x._layout, x._leaf, x._moved = plain(value._layout), None, None
+    if on:
+        become_leaf(x, True)
+
+
+def gradient_layout(of: Layout) -> Layout:
+    """How a leaf's gradient is kept: as the leaf lies, added up."""
+    return Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
+
+
+def backward(
+    tensors: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | Tensor | None = None,
+) -> None:
+    """Run the backward pass of all ranks owned here, then bring the leaves' gradients together."""
+    roots, cotangents = _roots(tensors, gradients)
+    if not roots:
+        raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    into = None
+    if inputs is not None:
+        into = [shard for x in _listed(inputs) for _, shards in _holders(x) for shard in shards if shard.requires_grad]
+    torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=into)
+    settle()
+
+
+def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
+    roots: list[Tensor] = []
+    cotangents: list[Tensor | None] = []
+    for y, given in zip(tensors, gradients, strict=True):
+        if not isinstance(y, GlobalTensor):
+            roots.append(y)
+            cotangents.append(given)
+        elif y.requires_grad:
+            if y._layout.state.partial and y._layout.state.reduction != "sum":
+                y = y.to_global(sbp=tuple(B if isinstance(e, Partial) else e for e in y.sbp))  # to the holders
+            for shard, cotangent in zip(y._shards, _cotangent(y, given), strict=True):
+                if shard.requires_grad:  # a rank without elements may have nothing to differentiate
+                    roots.append(shard)
+                    cotangents.append(cotangent)
+        else:
+            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    return roots, cotangents
+
+
+def _cotangent(y: GlobalTensor, given: Tensor | None) -> tuple[Tensor, ...]:
+    """The gradient that backward starts from, as the dual of `y` lies."""
+    if given is None:
+        if y.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        given = torch.ones(y._layout.shape, dtype=y.dtype, device=y.device)
+    if given.shape != y.shape:
+        raise ShapeError(f"a gradient of shape {tuple(given.shape)} for\n  {describe(y)}\n  give one of that shape")
+    if not isinstance(given, GlobalTensor):
+        given = wrap(_from_whole(y, given), flat(y._layout))
+    elif given.dtype != y.dtype:
+        given = given.to(y.dtype)
+    assert isinstance(given, GlobalTensor)
+    return shards_as(given, y._layout.dual, "backward")
+
+
+def _from_whole(y: GlobalTensor, value: Tensor) -> tuple[Tensor, ...]:
+    """The same value on every rank owned here; the token where there is none."""
+    from ..boxing.execute import token
+    from ..placement.world import device, owned
+
+    return tuple(value.to(device(y.placement, r), y.dtype) for r in owned(y.placement)) or (token(y._layout),)
+
+
+def _listed(inputs: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
+    return (inputs,) if isinstance(inputs, Tensor) else inputs
+
+
+def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
+    if not isinstance(x, GlobalTensor):
+        raise TypeError("inputs of the backward pass of a global tensor must be global tensors")
+    return x._leaf.held(x) if x._leaf is not None else [(x._layout, x._shards)]
+
+
+def settle() -> None:
+    """Bring what has gathered on the leaves' aliases into their `grad`, in the order in which leaves were made."""
+    for _, x in sorted(_leaves.items()):
+        if x._leaf is None:
+            continue
+        found = []
+        for of, shards in x._leaf.held(x):
+            if any(shard.grad is not None for shard in shards):
+                found.append((of, tuple(_grad_of(shard) for shard in shards)))
+                for shard in shards:
+                    shard.grad = None
+        if found:
+            _accumulate(x, _together(x, found))
+
+
+def _grad_of(shard: Tensor) -> Tensor:
+    return torch.zeros_like(shard) if shard.grad is None else dense(shard.grad)
+
+
+def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]]) -> GlobalTensor:
+    """One gradient from those of several aliases: added up as addends, then moved, once."""
+    duals = [(of.dual, grads) for of, grads in found]
+    there = gradient_layout(x._layout)
+    common = duals[0][0]
+    if len(duals) > 1:
+        axes = {a for dual, _ in duals for a in dual.state.partial}
+        common = Layout(there.placement, State(there.state.dims, tuple(sorted(axes))), there.shape, there.dtype)
+    total: tuple[Tensor, ...] | None = None
+    for dual, grads in duals:
+        part = grads if dual is common else box(grads, dual, common, op="gradient")
+        total = part if total is None else tuple(a + b for a, b in zip(total, part, strict=True))
+    assert total is not None
+    return wrap(box(total, common, there, op="gradient"), there)
+
+
+def _accumulate(x: GlobalTensor, new: GlobalTensor) -> None:
+    if x._hooks is not None:
+        new = x._hooks.run(new)
+    if x._grad is None:
+        x._grad = new
+    elif torch.is_grad_enabled() and new.requires_grad:
+        x._grad = x._grad + new  # type: ignore[assignment]
+    else:
+        with torch.no_grad():
+            x._grad.add_(new)
+    for hook in list(x._leaf.post_hooks.values()):
+        hook(x)
+
+
+def grad(
+    outputs: Sequence[Tensor] | Tensor,
+    inputs: Sequence[Tensor] | Tensor,
+    grad_outputs: Sequence[Tensor | None] | Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad for global tensors."""
+    if is_grads_batched:
+        raise SbpError("is_grads_batched is not supported for global tensors\n  call grad once for each gradient")
+    ys, xs = _listed(outputs), _listed(inputs)
+    given = [None] * len(ys) if grad_outputs is None else list(_listed(grad_outputs))  # type: ignore[arg-type]
+    roots, cotangents = _roots(ys, given)
+    holders = [_holders(x) for x in xs]
+    wanted = [shard for held in holders for _, shards in held for shard in shards]
+    if not all(shard.requires_grad for shard in wanted):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    found = iter(torch.autograd.grad(roots, wanted, cotangents, retain_graph, create_graph, allow_unused=True))
+    results: list[Tensor | None] = []
+    for x, held in zip(xs, holders, strict=True):
+        parts = []
+        for of, shards in held:
+            grads = [next(found) for _ in shards]
+            if any(g is not None for g in grads):
+                full = tuple(torch.zeros_like(s) if g is None else g for s, g in zip(shards, grads, strict=True))
+                parts.append((of, full))
+        assert isinstance(x, GlobalTensor)
+        if parts:
+            results.append(_together(x, parts) if x._leaf is not None else _as_dual(parts[0]))
+        elif materialize_grads:
+            results.append(torch.zeros_like(x))
+        elif allow_unused:
+            results.append(None)
+        else:
+            raise RuntimeError(
+                "One of the differentiated Tensors appears to not have been used in the graph. "
+                "Set allow_unused=True if this is the desired behavior."
+            )
+    return tuple(results)
+
+
+def _as_dual(part: tuple[Layout, tuple[Tensor, ...]]) -> GlobalTensor:
+    return wrap(part[1], part[0].dual)
+
+
+class Hooks:
+    """What is to be called with a tensor's gradient, as one global tensor."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Callable[[Tensor], Tensor | None]] = {}
+        self.retain = False
+
+    def run(self, new: GlobalTensor) -> GlobalTensor:
+        for call in list(self.calls.values()):
+            other = call(new)
+            if other is not None:
+                if not isinstance(other, GlobalTensor):
+                    other = wrap(_from_whole(new, other), flat(new._layout))
+                new = wrap(shards_as(other, new._layout, "hook"), new._layout)
+        return new
+
+
+class Handle:
+    """Takes a hook away again."""
+
+    def __init__(self, calls: dict[int, Any], number: int) -> None:
+        self._calls, self._number = calls, number
+
+    def remove(self) -> None:
+        self._calls.pop(self._number, None)
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+class _Pass(torch.autograd.Function):
+    """Hands shards on; on the way back all their gradients are together, and hooks see one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, of: Layout, hooks: Hooks, keep: list[Any], *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.of, ctx.hooks, ctx.keep = of, hooks, keep
+        return tuple(shard.view_as(shard) for shard in shards)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        new = ctx.hooks.run(wrap(grads, ctx.of.dual))
+        if ctx.hooks.retain and ctx.keep[0]() is not None:
+            x = ctx.keep[0]()
+            x._grad = new if x._grad is None else x._grad + new
+        return None, None, None, *new._shards
+
+
+def _hooks_of(x: GlobalTensor) -> Hooks:
+    if not x.requires_grad:
+        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+    if x._hooks is None:
+        x._hooks = Hooks()
+        if x._leaf is None:
+            from weakref import ref
+
+            x._shards = _Pass.apply(x._layout, x._hooks, [ref(x)], *x._shards)  # type: ignore[no-untyped-call]
+    return x._hooks  # type: ignore[no-any-return]
+
+
+def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> Handle:
+    calls = _hooks_of(x).calls
+    number = next(_serial)
+    calls[number] = hook
+    return Handle(calls, number)
+
+
+def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Handle:
+    if x._leaf is None:
+        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    number = next(_serial)
+    x._leaf.post_hooks[number] = hook
+    return Handle(x._leaf.post_hooks, number)
+
+
+def retain_grad(x: GlobalTensor) -> None:
+    if x._leaf is None:
+        _hooks_of(x).retain = True

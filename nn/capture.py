@@ -1,0 +1,208 @@
+"""Capture: which ATen calls a torch function makes of logical tensors, and what comes out, without computing anything.
+
+The function runs on fake tensors of the logical shapes. A mode at the pre-dispatch key sees every call above autograd
+and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`, indexing is slices and selects.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..sbp import Layout
+from ..sbp.call import tensors_in
+
+__all__ = ["Captured", "Node", "Ref", "asks_for_grad", "capture", "capturing", "fakes_of", "map_tensors"]
+
+
+class Ref(NamedTuple):
+    """The tensor with this number: first the inputs of a captured function, then the outputs of its nodes."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One ATen call; its tensors are `Ref`s, and `fakes` are what they were, for rules to look at."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fake_args: tuple[Any, ...]
+    fake_kwargs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+    numbers: tuple[int, ...]  # of the outputs; that of an input where the op returned it
+    grad: bool = True  # whether gradients were on; some functions turn them off for a while
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A function as a list of nodes; `result` is what it returned, with Refs for tensors."""
+
+    nodes: tuple[Node, ...]
+    result: Any
+    inputs: tuple[Tensor, ...]
+    fakes: tuple[Tensor, ...]  # by number
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A structure of lists, tuples and dicts with every tensor in it replaced."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = [map_tensors(part, change) for part in value]
+        plain = type(value) is tuple
+        return tuple(parts) if plain else _named(type(value), parts)
+    if isinstance(value, list):
+        return [map_tensors(part, change) for part in value]
+    if isinstance(value, dict):
+        return {name: map_tensors(part, change) for name, part in value.items()}
+    return value
+
+
+def _named(kind: Any, parts: list[Any]) -> Any:
+    """torch's result tuples take one sequence, Python's named tuples their fields."""
+    return kind(*parts) if hasattr(kind, "_make") else kind(parts)
+
+
+class Seen(NamedTuple):
+    """A call as it went by."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    grad: bool
+
+
+# SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
+class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.calls: list[Seen] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.calls.append(Seen(func, args, kwargs or {}, out, torch.is_grad_enabled()))
+        return out
+
+
+_fakes = FakeTensorMode(allow_non_fake_inputs=True)
+_capturing = 0
+
+
+def capturing() -> bool:
+    """Whether fakes are running through a function right now."""
+    return _capturing > 0
+
+
+def _fake(layout: Layout) -> Tensor:
+    """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
+    with _fakes:
+        return torch.empty(layout.shape, dtype=layout.dtype, device=layout.placement.type)
+
+
+def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
+    """Tensors of the logical shapes and dtypes, without values."""
+    return [_fake(layout) for layout in layouts]
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layouts: Sequence[Layout],
+    *,
+    grad: bool = False,
+) -> Captured:
+    """What `function` does with tensors of these layouts, which stand in its arguments as Refs.
+
+    With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
+    """
+    inputs = fakes_of(layouts)
+    if grad:
+        inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
+    fill = _filler(inputs)
+    watch = _Watch()
+    global _capturing
+    _capturing += 1
+    try:
+        with _fakes, torch.enable_grad(), enable_python_dispatcher(), watch:
+            result = function(*fill(tuple(args)), **fill(kwargs))
+    finally:
+        _capturing -= 1
+    return _read(watch.calls, result, inputs)
+
+
+@cache
+def asks_for_grad(function: Any) -> bool:
+    """Whether a Python function looks at what requires grad, so that fakes would take another way through it."""
+    return _asks(function, set())
+
+
+def _asks(function: Any, seen: set[Any]) -> bool:
+    if not isinstance(function, FunctionType) or function in seen or len(seen) > 64:
+        return False
+    seen.add(function)
+    names = _names(function.__code__)
+    if names & {"requires_grad", "is_grad_enabled"}:
+        return True
+    return any(_asks(function.__globals__.get(name), seen) for name in names)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _filler(tensors: Sequence[Tensor]) -> Callable[[Any], Any]:
+    def fill(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return tensors[value.number]
+        if isinstance(value, tuple):
+            return tuple(map(fill, value))
+        if isinstance(value, list):
+            return list(map(fill, value))
+        if isinstance(value, dict):
+            return {name: fill(part) for name, part in value.items()}
+        return value
+
+    return fill
+
+
+def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:
+    numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+    fakes = list(inputs)
+
+    def refer(tensor: Tensor) -> Any:
+        number = numbers.get(id(tensor))
+        if number is None and isinstance(tensor, FakeTensor):  # torch.zeros_like returns another object than its op
+            number = next((n for n, other in enumerate(fakes) if _is_same(tensor, other)), None)
+            if number is None:
+                raise LookupError("a tensor that no captured call made")
+        return tensor if number is None else Ref(number)  # a constant of the function stays what it is
+
+    nodes = []
+    for op, args, kwargs, out, grad in calls:
+        taken, named = map_tensors(args, refer), map_tensors(kwargs, refer)
+        outputs = tuple(tensors_in(out))
+        for tensor in outputs:
+            if id(tensor) not in numbers:
+                numbers[id(tensor)] = len(fakes)
+                fakes.append(tensor)
+        nodes.append(Node(op, taken, named, args, kwargs, outputs, tuple(numbers[id(t)] for t in outputs), grad))
+    return Captured(tuple(nodes), map_tensors(result, refer), tuple(inputs), tuple(fakes))
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.shape == b.shape and a.stride() == b.stride()

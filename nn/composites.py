@@ -1,0 +1,317 @@
+"""Ops written in terms of others, on global tensors: where a rule alone would have to gather.
+
+Each is one device's formula in plain torch. The dispatcher gives every op in it its signature, so that a split class
+dim needs a maximum and a sum of one number a row, never the logits, and a mean is a sum over the logical count.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..sbp.call import Call
+from ..sbp.state import State
+from .capture import Node, Ref
+from .recipe import Recipe
+from .tensor import GlobalTensor, wrap
+
+__all__ = ["Handler", "composite"]
+
+When: TypeAlias = Callable[[Call], bool]
+_composites: dict[str, tuple[When, Callable[..., Any]]] = {}
+
+
+class Handler(Recipe):
+    """A function of ours, called with the ATen call's arguments."""
+
+    def __init__(self, function: Callable[..., Any], node: Node) -> None:
+        self.function, self.node = function, node
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        def fill(value: Any) -> Any:
+            if isinstance(value, Ref):
+                return tensors[value.number]
+            return type(value)(map(fill, value)) if isinstance(value, list | tuple) else value
+
+        return self.function(*fill(self.node.args), **{k: fill(v) for k, v in self.node.kwargs.items()})
+
+
+def composite(call: Call, node: Node) -> Recipe | None:
+    """The recipe by a formula, where there is one and it is the better way for this call."""
+    known = _composites.get(call.name)
+    if known is None or not known[0](call):
+        return None
+    return Handler(known[1], node)
+
+
+def formula(*names: str, when: When) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: these ops by this formula, where `when` says so."""
+
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            _composites[name] = when, function
+        return function
+
+    return put
+
+
+def always(call: Call) -> bool:
+    return True
+
+
+def _dims(call: Call, attribute: str = "dim") -> set[int]:
+    """The dims that an argument names, all where it names none."""
+    ndim, dim = call.inputs[0].ndim, call.bound.get(attribute)
+    if dim is None or dim == []:
+        return set(range(ndim))
+    listed = dim if isinstance(dim, list | tuple) else [dim]
+    return {d % ndim for d in listed if isinstance(d, int)} if ndim else set()
+
+
+def along_split(call: Call) -> bool:
+    """Whether the op works along a dim that is split."""
+    return bool(call.states) and any(call.states[0].dims[d] for d in _dims(call))
+
+
+def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None or x.dtype is dtype else x.to(dtype)
+
+
+def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTensor:
+    """Random numbers of the shape of `x`: those of one device, each rank's part of them."""
+    from .factories import whole_everywhere
+
+    whole = fill(torch.empty(x._layout.shape, dtype=x.dtype, device=x.device))
+    everywhere = whole_everywhere(whole, x.placement)
+    if x._layout.state.partial:
+        return everywhere
+    return everywhere.to_global(sbp=x.sbp) if _plain(x) else wrap(_cut(everywhere, x), _as(x))
+
+
+def _plain(x: GlobalTensor) -> bool:
+    return not any(len(f) > 1 or any(a < 0 for a in f) for f in x._layout.state.dims)
+
+
+def _as(x: GlobalTensor) -> Any:
+    return x._layout.with_state(State(x._layout.state.dims))
+
+
+def _cut(everywhere: GlobalTensor, x: GlobalTensor) -> tuple[Tensor, ...]:
+    from .moving import shards_as
+
+    return shards_as(everywhere, _as(x), "random")
+
+
+@formula("dropout", "feature_dropout_", "dropout_", when=lambda call: call.name == "dropout")
+def dropout(x: GlobalTensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0:
+        return x * 1 if x.requires_grad else x
+    if p == 1:
+        return x * 0
+    with torch.no_grad():
+        noise = random_like(x, lambda whole: whole.bernoulli_(1 - p).div_(1 - p))
+    return x * noise
+
+
+@formula("softmax.int", "_softmax", when=along_split)
+def softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    x = _cast(x, dtype if isinstance(dtype, torch.dtype) else None)
+    top = x.detach().amax(dim, keepdim=True)
+    e = (x - top).exp()
+    return e / e.sum(dim, keepdim=True)
+
+
+@formula("log_softmax.int", "_log_softmax", when=along_split)
+def log_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    x = _cast(x, dtype if isinstance(dtype, torch.dtype) else None)
+    top = x.detach().amax(dim, keepdim=True)
+    x = x - top
+    return x - x.exp().sum(dim, keepdim=True).log()
+
+
+@formula("logsumexp", when=along_split)
+def logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    top = x.detach().amax(dim, keepdim=True)
+    top = torch.where(top.abs() == math.inf, torch.zeros_like(top), top)
+    out = (x - top).exp().sum(dim, keepdim=True).log() + top
+    return out if keepdim else out.squeeze(tuple(dim) if isinstance(dim, list) else dim)
+
+
+@formula("linalg_vector_norm", when=lambda call: along_split(call) and call.bound["ord"] != 0)
+def vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = _cast(x, dtype)
+    over = list(range(x.ndim)) if dim is None or dim == [] else dim
+    size = x.abs() if not (ord == 2 and not x.dtype.is_complex) else x
+    if ord == math.inf:
+        return size.amax(over, keepdim)
+    if ord == -math.inf:
+        return size.amin(over, keepdim)
+    if ord == 1:
+        return size.sum(over, keepdim)
+    total = (size * size if ord == 2 else size**ord).sum(over, keepdim)
+    if ord < 0:
+        return total ** (1 / ord)
+    zero = total == 0  # a root has no slope there; torch gives the norm of zeros the gradient 0
+    safe = torch.where(zero, torch.ones_like(total), total)
+    root = safe.sqrt() if ord == 2 else safe ** (1 / ord)
+    return torch.where(zero, torch.zeros_like(root), root)
+
+
+def _variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> tuple[Tensor, Tensor]:
+    over = list(range(x.ndim)) if dim is None or dim == [] else dim
+    listed = over if isinstance(over, list | tuple) else [over]
+    count = math.prod(x.shape[d] for d in listed)
+    mean = x.mean(listed, keepdim=True)
+    off = x - mean
+    square = (off * off.conj()).real if x.dtype.is_complex else off * off
+    var = square.sum(listed, keepdim) / max(count - correction, 0)
+    return var, mean if keepdim else mean.squeeze(tuple(listed))
+
+
+def _number(correction: Any) -> float:
+    return 1 if correction is None else correction
+
+
+@formula("var.correction", when=along_split)
+def var(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, _number(correction), keepdim)[0]
+
+
+@formula("std.correction", when=along_split)
+def std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, _number(correction), keepdim)[0].sqrt()
+
+
+@formula("var.dim", when=along_split)
+def var_dim(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, int(unbiased), keepdim)[0]
+
+
+@formula("std.dim", when=along_split)
+def std_dim(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, int(unbiased), keepdim)[0].sqrt()
+
+
+@formula("var", when=along_split)
+def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
+    return _variance(x, None, int(unbiased), False)[0]
+
+
+@formula("std", when=along_split)
+def std_all(x: Tensor, unbiased: bool = True) -> Tensor:
+    return _variance(x, None, int(unbiased), False)[0].sqrt()
+
+
+def _split_or_partial(call: Call) -> bool:
+    return any(f for state in call.states for f in state.dims) or any(state.partial for state in call.states)
+
+
+def _classes(call: Call) -> bool:
+    """Whether a classification loss needs the formula: a split class dim, or a mean that is not over all elements."""
+    return _split_or_partial(call)
+
+
+def _trains_apart(call: Call) -> bool:
+    """Whether the batch's statistics are needed, and anything lies in pieces or addends."""
+    return bool(call.bound["training"]) and _split_or_partial(call)
+
+
+@formula("batch_norm", when=_trains_apart)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Tensor:
+    over = [d for d in range(x.ndim) if d != 1]
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    count = x.numel() // x.shape[1]
+    mean = x.mean(over)
+    off = x - mean.view(shape)
+    biased = (off * off).mean(over)
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            running_mean.mul_(1 - momentum).add_(mean.detach().to(running_mean.dtype), alpha=momentum)
+            fair = biased.detach() * (count / max(count - 1, 1))
+            running_var.mul_(1 - momentum).add_(fair.to(running_var.dtype), alpha=momentum)
+    out = off * (biased + eps).rsqrt().view(shape)
+    if weight is not None:
+        out = out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+def _class_dim(x: Tensor) -> int:
+    return 0 if x.ndim == 1 else 1
+
+
+def _reduce(losses: Tensor, weights: Tensor | None, valid: Tensor | None, reduction: int, count: int) -> Tensor:
+    """0: each, 1: mean over what counts, 2: sum."""
+    if reduction == 0:
+        return losses
+    if reduction == 2:
+        return losses.sum()
+    if weights is None and valid is None:
+        return losses.sum() / count
+    over = weights if weights is not None else valid
+    assert over is not None
+    return losses.sum() / over.to(losses.dtype).sum()
+
+
+@formula("nll_loss_nd", "nll_loss", "nll_loss2d", when=_classes)
+def nll_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    dim = _class_dim(x)
+    valid = target != ignore_index
+    index = torch.where(valid, target, torch.zeros_like(target))
+    picked = x.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    if weight is None:
+        losses = torch.where(valid, -picked, torch.zeros_like(picked))
+        return _reduce(losses, None, valid, reduction, 0)
+    weights = torch.where(valid, weight[index], torch.zeros_like(picked))
+    return _reduce(-picked * weights, weights, None, reduction, 0)
+
+
+@formula("cross_entropy_loss", when=_classes)
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    dim = _class_dim(x)
+    logs = torch.log_softmax(x, dim)
+    classes = x.shape[dim]
+    shape = [1] * x.ndim
+    shape[dim] = classes
+    if target.shape == x.shape and target.dtype.is_floating_point:
+        goal = target * (1 - label_smoothing) + label_smoothing / classes if label_smoothing else target
+        each = -logs * goal
+        losses = (each * weight.view(shape) if weight is not None else each).sum(dim)
+        return _reduce(losses, None, None, reduction, max(x.numel() // classes, 1))
+    nll: Tensor = nll_loss(logs, target, weight, reduction, ignore_index)
+    if not label_smoothing:
+        return nll
+    valid = target != ignore_index
+    each = -(logs * weight.view(shape) if weight is not None else logs).sum(dim)
+    each = torch.where(valid, each, torch.zeros_like(each))
+    if weight is None:
+        smooth = _reduce(each, None, valid, reduction, 0)
+    else:
+        index = torch.where(valid, target, torch.zeros_like(target))
+        weights = torch.where(valid, weight[index], torch.zeros_like(each))
+        smooth = _reduce(each, weights, None, reduction, 0)
+    return nll * (1 - label_smoothing) + smooth * (label_smoothing / classes)

@@ -1,0 +1,231 @@
+"""Dispatch: what happens when a torch function meets a global tensor.
+
+The layouts of the tensors and the other arguments are the key to a *recipe*: how the inputs must lie, what each rank
+runs, how the outputs lie. A known key costs one look-up; `first` makes a recipe for a new one.
+
+    recipe       runs                                              when
+    Single       the function itself on the shards, once a rank    it is one ATen call that a rule covers
+    Program      the captured calls one by one, each by dispatch   it is several
+    Whole        the function itself on gathered tensors           nothing is known of it
+    Handler      a function of ours on the global tensors          see handlers and composites
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement.errors import PlacementError, SbpError
+from .capture import map_tensors
+from .moving import describe, flat, shards_as
+from .recipe import Recipe, WrongRule
+from .tensor import GlobalTensor, on_call, wrap
+
+__all__ = ["adopt", "dispatch", "forget", "name_of", "on_first"]
+
+
+_ATOMS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, complex}
+_recipes: dict[Any, Recipe] = {}
+# Pointwise functions, whose numbers decide nothing: an optimizer's steps have another one each time.
+_any_float: set[Any] = set()
+_MOST = 1 << 16
+_make = torch.Tensor._make_subclass
+_autocast = torch._C._is_any_autocast_enabled
+_first: Callable[..., Recipe]  # makes a recipe: `compile.first`, which stands above and puts itself here
+
+
+def on_first(make: Callable[..., Recipe]) -> None:
+    global _first
+    _first = make
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Answer a torch function with global tensors among its arguments."""
+    return _answer(GlobalTensor, func, None, args, kwargs)
+
+
+def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    # This function is what every op costs; it is written for time, and nothing in it is there without need.
+    key = [func]
+    for a in args:
+        kind = a.__class__
+        if kind is GlobalTensor:
+            key.append(a._layout)
+        elif kind in _ATOMS:
+            key.append(kind)
+            if kind is not float or func not in _any_float:
+                key.append(a)
+        else:
+            _note(a, key, func)
+    if kwargs:
+        for name, a in kwargs.items():
+            key.append(name)
+            _note(a, key, func)
+    if _autocast():
+        key.append(_autocast_state())
+    token = tuple(key)
+    try:
+        recipe = _recipes.get(token)
+    except TypeError:  # something in it cannot be a key
+        return _prepared(func, args, kwargs or {}, None)
+    if recipe is None:
+        return _prepared(func, args, kwargs or {}, token)
+    out_layout = recipe.only
+    if out_layout is None:
+        return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+    for at in recipe.unless_grad:
+        if args[at]._shards[0].requires_grad:
+            return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+    mine = [a._shards[0] if a.__class__ is GlobalTensor else a for a in args]
+    out = func(*mine, **kwargs) if kwargs else func(*mine)
+    made = _make(GlobalTensor, recipe.base)
+    made._shards = (out,)
+    made._layout = out_layout
+    return made
+
+
+def collected(args: Any, kwargs: Any) -> list[GlobalTensor]:
+    """The global tensors among the arguments, in order."""
+    found: list[GlobalTensor] = []
+    for a in args if not kwargs else (*args, *kwargs.values()):
+        kind = a.__class__
+        if kind is GlobalTensor:
+            found.append(a)
+        elif kind is tuple or kind is list:
+            found += collected(a, None)
+        elif kind is dict:
+            found += collected(a.values(), None)
+        elif isinstance(a, list | tuple):
+            found += collected(a, None)
+    return found
+
+
+def _note(a: Any, key: list[Any], func: Any) -> None:
+    """What of an argument decides the recipe."""
+    kind = a.__class__
+    if kind is GlobalTensor:
+        key.append(a._layout)
+    elif kind in _ATOMS:
+        key.append(kind)
+        if kind is not float or func not in _any_float:
+            key.append(a)
+    elif isinstance(a, list | tuple):
+        key.append(kind)
+        key.append(len(a))
+        for part in a:
+            _note(part, key, func)
+    elif isinstance(a, dict):
+        key.append(dict)
+        for name, part in a.items():
+            key.append(name)
+            _note(part, key, func)
+    elif isinstance(a, slice):
+        key.append(slice)
+        for part in (a.start, a.stop, a.step):
+            _note(part, key, func)
+    elif isinstance(a, Tensor):
+        key.append(_Plain)
+    else:
+        key.append(kind)
+        key.append(a)
+
+
+class _Plain:
+    """In a key: a plain tensor stood here, so that the call has to be prepared."""
+
+
+def _autocast_state() -> tuple[Any, ...]:
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+
+
+def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: Any) -> Any:
+    """The slow way in: plain tensors made global, every value looked at, a recipe made if there is none."""
+    tensors: list[GlobalTensor] = []
+    plain: list[Tensor] = []
+    map_tensors((args, kwargs), lambda t: tensors.append(t) if isinstance(t, GlobalTensor) else plain.append(t))
+    from .special import handler
+
+    known = handler(func)
+    if known is not None:
+        recipe: Recipe = known
+        if token is not None and not plain:
+            _remember(token, recipe)
+        return recipe.run(func, args, kwargs, tensors)
+    where = _meeting(func, tensors)
+    if plain or any(x.placement is not where for x in tensors):
+        args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
+        return dispatch(func, args, kwargs)
+    made: Recipe = _first(func, args, kwargs, tensors)
+    result = made.run(func, args, kwargs, tensors)
+    try:
+        made.tried(name_of(func), result, tensors)
+    except WrongRule:
+        if not made.whole:
+            raise
+        from .whole import Whole  # nothing was split: torch's fake was wrong about the shape, not a rule
+
+        made = Whole(name_of(func))
+        result = made.run(func, args, kwargs, tensors)
+    made.place(args, tensors)
+    if made.any_float and func not in _any_float:
+        _any_float.add(func)  # from now on keys are made without them
+    elif token is not None and (made.any_float or func not in _any_float):
+        _remember(token, made)
+    return result
+
+
+def _remember(token: Any, recipe: Recipe) -> None:
+    if len(_recipes) >= _MOST:
+        _recipes.clear()
+    _recipes[token] = recipe
+
+
+def forget() -> None:
+    """Recipes were made by rules that have changed."""
+    _recipes.clear()
+
+
+def _meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
+    """The placement on which tensors meet: their own; single numbers follow the others."""
+    homes = [x for x in tensors if x._layout.shape] or tensors
+    for x in homes[1:]:
+        if x.placement is not homes[0].placement and x._layout.shape:
+            raise PlacementError(
+                f"{name_of(func)} of tensors on different placements\n"
+                f"  {describe(homes[0])}\n  {describe(x)}\n"
+                f"  move one first, as in x.to_global(placement=q) with q the other's placement"
+            )
+    return homes[0].placement
+
+
+def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
+    """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
+    if isinstance(t, GlobalTensor):
+        if t.placement is where:
+            return t
+        there = flat(t._layout, where)
+        return wrap(shards_as(t, there, name_of(func), implicit=True), there)
+    if t.requires_grad and torch.is_grad_enabled():
+        raise SbpError(
+            f"{name_of(func)} of a global tensor and a plain one that requires grad\n"
+            f"  {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} is plain, and its gradient would stay local\n"
+            f"  make it global too: flow.tensor(t, placement=x.placement, sbp=flow.B), "
+            "or a module's parameters by flow.nn.to_global(module, placement, sbp)"
+        )
+    from .factories import whole_everywhere
+
+    return whole_everywhere(t, where)
+
+
+def name_of(func: Any) -> str:
+    """What users call a function."""
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func._schema.name).rpartition("::")[2]
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    return str(name)
+
+
+on_call(_answer)

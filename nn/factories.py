@@ -1,0 +1,272 @@
+"""Making global tensors: from plain ones, from shards, and by torch's own factories with a placement.
+
+Every factory runs torch's function for the whole logical tensor and keeps what this process owns, so that random
+numbers are those of one device whatever the placement and signature.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..boxing import box, layout_of
+from ..boxing.execute import token
+from ..boxing.record import user_line
+from ..placement import Placement
+from ..placement.errors import SbpError
+from ..placement.world import device, owned
+from ..sbp import B, Layout, SbpLike, layout
+from ..sbp.state import State
+from .tensor import GlobalTensor, wrap
+
+__all__ = [
+    "arange",
+    "empty",
+    "eye",
+    "from_local",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "tensor",
+    "whole_everywhere",
+    "zeros",
+]
+
+
+def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
+    """A plain tensor that every process has as one that is B; nothing is copied but to other devices."""
+    of = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype)
+    value = value.detach()
+    return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
+
+
+def tensor(
+    data: Any,
+    *,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    grad_sbp: SbpLike | None = None,
+) -> GlobalTensor:
+    """The global tensor of a value that every process passes whole; shards are copies, and nothing is sent.
+
+    >>> from ..placement import placement
+    >>> x = tensor([[1.0, 2.0], [3.0, 4.0]], placement=placement("cpu:[0-1]"), sbp="S(0)")
+    >>> x.sbp, x.to_local()
+    ((S(0),), [tensor([[1., 2.]]), tensor([[3., 4.]])])
+    """
+    if isinstance(data, GlobalTensor):
+        raise SbpError(
+            "flow.tensor makes a global tensor from a plain value, found a global one\n  move it by x.to_global(...)"
+        )
+    value = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+    if dtype is not None:
+        value = value.to(dtype)
+    made = _cut(value, placement, sbp, grad_sbp)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None = None) -> GlobalTensor:
+    """Copies of what this process owns of a whole value."""
+    there = layout(where, sbp, tuple(value.shape), value.dtype, grad_sbp)
+    plain = layout(where, B, tuple(value.shape), value.dtype)
+    with torch.no_grad():
+        whole = tuple(value.to(device(where, r)) for r in owned(where)) or (token(plain),)
+        shards = tuple(_fresh(shard, value) for shard in box(whole, plain, there, op="tensor"))
+    made = wrap(shards, there)
+    made._made = user_line()
+    return made
+
+
+def _fresh(shard: Tensor, source: Tensor) -> Tensor:
+    """A contiguous tensor of its own memory."""
+    shares = shard.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and shard.numel()
+    return shard.clone(memory_format=torch.contiguous_format) if shares or not shard.is_contiguous() else shard
+
+
+def from_local(
+    shards: Tensor | Sequence[Tensor],
+    *,
+    placement: Placement,
+    sbp: SbpLike,
+    shape: Sequence[int] | None = None,
+    grad_sbp: SbpLike | None = None,
+) -> GlobalTensor:
+    """The global tensor of which every process passes what it owns: one tensor, or one a rank if it owns several.
+
+    The shards keep their graph. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
+    """
+    pieces = (shards,) if isinstance(shards, Tensor) else tuple(shards)
+    if not owned(placement) and not pieces:
+        pieces = (torch.empty(0),)
+    of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)
+    made = wrap(pieces if owned(placement) else (token(of),), of)
+    made._made = user_line()
+    return made
+
+
+def _generator(seed: int | None, generator: torch.Generator | None, where: Placement) -> dict[str, Any]:
+    if seed is None:
+        return {} if generator is None else {"generator": generator}
+    if generator is not None:
+        raise SbpError("both seed= and generator= were given\n  a generator has its own seed; give one of them")
+    here = owned(where)
+    on = device(where, here[0]) if here else torch.device("cpu")
+    return {"generator": torch.Generator(on).manual_seed(seed)}
+
+
+def _make(
+    function: Any,
+    args: tuple[Any, ...],
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None,
+    requires_grad: bool,
+    **more: Any,
+) -> GlobalTensor:
+    here = owned(placement)
+    on = device(placement, here[0]) if here else torch.device("cpu")
+    with torch.no_grad():
+        made = _cut(function(*args, dtype=dtype, device=on, **more), placement, sbp)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+def zeros(
+    *size: Any, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> GlobalTensor:
+    """torch.zeros on a placement; each rank makes its own piece only."""
+    return full(_size(size), 0.0, placement=placement, sbp=sbp, dtype=dtype, requires_grad=requires_grad)
+
+
+def ones(
+    *size: Any, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> GlobalTensor:
+    """torch.ones on a placement; each rank makes its own piece only."""
+    return full(_size(size), 1.0, placement=placement, sbp=sbp, dtype=dtype, requires_grad=requires_grad)
+
+
+def full(
+    size: Sequence[int],
+    fill_value: Any,
+    *,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """torch.full on a placement; each rank makes its own piece only."""
+    kind = torch.full((), fill_value, dtype=dtype).dtype
+    there = layout(placement, sbp, tuple(size), kind)
+    if there.state.partial:
+        made = _make(torch.full, (tuple(size), fill_value), placement, sbp, dtype, False)
+    else:
+        shards = [
+            torch.full(there.local_shape(r), fill_value, dtype=kind, device=device(placement, r))
+            for r in owned(placement)
+        ]
+        made = wrap(tuple(shards) or (token(there),), there)
+    return made.requires_grad_() if requires_grad else made
+
+
+def empty(
+    *size: Any, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> GlobalTensor:
+    """torch.empty on a placement."""
+    kind = dtype or torch.get_default_dtype()
+    there = layout(placement, sbp, _size(size), kind)
+    shards = [torch.empty(there.local_shape(r), dtype=kind, device=device(placement, r)) for r in owned(placement)]
+    made = wrap(tuple(shards) or (token(there),), there)
+    return made.requires_grad_() if requires_grad else made
+
+
+def arange(
+    *range_: Any, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> GlobalTensor:
+    """torch.arange on a placement."""
+    return _make(torch.arange, range_, placement, sbp, dtype, requires_grad)
+
+
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+) -> GlobalTensor:
+    """torch.linspace on a placement."""
+    return _make(torch.linspace, (start, end, steps), placement, sbp, dtype, requires_grad)
+
+
+def eye(
+    *size: int, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> GlobalTensor:
+    """torch.eye on a placement."""
+    return _make(torch.eye, size, placement, sbp, dtype, requires_grad)
+
+
+def rand(
+    *size: Any,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> GlobalTensor:
+    """torch.rand on a placement: the same numbers whatever the placement and signature."""
+    more = _generator(seed, generator, placement)
+    return _make(torch.rand, (_size(size),), placement, sbp, dtype, requires_grad, **more)
+
+
+def randn(
+    *size: Any,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> GlobalTensor:
+    """torch.randn on a placement: the same numbers whatever the placement and signature."""
+    more = _generator(seed, generator, placement)
+    return _make(torch.randn, (_size(size),), placement, sbp, dtype, requires_grad, **more)
+
+
+def randint(
+    *bounds_and_size: Any,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> GlobalTensor:
+    """torch.randint(low=0, high, size) on a placement."""
+    more = _generator(seed, generator, placement)
+    return _make(torch.randint, bounds_and_size, placement, sbp, dtype or torch.int64, False, **more)
+
+
+def randperm(
+    n: int,
+    *,
+    placement: Placement,
+    sbp: SbpLike,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> GlobalTensor:
+    """torch.randperm on a placement."""
+    more = _generator(seed, generator, placement)
+    return _make(torch.randperm, (n,), placement, sbp, dtype or torch.int64, False, **more)

@@ -1,0 +1,111 @@
+"""Custom autograd Functions: run on shards where they have a rule, gathered where they have none.
+
+`Function.apply` never asks __torch_function__, and would run a global tensor's shell. So it is replaced by one that
+looks for global tensors among its arguments and otherwise goes on as before.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+from ..sbp.call import Call, tensors_in
+from ..sbp.choose import choose
+from ..sbp.registry import known
+from .capture import Node, Ref, capturing, fakes_of, map_tensors
+from .compile import makers, options, price, single
+from .dispatch import dispatch, name_of
+from .recipe import Recipe
+from .tensor import GlobalTensor
+from .whole import Whole
+
+__all__ = ["Applied", "function_name", "install", "of_function"]
+
+_apply = Function.apply.__func__  # type: ignore[attr-defined]
+_applied: dict[type[Function], "Applied"] = {}
+
+
+class Applied:
+    """`MyFunction.apply` on plain tensors, as a function that dispatch can hold in a key."""
+
+    def __init__(self, cls: type[Function]) -> None:
+        self.cls, self.__name__ = cls, cls.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _apply(self.cls, *args, **kwargs)
+
+
+class FunctionOp:
+    """What rules look at of an op, for a Function: a schema made from the signature of `forward` and a call."""
+
+    tags: tuple[()] = ()
+    _overloadname = "default"
+
+    def __init__(self, cls: type[Function], args: Sequence[Any], outputs: int) -> None:
+        names = [name for name in inspect.signature(cls.forward).parameters if name != "ctx"]
+        if len(names) < len(args) or any(n in ("args", "kwargs") for n in names):
+            names = [f"arg{i}" for i in range(len(args))]
+        kinds = ["Tensor" if isinstance(a, Tensor) else "Any" for a in args]
+        said = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=False))
+        results = ", ".join(["Tensor"] * outputs)
+        returns = results if outputs == 1 else f"({results})"
+        self._schema = torch._C.parse_schema(f"{function_name(cls)}({said}) -> {returns}")
+
+
+def function_name(cls: type[Function]) -> str:
+    """Under which name a Function's rule is in the book.
+
+    >>> function_name(Function)
+    'function::Function'
+    """
+    return f"function::{cls.__qualname__.replace('.', '_').replace('<locals>', 'locals')}"
+
+
+def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
+    """By the Function's rule if it has one."""
+    name = function_name(func.cls)
+    if name not in known():
+        return Whole(name_of(func))
+    fakes = fakes_of([x._layout for x in tensors])
+    number = iter(range(len(fakes)))
+    named = map_tensors(args, lambda _: Ref(next(number)))
+    put = iter(fakes)
+    faked = map_tensors(args, lambda _: next(put))
+    with torch.no_grad():
+        outputs = tuple(tensors_in(func(*faked)))
+    op: Any = FunctionOp(func.cls, faked, len(outputs))
+    numbers = tuple(range(len(tensors), len(tensors) + len(outputs)))
+    node = Node(op, named, {}, faked, {}, outputs, numbers)
+    where = tensors[0].placement
+    call = Call(op, faked, {}, outputs, tuple(x._layout.state for x in tensors), where.shape)
+    ways = options(call)
+    if not ways:
+        return Whole(name_of(func))
+    way, _ = choose(ways, price(tensors, where))
+    return single(func, node, call, way, tensors)
+
+
+def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(isinstance(a, GlobalTensor) for a in args):
+        if capturing():  # its own backward would be lost among the calls that its forward makes
+            raise LookupError(f"{cls.__name__} is not captured")
+        return _apply(cls, *args, **kwargs)
+    if cls.__module__ == "torch.utils.checkpoint":
+        if cls is CheckpointFunction:  # saves and replays by itself, on one device's tensors
+            run, preserve, *rest = args
+            return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
+        return _apply(cls, *args, **kwargs)  # only keeps its inputs
+    func = _applied.get(cls)
+    if func is None:
+        func = _applied[cls] = Applied(cls)
+    return dispatch(func, args, kwargs)
+
+
+def install() -> None:
+    """Put ours in the place of torch's, once."""
+    makers[Applied] = of_function
+    Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]

@@ -1,0 +1,207 @@
+"""Recipes: how a call is answered once it is known, and what is held against the first answer.
+
+A recipe says how the inputs must lie, what each rank runs, and how the results lie. The first run is looked at: shards
+of a shape or dtype that their layout does not give mean a wrong rule, and a view that shares no memory is none.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..placement.errors import SbpError
+from ..placement.world import owned
+from ..sbp import Layout
+from .capture import map_tensors
+from .moving import describe, shards_as
+from .tensor import GlobalTensor, shell, wrap
+from .tokens import pass_tokens
+
+__all__ = ["Outputs", "Recipe", "Severed", "Single", "WrongRule", "assembled", "check_writable", "each_rank"]
+
+
+class Outputs(NamedTuple):
+    """How the results of a recipe lie, in order; `same` numbers the inputs that come back as themselves."""
+
+    layouts: tuple[Layout | None, ...]
+    same: tuple[int | None, ...]
+    severed: tuple[bool, ...]
+
+
+class Recipe:
+    """How to answer a call. `any_float`: it does not depend on the values of floats among the arguments."""
+
+    any_float = False
+    whole = False  # nothing is split or partial on any axis
+    # Where a process owns one rank, nothing moves and one tensor comes out, that is all there is to know: its layout,
+    # the shell it is made on, and which inputs would have to be taken for others if they required grad.
+    only: Layout | None = None
+    base: Tensor
+    unless_grad: tuple[int, ...] = ()
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        raise NotImplementedError
+
+    def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
+        """Look at what the first run gave, before the recipe is kept."""
+
+    def place(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> None:
+        """Note where among the arguments the tensors stand."""
+
+
+class Single(Recipe):
+    """One ATen call under the chosen way: the function itself on the shards, or the rule's local function."""
+
+    def __init__(
+        self,
+        name: str,
+        targets: tuple[Layout, ...] | None,
+        outputs: Outputs,
+        views: tuple[int | None, ...],
+        local: Callable[..., Any] | None = None,
+    ) -> None:
+        self.views = views  # for each output, the input that it is a view of
+        self.name, self.targets, self.outputs, self.local = name, targets, outputs, local
+        one = outputs.layouts[0] if outputs.layouts else None
+        self.result: Any = None  # what the function returns, with some tensor for each
+        self.elsewhere = one is not None and not owned(one.placement)
+        self.single = False  # whether one new tensor comes out and no more; known once it was tried
+        out = outputs
+        self.writes = tuple(number for number in out.same if number is not None)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        for number in self.writes:
+            check_writable(self.name, tensors[number])
+        if self.elsewhere:
+            return self.pass_on(tensors)
+        if self.targets is None:
+            shards = [x._shards for x in tensors]
+        else:
+            shards = [
+                x._shards if x._layout is to else shards_as(x, to, self.name, implicit=True)
+                for x, to in zip(tensors, self.targets, strict=True)
+            ]
+        results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        if self.single:
+            return wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
+        return assembled(results, self.outputs, tensors)
+
+    def pass_on(self, tensors: Sequence[GlobalTensor]) -> Any:
+        """What a process has of the results that owns no rank of the placement: tokens with the same edges."""
+        dtypes = [of.dtype for of in self.outputs.layouts if of is not None]
+        put = iter(pass_tokens([x._shards[0] for x in tensors], dtypes))
+        result = map_tensors(self.result, lambda _: next(put))
+        return assembled([result], self.outputs, tensors)
+
+    def place(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> None:
+        """See whether this is one of the calls that `_answer` handles by itself."""
+        places = [i for i, a in enumerate(args) if isinstance(a, GlobalTensor)]
+        one = self.outputs.layouts[0]
+        if (
+            len(places) != len(tensors)
+            or len(tensors[0]._shards) > 1
+            or not self.single
+            or one is None
+            or self.elsewhere
+        ):
+            return
+        odd = [i for i, (x, to) in enumerate(zip(tensors, self.targets or (), strict=False)) if x._layout is not to]
+        if all(tensors[i]._layout.state == self.targets[i].state and not tensors[i].requires_grad for i in odd):  # type: ignore[index]
+            self.only, self.base, self.unless_grad = one, shell(one), tuple(places[i] for i in odd)
+
+    def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
+        """The shards must be what their layouts say, and a view that is none must be known for it."""
+        found: list[Tensor] = []
+        map_tensors(result, found.append)
+        severed = []
+        for y, of, same, base in zip(found, self.outputs.layouts, self.outputs.same, self.views, strict=True):
+            assert isinstance(y, GlobalTensor)
+            assert of is not None
+            check_shards(name, y)
+            severed.append(same is None and base is not None and not _shares(y, tensors[base]))
+            if severed[-1]:
+                y._severed = True
+        self.outputs = self.outputs._replace(severed=tuple(severed))
+        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
+
+
+class WrongRule(SbpError):
+    """Shards are not what the rule said they would be."""
+
+
+class Severed(SbpError):
+    """What was to be written to is a view that had to be moved."""
+
+
+def check_writable(name: str, x: GlobalTensor) -> None:
+    """A view that was moved is a copy: what is written to it would not reach what it is a view of."""
+    if x._severed:
+        raise Severed(
+            f"{name} would write to a view that had to be moved\n  {describe(x)}\n"
+            "  write to the tensor itself, as in x[...] = value, or to a copy: view.clone()"
+        )
+
+
+def check_shards(name: str, y: GlobalTensor) -> None:
+    """A rule that is wrong shows here at the latest: shards of another shape or dtype than their layout's."""
+    of = y._layout
+    for rank, shard in zip(owned(of.placement), y._shards, strict=False):
+        if tuple(shard.shape) != of.local_shape(rank) or shard.dtype is not of.dtype:
+            raise WrongRule(
+                f"the rule of {name} is wrong: rank {rank} made {shard.dtype} {tuple(shard.shape)}\n"
+                f"  the rule says {of}, which gives it {of.local_shape(rank)}\n"
+                f"  flow.check_rule({name!r}, ...) tells more"
+            )
+
+
+def _shares(y: GlobalTensor, x: GlobalTensor) -> bool:
+    """Whether every shard of a view lies in the memory of what it is a view of."""
+    return all(
+        not a.numel() or a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+        for a, b in zip(y._shards, x._shards, strict=True)
+    )
+
+
+def each_rank(args: Any, kwargs: Any, shards: Sequence[tuple[Tensor, ...]]) -> Any:
+    """The arguments of each rank owned here, its shards in the place of global tensors."""
+    for i in range(len(shards[0])):
+        mine = iter([held[i] for held in shards])
+        yield tuple([_put(a, mine) for a in args]), {name: _put(a, mine) for name, a in kwargs.items()}
+
+
+def _put(value: Any, shards: Iterator[Tensor]) -> Any:
+    kind = value.__class__
+    if kind is GlobalTensor:
+        return next(shards)
+    if kind is list or kind is tuple:
+        return kind([_put(part, shards) for part in value])
+    if isinstance(value, list | tuple | dict | Tensor):
+        return map_tensors(value, lambda _: next(shards))
+    return value
+
+
+def assembled(results: Sequence[Any], outputs: Outputs, tensors: Sequence[GlobalTensor]) -> Any:
+    """One structure of global tensors from the structures of local ones that the ranks returned."""
+    per_rank: list[list[Tensor]] = []
+    for result in results:
+        found: list[Tensor] = []
+        map_tensors(result, found.append)
+        per_rank.append(found)
+    made: list[GlobalTensor] = []
+    for at, (of, same, severed) in enumerate(zip(*outputs, strict=True)):
+        if same is not None:
+            x = tensors[same]
+            written = tuple(found[at] for found in per_rank)
+            if x._leaf is None and written[0] is not x._shards[0]:
+                x._shards = written  # the same memory under another graph: its gradient lies in another way now
+            if of is not None and of is not x._layout and x._leaf is None:
+                x._layout = of
+            made.append(x)
+            continue
+        assert of is not None
+        out = wrap(tuple(found[at] for found in per_rank), of)
+        if severed:
+            out._severed = True
+        made.append(out)
+    whole = iter(made)
+    return map_tensors(results[0], lambda _: next(whole))

@@ -1,0 +1,205 @@
+"""Functions that are not captured: they ask for values, act on autograd, draw random numbers, or take lists."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement.errors import PlacementError, SbpError
+from . import autograd
+from .capture import map_tensors
+from .moving import describe, flat, shards_as
+from .recipe import Recipe, each_rank
+from .tensor import GlobalTensor, wrap
+
+__all__ = ["handler"]
+
+_handlers: dict[Any, Recipe] = {}
+
+
+class Answer(Recipe):
+    """A function of ours in the place of torch's, with the same arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Foreach(Recipe):
+    """An elementwise function of lists: each rank runs it on its shards, once the lists lie alike."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+        homes: Sequence[GlobalTensor] = next(a for a in lists if isinstance(a[0], GlobalTensor))
+        if len({x.placement for x in homes}) > 1:
+            raise PlacementError(f"{func.__name__} of tensors on different placements\n  pass foreach=False")
+        at = {id(x): home for a in lists if len(a) == len(homes) for x, home in zip(a, homes, strict=True)}
+
+        def lie(x: Tensor) -> tuple[Tensor, ...]:
+            home = at.get(id(x), homes[0])
+            if not isinstance(x, GlobalTensor):
+                return (x,) * len(home._shards)  # a step count, the same everywhere
+            if x.shape != home.shape:
+                return shards_as(x, flat(x._layout), func.__name__, implicit=True)
+            there = home._layout.with_state(home._layout.state)
+            same = x._layout.state == there.state and x.dtype is there.dtype
+            to = x._layout if same else type(there)(there.placement, there.state, there.shape, x.dtype)
+            return shards_as(x, to, func.__name__, implicit=True)
+
+        found: list[Tensor] = []
+        map_tensors((args, kwargs), found.append)
+        shards = [lie(x) for x in found]
+        results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        if results[0] is None:
+            return None
+        per_rank = []
+        for result in results:
+            mine: list[Tensor] = []
+            map_tensors(result, mine.append)
+            per_rank.append(mine)
+        made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
+        return map_tensors(results[0], lambda _: next(made))
+
+
+def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
+    if any(a is b for a, b in zip(held, home._shards, strict=True)):
+        return home
+    of = home._layout
+    return wrap(held, type(of)(of.placement, of.state, of.shape, held[0].dtype))
+
+
+def handler(func: Any) -> Recipe | None:
+    """What answers this function, if it is one of these."""
+    known = _handlers.get(func)
+    if known is None:
+        name = getattr(func, "__name__", "")
+        if name.startswith(("_foreach_", "_fused_")) and name not in _REDUCING:
+            return Foreach()
+    return known
+
+
+_REDUCING = {"_foreach_norm", "_foreach_max"}
+
+
+def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        for func in functions:
+            _handlers[func] = Answer(function)
+        return function
+
+    return put
+
+
+@answers(torch.autograd.grad)
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    return autograd.grad(outputs, inputs, *args, **kwargs)
+
+
+@answers(torch.autograd.backward)
+def _backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    ys = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    given = grad_tensors if isinstance(grad_tensors, list | tuple) else (grad_tensors,) * len(ys)
+    autograd.backward(ys, given, retain_graph, create_graph, inputs)
+
+
+@answers(torch.Tensor.__setstate__, torch.Tensor.set_, torch.Tensor.storage, torch.Tensor.untyped_storage)
+def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
+    raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
+
+
+@answers(torch._foreach_norm)
+def _foreach_norm(xs: Sequence[Tensor], ord: float = 2, dtype: Any = None) -> list[Tensor]:
+    return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in xs]
+
+
+def _random(name: str) -> Callable[..., GlobalTensor]:
+    def fill(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
+        from .factories import whole_everywhere
+
+        if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
+            args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
+        with torch.no_grad():
+            whole = torch.empty(x._layout.shape, dtype=x.dtype, device=x.device)
+            drawn = getattr(whole, name)(*args, **kwargs)
+        return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
+
+    return fill
+
+
+for _name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_"):
+    _handlers[getattr(torch.Tensor, _name)] = Answer(_random(_name))
+    for _overload in getattr(torch.ops.aten, _name).overloads():
+        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random(_name))
+
+
+def _random_like(name: str) -> Callable[..., Tensor]:
+    def draw(x: GlobalTensor, *args: Any, dtype: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+        from .composites import random_like
+
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
+        like = x if dtype is None or dtype is x.dtype else wrap(x._shards, _of_dtype(x, dtype))
+        with torch.no_grad():
+            made = random_like(like, lambda whole: getattr(torch, name)(whole, *args, **kwargs))
+        return made.requires_grad_() if requires_grad else made
+
+    return draw
+
+
+def _of_dtype(x: GlobalTensor, dtype: torch.dtype) -> Any:
+    of = x._layout
+    return type(of)(of.placement, of.state, of.shape, dtype)
+
+
+for _name in ("rand_like", "randn_like", "randint_like"):
+    _handlers[getattr(torch, _name)] = Answer(_random_like(_name))
+    for _overload in getattr(torch.ops.aten, _name).overloads():
+        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random_like(_name))
+
+
+def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
+    if type_ == x.placement.type:
+        return x
+    there = type(x.placement)(type_, x.placement.flat, x.placement.shape, x.placement.names)
+    return x.to_global(placement=there)
+
+
+@answers(torch.Tensor.cpu)
+def _cpu(x: GlobalTensor, memory_format: Any = None) -> GlobalTensor:
+    return _moved_to(x, "cpu")
+
+
+@answers(torch.Tensor.cuda)
+def _cuda(x: GlobalTensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> GlobalTensor:
+    return _moved_to(x, "cuda")
+
+
+@answers(torch.Tensor.to)
+def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Devices are the placement's matter; dtypes go on to the rule book."""
+    if not isinstance(x, GlobalTensor):
+        raise SbpError("x.to(other) of a plain tensor and a global one\n  use x.to(other.dtype)")
+    dtype, device, copy = kwargs.get("dtype"), kwargs.get("device"), kwargs.get("copy", False)
+    for a in args:
+        if isinstance(a, torch.dtype):
+            dtype = a
+        elif isinstance(a, str | torch.device | int) and not isinstance(a, bool):
+            device = a
+        elif isinstance(a, Tensor):
+            dtype = a.dtype
+    if device is not None:
+        x = _moved_to(x, torch.device(device).type)
+    if dtype is not None and dtype is not x.dtype:
+        from .dispatch import dispatch
+
+        return dispatch(torch.ops.aten.to.dtype, (x, dtype), {})
+    return x.clone() if copy else x

@@ -1,0 +1,385 @@
+"""GlobalTensor: one logical tensor that lives on a placement, for plain torch code.
+
+It stands above autograd. torch functions that meet one come to `dispatch`, which runs them on the plain local shards
+under ordinary local autograd; the tensor itself is an empty shell of the right class, dtype and device.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement import Placement
+from ..placement.world import device as device_of
+from ..placement.world import owned
+from ..sbp import B, Layout, Sbp, SbpLike, layout
+
+__all__ = ["GlobalTensor", "assemble", "is_param", "on_call", "plain", "shell", "wrap"]
+
+_shells: dict[tuple[torch.dtype, str], Tensor] = {}
+_make = torch.Tensor._make_subclass
+
+
+def on_call(answer: Callable[..., Any]) -> None:
+    """Have every torch function that meets a global tensor answered by this: `dispatch`, which stands above."""
+    GlobalTensor.__torch_function__ = classmethod(answer)  # type: ignore[assignment,method-assign]
+
+
+def shell(of: Layout) -> Tensor:
+    """The empty tensor that global tensors of this dtype and device are made on; C++ code reads both from it."""
+    known: Tensor | None = of.memo.get("shell")
+    if known is None:
+        kind = of.dtype, of.placement.type
+        known = _shells.get(kind)
+        if known is None:
+            where = owned(of.placement)
+            at = device_of(of.placement, where[0]) if where else "cpu"
+            known = _shells[kind] = torch.empty(0, dtype=of.dtype, device=at)
+        of.memo["shell"] = known
+    return known
+
+
+def plain(of: Layout) -> Layout:
+    """The same layout with nothing said of the gradient."""
+    return of if not of.grad_partial else Layout(of.placement, of.state, of.shape, of.dtype)
+
+
+def wrap(shards: tuple[Tensor, ...], of: Layout) -> "GlobalTensor":
+    """The global tensor of which this process holds these shards, one for each rank it owns; nothing is checked."""
+    # Under inference mode and no_grad alike the shell itself never takes part in autograd.
+    made: GlobalTensor = _make(GlobalTensor, shell(of))
+    made._shards = shards
+    made._layout = of
+    return made
+
+
+class GlobalTensor(torch.Tensor):
+    """One logical tensor on a placement; see `sbp` for how it lies there. Made by `flow.tensor` and its kin."""
+
+    _shards: tuple[Tensor, ...]
+    _layout: Layout
+    _grad: "GlobalTensor | None" = None
+    _leaf: Any = None  # what a leaf that requires grad keeps: see autograd.Leaf
+    _moved: Any = None  # copies in other layouts, so that several consumers share one move: see moving
+    _severed = False  # made by a view op, but moved: writing to it would not reach what it was a view of
+    _made = ""  # the user's line, where it is known
+    _hooks: Any = None
+
+    # What the shards tell
+
+    @property
+    def placement(self) -> Placement:
+        return self._layout.placement
+
+    @property
+    def sbp(self) -> tuple[Sbp, ...]:
+        return self._layout.sbp
+
+    @property
+    def layout_(self) -> Layout:
+        """Shape, dtype, placement and state in one value; `Tensor.layout` means strided or sparse."""
+        return self._layout
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size(self._layout.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self._layout.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._shards[0].device
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self._layout.shape)
+
+    @property
+    def layout(self) -> torch.layout:  # type: ignore[override]
+        return torch.strided
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self._layout.shape[dim]
+
+    def dim(self) -> int:
+        return len(self._layout.shape)
+
+    ndimension = dim
+
+    def numel(self) -> int:
+        return self._layout.numel
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        return self._layout.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:  # type: ignore[override]
+        return self._layout.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self._layout.nbytes
+
+    def __len__(self) -> int:
+        if not self._layout.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._layout.shape[0]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """The strides of the logical tensor laid out row by row; shards have their own."""
+        strides, step = [], 1
+        for n in reversed(self._layout.shape):
+            strides.append(step)
+            step *= max(n, 1)
+        strides.reverse()
+        return tuple(strides) if dim is None else strides[dim]
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        return all(shard.is_contiguous(memory_format=memory_format) for shard in self._shards)
+
+    def is_floating_point(self) -> bool:
+        return self._layout.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self._layout.dtype.is_complex
+
+    def is_signed(self) -> bool:
+        return self._layout.dtype.is_signed
+
+    def data_ptr(self) -> int:
+        return self._shards[0].data_ptr() if len(self._shards) == 1 else id(self._shards)
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        return self._shards[0]._version
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # Autograd
+
+    @property
+    def requires_grad(self) -> bool:
+        shards = self._shards
+        return shards[0].requires_grad or (len(shards) > 1 and any(s.requires_grad for s in shards))
+
+    @requires_grad.setter
+    def requires_grad(self, on: bool) -> None:
+        self.requires_grad_(on)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "GlobalTensor":
+        from .autograd import become_leaf
+
+        become_leaf(self, requires_grad)
+        return self
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self._shards[0].is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self._shards[0].grad_fn
+
+    @property
+    def output_nr(self) -> int:  # type: ignore[override]
+        return self._shards[0].output_nr
+
+    @property  # type: ignore[override]
+    def grad(self) -> "GlobalTensor | None":
+        """The gradient, lying as the tensor does."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: "GlobalTensor | None") -> None:
+        if value is not None and (not isinstance(value, GlobalTensor) or value.shape != self.shape):
+            raise TypeError(
+                f"assigned grad must be a global tensor of shape {tuple(self.shape)}, found {type(value).__name__}"
+                f"{tuple(getattr(value, 'shape', ()))}\n  make it one: flow.tensor(g, placement=x.placement, sbp=x.sbp)"
+            )
+        self._grad = value
+
+    @property
+    def data(self) -> "GlobalTensor":
+        return wrap(tuple(shard.data for shard in self._shards), plain(self._layout))
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        from .autograd import set_data
+
+        set_data(self, value)
+
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | Tensor | None = None,
+    ) -> None:
+        from .autograd import backward
+
+        backward((self,), (gradient,), retain_graph, create_graph, inputs)
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        from .autograd import register_hook
+
+        return register_hook(self, hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Any:
+        from .autograd import register_post_hook
+
+        return register_post_hook(self, hook)
+
+    def retain_grad(self) -> None:
+        from .autograd import retain_grad
+
+        retain_grad(self)
+
+    @property
+    def retains_grad(self) -> bool:  # type: ignore[override]
+        return bool(self._hooks and self._hooks.retain)
+
+    def detach(self) -> "GlobalTensor":
+        return wrap(tuple(shard.detach() for shard in self._shards), plain(self._layout))
+
+    # Moving
+
+    def to_global(
+        self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
+    ) -> "GlobalTensor":
+        """The same logical tensor under another signature, placement or both; its gradient is moved back."""
+        from .moving import shards_as
+
+        where = placement or self.placement
+        if sbp is None and placement is not None and placement.ndim != self.placement.ndim:
+            sbp = B
+        if sbp is None and grad_sbp is None and where.shape == self.placement.shape:
+            there = Layout(where, self._layout.state, self._layout.shape, self._layout.dtype)
+        else:
+            there = layout(where, self.sbp if sbp is None else sbp, self._layout.shape, self._layout.dtype, grad_sbp)
+        if there is self._layout:
+            return self
+        moved = shards_as(self, there, "to_global")
+        mine = {shard.untyped_storage().data_ptr() for shard in self._shards if shard.numel()}
+        # What users get is a tensor of its own: writing to one of the two must not change the other.
+        return wrap(tuple(s.clone() if s.untyped_storage().data_ptr() in mine else s for s in moved), there)
+
+    def to_local(self) -> Any:
+        """This process's shard; a list of them, one a rank, where one process owns several. It keeps its graph."""
+        return self._shards[0] if len(self._shards) == 1 else list(self._shards)
+
+    def full_tensor(self) -> Tensor:
+        """The whole logical value as a plain tensor, on every process; it keeps its graph."""
+        from .moving import everywhere
+
+        return everywhere(self)
+
+    def item(self) -> Any:
+        return self.detach().full_tensor().item()
+
+    def tolist(self) -> Any:
+        return self.detach().full_tensor().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return self.detach().full_tensor().cpu().numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.detach().full_tensor())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        return int(self.detach().full_tensor().__index__())
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind(0))
+
+    def __contains__(self, element: Any) -> bool:
+        return bool((self == element).any())
+
+    # Text
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        from .show import text
+
+        return text(self)
+
+    def __str__(self) -> str:
+        from .show import text
+
+        return text(self)
+
+    def __format__(self, spec: str) -> str:
+        if not self._layout.shape and spec:
+            return format(self.item(), spec)
+        return format(str(self), spec)
+
+    def show(self) -> str:
+        """A table of who holds what."""
+        from .show import table
+
+        return table(self)
+
+    def _repr_html_(self) -> str:
+        from .show import html
+
+        return html(self)
+
+    # Copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GlobalTensor":
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment"
+            )
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        made = assemble(
+            tuple(shard.detach().clone() for shard in self._shards), self._layout, self.requires_grad, is_param(self)
+        )
+        if self._grad is not None:
+            made._grad = self._grad.__deepcopy__(memo)
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return assemble, (
+            tuple(shard.detach() for shard in self._shards),
+            self._layout,
+            self.requires_grad,
+            is_param(self),
+        )
+
+
+def is_param(x: Tensor) -> bool:
+    return bool(x.__dict__.get("_is_param", False))
+
+
+def assemble(shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool) -> GlobalTensor:
+    """A leaf made of shards, as pickles and copies hold it."""
+    made = wrap(shards, of)
+    if requires_grad:
+        made.requires_grad_()
+    if param:
+        made._is_param = True
+    return made

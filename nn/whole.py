@@ -1,0 +1,136 @@
+"""Running a function on gathered tensors: right for anything, and visible in the record as what it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..boxing import box
+from ..placement import Placement
+from ..placement.errors import PlacementError
+from ..placement.world import owned
+from ..sbp import Layout
+from ..sbp.state import State
+from .capture import map_tensors
+from .moving import flat, shards_as
+from .recipe import Recipe, check_writable, each_rank
+from .tensor import GlobalTensor, wrap
+from .tokens import pass_tokens
+
+__all__ = ["Whole"]
+
+
+class Whole(Recipe):
+    """Every rank runs the function on whole tensors. What it changed in place is brought back to where it lay."""
+
+    def __init__(self, name: str, *, writes: bool = False) -> None:
+        self.name, self.writes = name, writes
+        self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        where = tensors[0].placement
+        floats = [x for x in tensors if _has_grad(x.dtype)]
+        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
+        partial = tuple(a for a in axes if floats and all(a in x._layout.grad_partial for x in floats))
+        label = f"{self.name} (gathered)"
+        shards = [
+            shards_as(x, flat(x._layout, grad_partial=partial if _has_grad(x.dtype) else ()), label, implicit=True)
+            for x in tensors
+        ]
+        if self.writes:  # others may use the gathered copies too, and views of one exchange cannot be written to
+            shards = [
+                held if held[0] is x._shards[0] else tuple(s.clone() for s in held)
+                for x, held in zip(tensors, shards, strict=True)
+            ]
+        if not owned(where):
+            return self._elsewhere(tensors, partial)
+        before = [_versions(held) for held in shards]
+        results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
+        for x, held, stamp in zip(tensors, shards, before, strict=True):
+            if _versions(held) != stamp or held[0].shape != x.shape:
+                check_writable(self.name, x)
+                _bring_back(x, held, partial)
+        return _global(results, shards, tensors, partial)
+
+    def _elsewhere(self, tensors: Sequence[GlobalTensor], partial: tuple[int, ...]) -> Any:
+        """Tokens of the results; their shapes must be known without the values."""
+        found: list[Tensor] = []
+        map_tensors(self.fakes, found.append)
+        if not found:
+            raise PlacementError(
+                f"{self.name} on {tensors[0].placement!r}: this process owns none of its ranks, and what comes out "
+                "depends on the values\n  call it on a tensor that every process has: x.to_global(placement=...)"
+            )
+        tokens = pass_tokens([x._shards[0] for x in tensors], [fake.dtype for fake in found])
+        where = tensors[0].placement
+        layouts = [Layout(where, State(((),) * f.ndim), tuple(f.shape), f.dtype, partial) for f in found]
+        made = iter([wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
+        return map_tensors(self.fakes, lambda _: next(made))
+
+
+def _has_grad(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _versions(shards: tuple[Tensor, ...]) -> list[int]:
+    return [0 if s.is_inference() else s._version for s in shards]
+
+
+def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
+    """The function for every rank owned here, each seeing the same random numbers."""
+    if len(calls) == 1:
+        return [func(*calls[0][0], **calls[0][1])]
+    read, write = (
+        (torch.get_rng_state, torch.set_rng_state)
+        if device == "cpu"
+        else (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+    )
+    generators = [g for _, kwargs in calls[:1] for g in kwargs.values() if isinstance(g, torch.Generator)]
+    state, states = read(), [g.get_state() for g in generators]
+    results = []
+    for args, kwargs in calls:
+        write(state)
+        for generator, saved in zip(generators, states, strict=True):
+            generator.set_state(saved)
+        results.append(func(*args, **kwargs))
+    return results
+
+
+def _bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
+    """What a function wrote to gathered copies, to where the tensor lies."""
+    if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
+        x._shards, x._layout = held, _as_b(held, x.placement, partial)._layout
+    if any(a is b for a, b in zip(held, x._shards, strict=True)):
+        return
+    back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")
+    for shard, value in zip(x._shards, back, strict=True):
+        shard.copy_(value)
+    x._moved = None
+
+
+def _global(
+    results: Sequence[Any],
+    shards: Sequence[tuple[Tensor, ...]],
+    tensors: Sequence[GlobalTensor],
+    partial: tuple[int, ...],
+) -> Any:
+    """The local results as global tensors that are whole on every rank; an input that came back is itself."""
+    per_rank: list[list[Tensor]] = []
+    for result in results:
+        found: list[Tensor] = []
+        map_tensors(result, found.append)
+        per_rank.append(found)
+    where = tensors[0].placement
+    made: list[Tensor] = []
+    for pieces in zip(*per_rank, strict=True):
+        same = next((x for x, held in zip(tensors, shards, strict=True) if held[0] is pieces[0]), None)
+        made.append(same if same is not None else _as_b(pieces, where, partial))
+    whole = iter(made)
+    return map_tensors(results[0], lambda _: next(whole))
+
+
+def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:
+    one = pieces[0]
+    state = State(((),) * one.ndim)
+    return wrap(pieces, Layout(where, state, tuple(one.shape), one.dtype, partial if _has_grad(one.dtype) else ()))

@@ -1,0 +1,200 @@
+"""Reading by index: embedding, gather, index_select, x[i, j].
+
+Where the indexed dim is split, a rank looks up the indices that are its own and has zeros for the others', so that the
+results of all ranks add up: a split vocabulary needs nothing sent before the sum.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..call import Call, Match, Piece
+from ..registry import register
+from .labels import aligned, broadcast, labelled
+
+__all__ = ["indexed", "own", "picked", "places"]
+
+
+def own(index: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+    """Local indices, 0 for those outside the range that this rank holds, and which are inside.
+
+    >>> own(torch.tensor([0, 3, 5]), 2, 4)
+    (tensor([0, 1, 0]), tensor([False,  True, False]))
+    """
+    inside = (index >= lo) & (index < hi)
+    return torch.where(inside, index - lo, 0), inside
+
+
+def _held(piece: Piece, at: int, dim: int) -> tuple[int, int]:
+    """Where a rank's piece of a dim lies; ranks of these rules hold one range, and it is not empty."""
+    return piece.spans(at, dim)[0]
+
+
+def _masked(out: Tensor, inside: Tensor) -> Tensor:
+    return torch.where(inside, out, torch.zeros((), dtype=out.dtype, device=out.device))
+
+
+def _is_summable(x: Tensor) -> bool:
+    return x.dtype != torch.bool
+
+
+@register("embedding")
+def embedding(call: Call) -> Match | None:
+    """Rows of the table are the vocabulary."""
+    bound = call.bound
+    if bound["scale_grad_by_freq"] or bound["sparse"]:
+        return None  # how often a word occurs is known only to all ranks together
+    words = bound["weight"].shape[0]
+    places = list(range(bound["indices"].dim()))
+
+    def local(
+        piece: Piece, weight: Tensor, indices: Tensor, padding_idx: int = -1, *rest: bool, **more: bool
+    ) -> Tensor:
+        lo, hi = _held(piece, 0, 0)
+        if hi - lo == words:
+            return torch.ops.aten.embedding.default(weight, indices, padding_idx)  # type: ignore[no-any-return]
+        index, inside = own(indices, lo, hi)
+        padding = padding_idx - lo if lo <= padding_idx < hi else -1
+        return _masked(torch.ops.aten.embedding.default(weight, index, padding), inside.unsqueeze(-1))
+
+    return labelled(
+        call, [["words", "width"], places], [[*places, "width"]], reduced={"words": "sum"}, linear=[(0,)], local=local
+    )
+
+
+@register("index_select")
+def index_select(call: Call) -> Match:
+    x = call.inputs[0]
+    dim = call.bound["dim"] % max(x.dim(), 1)
+    labels: list[Hashable] = list(range(x.dim()))
+    out = ["index" if d == dim else d for d in labels]
+    labels = ["read" if d == dim and _is_summable(x) else None if d == dim else d for d in labels]
+
+    def local(piece: Piece, x: Tensor, dim: int, index: Tensor) -> Tensor:
+        lo, hi = _held(piece, 0, dim)
+        if hi - lo == call.inputs[0].shape[dim]:
+            return x.index_select(dim, index)
+        at, inside = own(index, lo, hi)
+        return _masked(x.index_select(dim, at), inside.reshape([-1] + [1] * (x.dim() - 1 - dim % x.dim())))
+
+    index = ["index"] if call.inputs[1].dim() else []
+    if x.dim() == 0 or not index:
+        return labelled(call, [labels, index], [[None if d == "index" else d for d in out]], linear=[(0,)])
+    return labelled(call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=local)
+
+
+@register("gather")
+def gather(call: Call) -> Match | None:
+    """Other dims are split only where index and tensor are of one size, so that their pieces meet."""
+    x, index = call.inputs
+    if x.dim() == 0 or index.dim() == 0 or call.bound.get("sparse_grad"):
+        return None
+    dim = call.bound["dim"] % x.dim()
+    other: list[Hashable] = [d if x.shape[d] == index.shape[d] else None for d in range(x.dim())]
+    read, picked = list(other), list(other)
+    read[dim], picked[dim] = "read" if _is_summable(x) else None, "index"
+
+    def local(piece: Piece, x: Tensor, dim: int, index: Tensor, **more: bool) -> Tensor:
+        # Elements of a dim that stays whole in a smaller index need no mask: positions are the same everywhere.
+        lo, hi = _held(piece, 0, dim)
+        if hi - lo == call.inputs[0].shape[dim]:
+            return x.gather(dim, index)
+        at, inside = own(index, lo, hi)
+        return _masked(x.gather(dim, at), inside)
+
+    return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=local)
+
+
+@register("index.Tensor")
+def index(call: Call) -> Match | None:
+    """Indices broadcast together and stand where the first of them did, or in front if there is a dim in between."""
+    x, indices = call.bound["self"], call.bound["indices"]
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return None  # how much is picked depends on the values
+    return labelled(
+        call,
+        [_read(x, indices), *places(indices)],
+        [picked(x, indices)],
+        reduced={("read", d): "sum" for d in range(x.dim())},
+        linear=[(0,)],
+        local=_index_own,
+    )
+
+
+def indexed(indices: Sequence[Tensor | None]) -> list[int]:
+    return [d for d, i in enumerate(indices) if i is not None]
+
+
+def _read(x: Tensor, indices: Sequence[Tensor | None]) -> list[Hashable]:
+    """The labels of the tensor that is indexed."""
+    here = indexed(indices)
+    return [(("read", d) if _is_summable(x) else None) if d in here else d for d in range(x.dim())]
+
+
+def places(indices: Sequence[Tensor | None]) -> list[list[Hashable]]:
+    """The labels of the indices: of each dim of the shape that they broadcast to."""
+    given = [i for i in indices if i is not None]
+    whole = broadcast(*(i.shape for i in given))
+    return [aligned(i.shape, whole, [("at", d) for d in range(len(whole))]) for i in given]
+
+
+def picked(x: Tensor, indices: Sequence[Tensor | None]) -> list[Hashable]:
+    """The labels of what is read, or written, through indices."""
+    here = indexed(indices)
+    ndim = max(i.dim() for i in indices if i is not None)
+    together = here == list(range(here[0], here[0] + len(here)))
+    first = here[0] if together else 0
+    rest: list[Hashable] = [d for d in range(x.dim()) if d not in here]
+    return [*rest[:first], *(("at", d) for d in range(ndim)), *rest[first:]]
+
+
+def _index_own(piece: Piece, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    whole = piece.inputs[0].shape
+    here, inside, ndim = indexed(indices), None, 0
+    mine = list(indices)
+    for d in here:
+        index = mine[d]
+        assert index is not None
+        ndim = max(ndim, index.dim())
+        lo, hi = _held(piece, 0, d)
+        if hi - lo < whole[d]:
+            mine[d], fits = own(torch.where(index < 0, index + whole[d], index), lo, hi)
+            inside = fits if inside is None else inside & fits
+    out = torch.ops.aten.index.Tensor(x, mine)
+    if inside is None:
+        return out  # type: ignore[no-any-return]
+    together = here == list(range(here[0], here[0] + len(here)))
+    after = x.dim() - len(here) - (here[0] if together else 0)
+    return _masked(out, inside.reshape(*inside.shape, *[1] * after))
+
+
+@register("take")
+def take(call: Call) -> Match:
+    """Indices run through all elements in a row, so that the tensor stays whole."""
+    x, index = call.inputs
+    dims = range(index.dim())
+    return labelled(call, [[None] * x.dim(), dims], [dims], linear=[(0,)])
+
+
+@register("embedding_bag", "embedding_bag.padding_idx")
+def embedding_bag(call: Call) -> Match | None:
+    """Bags begin anywhere in the indices; only the width of the table is split."""
+    bound = call.bound
+    if bound["sparse"]:
+        return None
+    inputs: list[list[Hashable]] = [[None] * x.dim() for x in call.inputs]
+    outputs: list[list[Hashable]] = [[None] * y.dim() for y in call.outputs]
+    inputs[0][1] = outputs[0][1] = "width"
+    if outputs[3] and call.outputs[3].dim() == 2:  # of the maxima, which word each is
+        outputs[3][1] = "width"
+    return None if bound["per_sample_weights"] is not None else labelled(call, inputs, outputs)
+
+
+@register("one_hot")
+def one_hot(call: Call) -> Match | None:
+    """The number of classes must be given: else it is the largest index of all."""
+    if call.bound["num_classes"] < 0:
+        return None
+    ndim = call.inputs[0].dim()
+    return labelled(call, [range(ndim)], [[*range(ndim), None]])

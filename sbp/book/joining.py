@@ -1,0 +1,65 @@
+"""Tensors joined to one, and one taken apart: the dim along which that happens stays whole, all others pass."""
+
+from collections.abc import Hashable
+
+from ..call import Call, Match
+from ..registry import register
+from .labels import labelled
+
+__all__: list[str] = []
+
+
+@register("cat", "concat", "concatenate")
+def cat(call: Call) -> Match:
+    """Addends of one part leave the others as they are, so that all must be addends."""
+    ndim = call.outputs[0].dim()
+    dim = call.bound["dim"] % ndim
+    labels: list[Hashable] = [None if d == dim else d for d in range(ndim)]
+    # An empty tensor of one dim may stand among others of any number of dims.
+    inputs = [labels if x.dim() == ndim else [None] for x in call.inputs]
+    return labelled(call, inputs, [labels], linear=[range(len(inputs))], hollow=True)
+
+
+@register("stack")
+def stack(call: Call) -> Match:
+    ndim = call.outputs[0].dim()
+    dim = call.bound["dim"] % ndim
+    labels: list[Hashable] = [None if d == dim else d for d in range(ndim)]
+    part = labels[:dim] + labels[dim + 1 :]
+    count = len(call.inputs)
+    return labelled(call, [part] * count, [labels], linear=[range(count)], hollow=True)
+
+
+@register("hstack", "vstack", "dstack", "column_stack", "row_stack")
+def grow(call: Call) -> Match | None:
+    """As `cat` along the first dim for rows, the second for columns, the third in depth; only where dims stay."""
+    ndim = call.outputs[0].dim()
+    dim = {"vstack": 0, "row_stack": 0, "dstack": 2}.get(call.name, min(1, ndim - 1))
+    if any(x.dim() != ndim for x in call.inputs):
+        return None
+    labels = [None if d == dim else d for d in range(ndim)]
+    return labelled(call, [labels] * len(call.inputs), [labels], linear=[range(len(call.inputs))], hollow=True)
+
+
+@register(
+    "split.Tensor", "split.sizes", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_split_with_sizes",
+    "unsafe_chunk", "tensor_split.sections", "tensor_split.indices", "unbind.int",
+)  # fmt: skip
+def split(call: Call) -> Match:
+    ndim = call.inputs[0].dim()
+    dim = call.bound["dim"] % ndim
+    labels: list[Hashable] = [None if d == dim else d for d in range(ndim)]
+    out = labels[:dim] + labels[dim + 1 :] if call.name == "unbind.int" else labels
+    return labelled(call, [labels], [out] * len(call.outputs), linear=[(0,)], hollow=True)
+
+
+@register("meshgrid", "meshgrid.indexing")
+def meshgrid(call: Call) -> Match:
+    """Each tensor runs along a dim of its own."""
+    count = len(call.inputs)
+    out = list(range(count))
+    if call.bound.get("indexing") == "xy" and count > 1:
+        out[:2] = [1, 0]
+    inputs = [[at] if x.dim() else [] for at, x in enumerate(call.inputs)]
+    outs: list[Hashable] = [at if call.inputs[at].dim() else None for at in out]
+    return labelled(call, inputs, [outs] * count, linear=[range(count)], hollow=True)

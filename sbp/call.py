@@ -1,0 +1,134 @@
+"""The words that rules are written in: a call, how its dims hang together, and a way to run it on shards.
+
+Call     one ATen call on logical tensors, as captured: shapes, dtypes, static arguments
+Match    what a rule says of a call: which dims are one *factor*, so that they are split together or not at all
+Way      one signature of a call: the state of every tensor that goes in and comes out
+Piece    one rank's share of a way; what a local function may ask for
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .layout import Layout
+from .state import Spans, State
+
+__all__ = ["NEVER", "Call", "Local", "Match", "Piece", "Way", "tensors_in"]
+
+NEVER = -1  # in place of a factor: this dim is never split
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an argument or result, lists and tuples taken apart, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return []
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One ATen call. The tensors are fakes or metas: they have shape, dtype and stride, but no values.
+
+    `states` says how the tensor inputs lie now and `sizes` is the shape of their grid; only rules that map states
+    (views) look at them.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+    states: tuple[State, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """As rules name it: `add.Tensor`, `relu` for the default overload, `mylib::op` outside aten."""
+        namespace, _, op = self.op._schema.name.partition("::")
+        overload = self.op._overloadname
+        full = op if overload == "default" else f"{op}.{overload}"
+        return full if namespace == "aten" else f"{namespace}::{full}"
+
+    @cached_property
+    def bound(self) -> dict[str, Any]:
+        """Every argument by its name in the schema, defaults filled in."""
+        values = {}
+        for at, parameter in enumerate(self.op._schema.arguments):
+            if parameter.name in self.kwargs:
+                values[parameter.name] = self.kwargs[parameter.name]
+            elif at < len(self.args):
+                values[parameter.name] = self.args[at]
+            else:
+                values[parameter.name] = parameter.default_value
+        return values
+
+    @cached_property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensor inputs in the schema's order, lists taken apart; absent ones and numbers are not among them."""
+        return tuple(tensors_in(list(self.bound.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What a rule makes of a call: for each tensor and dim the number of its factor, or NEVER.
+
+    On one axis of a grid a call may run with one factor split (a tensor that lacks it is B), with one group of
+    `linear` inputs P (the others B, all outputs P), or with everything B. Factors in `reduced` leave P of that kind in
+    every output; "avg" leaves P(sum) of means weighted by their share. An input in `addends` is added to the result, so
+    that it is P where a summed factor is split.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]  # of each factor
+    reduced: Mapping[int, str] = field(default_factory=dict)  # factor -> "sum", "max", "min" or "avg"
+    linear: tuple[tuple[int, ...], ...] = ()
+    addends: frozenset[int] = frozenset()
+    hollow: bool = False  # whether ranks may be left with no element at all (amax, convolutions and others refuse)
+    local: "Local | None" = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One signature: how each tensor input must lie, how each tensor output then lies, and what ranks run.
+
+    Without `local` they run the op itself, with its arguments as they are.
+    """
+
+    inputs: tuple[State, ...]
+    outputs: tuple[State, ...]
+    local: "Local | None" = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank holds of the tensors of a call under the chosen way."""
+
+    rank: int
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+    def shape(self, at: int = 0) -> tuple[int, ...]:
+        """The local shape of an output."""
+        return self.outputs[at].local_shape(self.rank)
+
+    def spans(self, at: int, dim: int) -> Spans:
+        """The index ranges that this rank holds of a dim of an input."""
+        return self.inputs[at].spans(self.rank)[dim]
+
+    def out_spans(self, at: int, dim: int) -> Spans:
+        """The index ranges that this rank holds of a dim of an output."""
+        return self.outputs[at].spans(self.rank)[dim]
+
+    def first(self, axis: int) -> bool:
+        """Whether this rank is the first along an axis of the grid; where only one may add something, it does."""
+        return self.inputs[0].placement.coords(self.rank)[axis] == 0
+
+
+# Called as local(piece, *args, **kwargs) with the op's own arguments, tensors replaced by this rank's shards.
+Local: TypeAlias = Callable[..., Any]

@@ -1,0 +1,157 @@
+"""The oracle of the rule book: what a rule lists must hold, and what holds must be listed.
+
+A call is run whole and run on the shards of simulated ranks, forward and backward, and the two must agree; `check_rule`
+does that for every signature on one axis, those that the book lists and those that it does not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import Call, Match, Piece, Way
+from .registry import find
+from .state import State
+from .trial import Op, Trial, replaced, states_of
+
+__all__ = ["Report", "check_rule", "check_way", "expand_line", "named_op"]
+
+
+@dataclass
+class Report:
+    """What `check_rule` found: listed signatures that do not hold, and signatures that hold and are not listed."""
+
+    wrong: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"wrong    {text}" for text in self.wrong] + [f"missing  {text}" for text in self.missing]
+        return "\n".join(lines) or "every listed signature holds, and no other"
+
+
+def check_way(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], way: Way, sizes: tuple[int, ...]) -> str | None:
+    """What differs when the ranks of a grid run this way, forward or backward; None if it holds."""
+    with _one_thread():
+        return Trial(op, args, kwargs, sizes).differs(way)
+
+
+def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> Report:
+    """Whether the op's rule is right and complete for these arguments, on 2 and on 3 ranks."""
+    if isinstance(op, str):
+        op = named_op(op)
+    report = Report()
+    with _one_thread():
+        for ranks in (2, 3):
+            trial = Trial(op, args, kwargs, (ranks,))
+            ways = _listed(trial, op, ranks)
+            if not ways:
+                return Report(wrong=["the book has no rule for this call"])
+            for way in ways:
+                if trouble := trial.differs(way):
+                    report.wrong.append(f"{_text(way)} on {ranks} ranks: {trouble}")
+            known = {(way.inputs, way.outputs) for way in ways}
+            for way in trial.tries(ranks):
+                if (way.inputs, way.outputs) not in known and trial.differs(way) is None:
+                    report.missing.append(f"{_text(way)} on {ranks} ranks")
+    return report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors here are tiny: threads that wait for each other took a thousand times longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:
+    """Every signature that a match allows on a grid of one axis."""
+
+    def dims(tensors: tuple[tuple[int, ...], ...], factor: int | None) -> list[State]:
+        return [State(tuple((0,) if f == factor else () for f in tensor)) for tensor in tensors]
+
+    def partial(tensor: tuple[int, ...], reduction: Any = "sum") -> State:
+        return State(((),) * len(tensor), (0,), reduction)
+
+    ways = [Way(tuple(dims(match.inputs, None)), tuple(dims(match.outputs, None)), match.local)]
+    for factor, size in enumerate(match.sizes):
+        if not match.hollow and size < ranks:
+            continue
+        inputs, outputs, local = dims(match.inputs, factor), dims(match.outputs, factor), match.local
+        kind = match.reduced.get(factor)
+        if kind is not None:
+            inputs = [partial(match.inputs[at]) if at in match.addends else s for at, s in enumerate(inputs)]
+            outputs = [partial(tensor, "sum" if kind == "avg" else kind) for tensor in match.outputs]
+        if kind == "avg" and local is None:
+            local = _weighted(op, match, factor)
+        ways.append(Way(tuple(inputs), tuple(outputs), local))
+    for group in match.linear:
+        inputs = [
+            partial(t) if at in group else s for at, (t, s) in enumerate(zip(match.inputs, ways[0].inputs, strict=True))
+        ]
+        ways.append(Way(tuple(inputs), tuple(partial(tensor) for tensor in match.outputs), match.local))
+    return ways
+
+
+def _weighted(op: Op, match: Match, factor: int) -> Callable[..., Any]:
+    """The op, its means weighted by the share of the factor that a rank holds, so that they add up to the mean."""
+    at, dim = next((at, t.index(factor)) for at, t in enumerate(match.inputs) if factor in t)
+
+    def local(piece: Piece, *args: Any, **kwargs: Any) -> Any:
+        share = piece.inputs[at].local_shape(piece.rank)[dim] / match.sizes[factor]
+        out = op(*args, **kwargs)
+        return out * share if isinstance(out, Tensor) else type(out)(part * share for part in out)
+
+    return local
+
+
+def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
+    """What the rule says of a call: all of a match, or the ways that it finds for any states of the inputs."""
+    outputs = tuple(map(_meta, trial.outputs))
+    put = iter([_meta(t) for t in trial.inputs])
+    args, kwargs = tuple(replaced(list(trial.args), put)), replaced(trial.kwargs, put)
+    ways: dict[tuple[object, ...], Way] = {}
+    for states in product(*(states_of(t, ranks) for t in trial.inputs)):
+        found = find(Call(op, args, kwargs, outputs, states, (ranks,)))
+        if found is None:
+            return []
+        if isinstance(found, Match):
+            return [way for way in expand_line(found, op, ranks) if not _bool_addends(trial, way)]
+        for way in found:
+            ways.setdefault((way.inputs, way.outputs), way)
+    return list(ways.values())
+
+
+def _bool_addends(trial: Trial, way: Way) -> bool:
+    """Whether inputs are addends that never can be."""
+    return any(s.partial and t.dtype == torch.bool for t, s in zip(trial.inputs, way.inputs, strict=True))
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def named_op(name: str) -> torch._ops.OpOverload:
+    """The op of a name as rules spell it."""
+    namespace, _, rest = name.rpartition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace or "aten"), packet), overload or "default")
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def _text(way: Way) -> str:
+    """A way on one axis as rules are read.
+
+    >>> _text(Way((State(((0,), ())), State(((),))), (State(((), (0,))),)))
+    'S(0), B -> S(1)'
+    """
+    sides = [", ".join(repr(state.sbp(1)[0]) for state in states) for states in (way.inputs, way.outputs)]
+    return " -> ".join(sides)

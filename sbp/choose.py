@@ -1,0 +1,229 @@
+"""Choosing: of all signatures that the rules allow for a call, the one whose inputs cost least to move.
+
+An axis of the grid does one thing in a call: it splits one factor, or carries addends of one linear group, or nothing
+(everything is B on it). Only what an input suggests is tried, for all else would move more: the factor that the axis
+splits now, the group that is partial now, and, where that is not allowed, the input's other factors.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import product
+from math import inf, prod
+from typing import Any, TypeAlias
+
+from .call import NEVER, Call, Local, Match, Piece, Way
+from .registry import Answer
+from .signature import Reduction
+from .state import Factors, State
+
+__all__ = ["Price", "candidates", "choose", "everywhere"]
+
+Price: TypeAlias = Callable[[int, State], float]  # of bringing this input into this state
+Doing: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
+NOTHING: Doing = ("nothing", 0)
+
+
+def everywhere(call: Call) -> Way:
+    """Everything B on every axis: what any op may do."""
+    return Way(
+        tuple(State(((),) * x.ndim) for x in call.inputs),
+        tuple(State(((),) * y.ndim) for y in call.outputs),
+    )
+
+
+def candidates(call: Call, answer: Answer) -> list[Way]:
+    """The ways of a call that are worth a look, the one with nothing split last."""
+    if answer is None:
+        return [everywhere(call)]
+    if not isinstance(answer, Match):
+        return [*answer, everywhere(call)]
+    options = [_suggested(call, answer, axis) for axis in range(len(call.sizes))]
+    found = {}
+    for doing in product(*options):
+        way = _way(call, answer, doing)
+        if way is not None:
+            found[way.inputs, way.outputs] = way
+    return list(found.values())
+
+
+def choose(ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
+    """The cheapest way, earlier ones first among equals, and what each would cost.
+
+    Where prices tie, the way that leaves each rank less to do comes first in `ways`.
+    """
+    costs = [sum(price(i, state) for i, state in enumerate(way.inputs)) for way in ways]
+    best = min(range(len(ways)), key=lambda at: (costs[at], -_work_shared(ways[at]), at))
+    return ways[best], costs
+
+
+def _work_shared(way: Way) -> int:
+    """On how many axes ranks do different things."""
+    return len({a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)})
+
+
+def _suggested(call: Call, match: Match, axis: int) -> list[Doing]:
+    if call.sizes[axis] == 1:
+        return [NOTHING]
+    doings: dict[Doing, None] = {}
+    for i, state in enumerate(call.states):
+        mine = [f for f in match.inputs[i] if f != NEVER]
+        if axis in state.partial:
+            if state.reduction == "sum":
+                doings.update({("linear", g): None for g in _groups(call, match, axis, i)})
+            doings.update({("split", f): None for f in mine})
+        for dim, factors in enumerate(state.dims):
+            if axis in factors:
+                here = match.inputs[i][dim]
+                doings.update({("split", f): None for f in ([here] if here != NEVER else mine)})
+    return [*doings, NOTHING]
+
+
+def _groups(call: Call, match: Match, axis: int, i: int) -> list[int]:
+    """The linear groups of an input that is P which the others may join.
+
+    A split one would be padded with zeros, and grow on every rank. A whole one joins for nothing, but then has to be
+    added up with the result: only if it is small (a bias), for else it is better to add up what is P now.
+    """
+
+    def joins(member: int) -> bool:
+        state = call.states[member]
+        small = 2 * call.inputs[member].numel() <= call.inputs[i].numel()
+        return axis in state.partial or (axis not in state.split and small)
+
+    return [g for g, group in enumerate(match.linear) if i in group and all(map(joins, group))]
+
+
+def _way(call: Call, match: Match, doing: Sequence[Doing]) -> Way | None:
+    """The way in which each axis does this; None if that cannot be."""
+    axes_of: dict[int, list[int]] = {}
+    sums: list[int] = []
+    extremes: dict[Reduction, list[int]] = {}
+    partial_in: list[list[int]] = [[] for _ in call.inputs]
+    for axis, (what, which) in enumerate(doing):
+        if what == "linear":
+            sums.append(axis)
+            for i in match.linear[which]:
+                partial_in[i].append(axis)
+        elif what == "split":
+            axes_of.setdefault(which, []).append(axis)
+            kind = match.reduced.get(which)
+            if kind in ("sum", "avg"):
+                sums.append(axis)
+                for i in match.addends:
+                    partial_in[i].append(axis)
+            elif kind:
+                extremes.setdefault("max" if kind == "max" else "min", []).append(axis)
+    if len(extremes) + bool(sums) > 1:
+        return None  # one tensor is partial in one way only
+    splits = {}
+    for factor, axes in axes_of.items():
+        if match.sizes[factor] < (2 if not match.hollow else 1):
+            return None
+        if not match.hollow and match.sizes[factor] < prod(call.sizes[a] for a in axes):
+            return None
+        splits[factor] = _order(call, match, factor, axes)
+    reduction, partial_out = next(iter(extremes.items()), ("sum", sums))
+    inputs = tuple(
+        State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial)))
+        for dims, partial in zip(match.inputs, partial_in, strict=True)
+    )
+    outputs = tuple(
+        State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial_out)), reduction) for dims in match.outputs
+    )
+    means = [f for f in splits if match.reduced.get(f) == "avg"]
+    return Way(inputs, outputs, _weighted(call, match, means) if means else match.local)
+
+
+def _weighted(call: Call, match: Match, means: Sequence[int]) -> Local:
+    """The op, whose mean over a rank's part counts by that part's share of the whole."""
+    places = [next((i, dims.index(f)) for i, dims in enumerate(match.inputs) if f in dims) for f in means]
+    whole = prod(match.sizes[f] for f in means)
+    run = match.local or (lambda piece, *args, **kwargs: call.op(*args, **kwargs))
+
+    def local(piece: Piece, *args: Any, **kwargs: Any) -> Any:
+        held = prod(sum(hi - lo for lo, hi in piece.spans(i, dim)) for i, dim in places)
+        out = run(piece, *args, **kwargs)
+        return out * (held / whole)
+
+    return local
+
+
+def _order(call: Call, match: Match, factor: int, axes: list[int]) -> Factors:
+    """How these axes cut a factor: as the first input that they cut already has it, else in their own order.
+
+    Holes are kept only where ranks run the op as it is: local functions count on contiguous pieces.
+    """
+    wanted = set(axes)
+    for state, dims in zip(call.states, match.inputs, strict=True):
+        for held, f in zip(state.dims, dims, strict=True):
+            whole = match.local is None or all(a >= 0 for a in held)
+            if f == factor and whole and {a for a in held if a >= 0} == wanted:
+                return held
+    return tuple(sorted(axes))
+
+
+def quick(
+    shape: tuple[int, ...],
+    itemsize: int,
+    src: State,
+    dst: State,
+    sizes: tuple[int, ...],
+    link: Callable[[int], tuple[float, float]],
+) -> float:
+    """Seconds that a move takes, by arithmetic alone: exact on one axis, an upper estimate on several.
+
+    Axis by axis in the order in which a good route goes: cut what is whole, reduce into pieces, swap, gather, and sum.
+    Planning a route costs a hundred times as much, and only the winner's is needed.
+    """
+    if src == dst:
+        return 0.0
+    before, after = _where(src), _where(dst)
+    local = float(prod(shape) * itemsize) / prod(sizes[a] for a in src.split)
+    changed = [a for a in range(len(sizes)) if before.get(a) != after.get(a) and sizes[a] > 1]
+    if not changed:  # only the nesting differs
+        changed = sorted(src.split)
+        latency, bandwidth = link(changed[0])
+        return latency + local / bandwidth
+    time = 0.0
+    for kind in ("cut", "scatter", "swap", "gather", "sum"):
+        for axis in changed:
+            if _kind(before.get(axis), after.get(axis)) == kind:
+                step, local = _step(kind, local, sizes[axis], link(axis))
+                time += step
+    return time
+
+
+Held: TypeAlias = tuple[str, int] | None
+
+
+@lru_cache(maxsize=4096)
+def _where(state: State) -> dict[int, tuple[str, int]]:
+    split = {a: ("S", dim) for dim, factors in enumerate(state.dims) for a in factors if a >= 0}
+    return {**split, **dict.fromkeys(state.partial, (state.reduction, -1))}
+
+
+def _kind(have: Held, need: Held) -> str:
+    if have is None:
+        return "cut" if need and need[0] == "S" else "free"
+    if need is None:
+        return "gather" if have[0] == "S" else "sum"
+    if need[0] != "S":
+        return "free" if have[0] == "S" else "never"
+    return "swap" if have[0] == "S" else "scatter"
+
+
+def _step(kind: str, local: float, n: int, link: tuple[float, float]) -> tuple[float, float]:
+    """Seconds, and the bytes that each rank has afterwards."""
+    latency, bandwidth = link
+    if kind == "cut":
+        return 0.0, local / n
+    hops = (n - 1).bit_length() * latency
+    if kind == "scatter":
+        return hops + local * (n - 1) / n / bandwidth, local / n
+    if kind == "swap":
+        return hops + local * (n - 1) / n / bandwidth, local
+    if kind == "gather":
+        return hops + local * (n - 1) / bandwidth, local * n
+    if kind == "sum":
+        return 2 * hops + 2 * local * (n - 1) / n / bandwidth, local
+    return inf, local

@@ -1,0 +1,86 @@
+"""The rule book's index: from the name of an op to the function that says how its calls may be split.
+
+A line of a `.rules` file and a Python function end up here alike: a function of a `Call` that returns a `Match`, a list
+of `Way`s, or None where it has nothing to say of this call (which is then taken apart, or run gathered).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TypeAlias, TypeVar
+
+import torch
+
+from .call import Call, Match, Way
+
+__all__ = ["Answer", "Rule", "find", "has_rule", "known", "register", "rule_for"]
+
+Answer: TypeAlias = Match | Sequence[Way] | None
+Rule: TypeAlias = Callable[[Call], Answer]
+R = TypeVar("R", bound=Rule)
+
+_rules: dict[str, Rule] = {}
+_loaded = False
+
+
+def register(*names: str) -> Callable[[R], R]:
+    """A decorator: this function is the rule of these ops; the names are those of `Call.name`."""
+
+    def put(rule: R) -> R:
+        for name in names:
+            if name in _rules:
+                raise ValueError(f"{name} has a rule already")
+            _rules[name] = rule
+        return rule
+
+    return put
+
+
+def known() -> dict[str, Rule]:
+    """Every rule, by the name of its op."""
+    global _loaded
+    if not _loaded:
+        _loaded = True  # the book asks for what is known while it is read
+        try:
+            import_module(".book", __package__)
+        except BaseException:  # half a book would gather in silence what the other half covers
+            _loaded = False
+            _rules.clear()
+            raise
+    return _rules
+
+
+def has_rule(op: torch._ops.OpOverload) -> bool:
+    """Whether the book has a line for this very op."""
+    packet, dot, overload = Call(op, (), {}, ()).name.partition(".")
+    return bool({packet + dot + overload, packet.removesuffix("_") + dot + overload} & known().keys())
+
+
+def rule_for(op: torch._ops.OpOverload, name: str) -> Rule | None:
+    """The op's own rule, or that of all pointwise ops if torch says that it is one."""
+    return known().get(_entry(op, name))
+
+
+def _entry(op: torch._ops.OpOverload, name: str) -> str:
+    """The name under which an op's rule stands in the book, if it has one."""
+    packet, dot, overload = name.partition(".")
+    # What writes in place splits as what does not: add_.Tensor as add.Tensor; a copy, as expand_copy, as the view.
+    plain = packet.removesuffix("_").removesuffix("_copy") + dot + overload
+    if name in known() or plain in known():
+        return name if name in known() else plain
+    shared = torch.Tag.pointwise in op.tags and torch.Tag.nondeterministic_seeded not in op.tags
+    return "pointwise" if shared else name
+
+
+def find(call: Call) -> Answer:
+    """What the book says of a call."""
+    entry = _entry(call.op, call.name)
+    rule = known().get(entry)
+    if entry not in (call.name, "pointwise"):
+        call = replace(call)
+        call.__dict__["name"] = entry  # rules of several ops tell them apart by the names that they stand under
+    found = rule(call) if rule is not None else None
+    if isinstance(found, Match) and call.op._schema.is_mutable:
+        # What is written to lies afterwards as it did before: x *= y with a partial y is not for a whole x.
+        return replace(found, linear=tuple(group for group in found.linear if 0 in group))
+    return found

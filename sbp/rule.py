@@ -1,0 +1,345 @@
+"""Rules as text, one op a line: which dims of its tensors are one *factor*, split everywhere at once or not at all.
+
+    mm           m k+, k+ n -> m n             ; lin(0|1) hollow
+    linear       ... k+, n k+, & n -> ... n    ; lin(0,2|1,2) hollow
+    amax         *[dim]:max -> *[dim]:max
+    div.Tensor   *, * -> *                     ; lin(0)
+
+    k  k+  k:max  k!   a factor; reduced, so that the output is P of that kind (+ :max :min :avg); never split
+    ...  *             a factor for each dim that is not named, aligned from the right, broadcasting
+    *[dim]+            the dims that the argument `dim` names are marked (all, where it is None or empty)
+    1  ()  _           a dim of size one; a tensor without dims; a tensor that is never split, or absent
+    {p}  & p           p for each tensor of a list; p is added to the result and may have fewer dims
+    lin(0,1|2)         linear in 0 and 1 together, and in 2 alone: where those are P and the rest B, the result is P
+    hollow             ranks may be left without any element
+    where dim is None  the rule, or the `lin` right before it, holds only then (is not None, == 1, != "mean", and)
+    or                 another rule follows, for calls that the one before has nothing to say of
+
+Dims that are reduced or never split may be gone from an output, or be of size 1 there, as `keepdim` has it.
+"""
+
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ..placement.errors import SbpError, caret
+from . import registry
+from .call import Call, Match, tensors_in
+from .pattern import MARKS, Dim, Operand, lay
+from .schema import Operands, operands, suggest
+
+__all__ = ["TextRule", "define", "load", "parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on an argument, as in `where dim is None`."""
+
+    attr: str
+    holds: Callable[[Any], bool]
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Groups of operands in which an op is linear, under conditions."""
+
+    groups: tuple[tuple[int, ...], ...]
+    tests: tuple[Guard, ...]
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """A rule that was read; called with a call, it says how that may be split."""
+
+    name: str
+    text: str
+    source: str  # where it was written
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    linear: tuple[Linear, ...]
+    hollow: bool
+    tests: tuple[Guard, ...]
+
+    def __call__(self, call: Call) -> Match | None:
+        bound = call.bound
+        shape = operands(call.op)
+        assert shape is not None
+        if len(shape.inputs) != len(self.inputs) or len(shape.outputs) != len(self.outputs):
+            self.check(shape)  # an op that was unknown when its rule was read
+        if not all(test.holds(bound[test.attr]) for test in self.tests):
+            return None
+        patterns: list[Operand] = []
+        places: list[list[int]] = []  # of each operand's tensors among `call.inputs`
+        for pattern, name in zip(self.inputs, shape.inputs, strict=True):
+            here = tensors_in(bound[name])
+            places.append(list(range(len(patterns), len(patterns) + len(here))))
+            patterns += [pattern] * len(here)
+        results = self.outputs * len(call.outputs) if self.outputs[0].kind == "many" else self.outputs
+        if len(results) != len(call.outputs):
+            return None
+        match = lay(
+            [(pattern, tensor.shape) for pattern, tensor in zip(patterns, call.inputs, strict=True)],
+            [(pattern, tensor.shape) for pattern, tensor in zip(results, call.outputs, strict=True)],
+            bound,
+        )
+        if match is None:
+            return None
+        linear = tuple(self._linear(bound, [bound[name] for name in shape.inputs], places))
+        addends = frozenset(i for i, pattern in enumerate(patterns) if pattern.kind == "addend")
+        return replace(match, linear=linear, addends=addends, hollow=self.hollow)
+
+    def _linear(
+        self, bound: Mapping[str, Any], values: list[Any], places: list[list[int]]
+    ) -> Iterator[tuple[int, ...]]:
+        for linear in self.linear:
+            if not all(test.holds(bound[test.attr]) for test in linear.tests):
+                continue
+            for group in linear.groups:
+                # x + 2 is not linear in x, but x + 0 is (as `sum` begins); of floats what is chosen must hold for all.
+                said = [values[i] for i in group]
+                if any(isinstance(v, float | complex) or (isinstance(v, int) and v) for v in said):
+                    continue
+                found = tuple(place for i in group for place in places[i])
+                booleans = any(tensor.dtype == torch.bool for i in group for tensor in tensors_in(values[i]))
+                if found and not booleans:  # which do not add up
+                    yield found
+
+    def check(self, shape: Operands) -> None:
+        """Hold the rule against its op: as many operands, lists where lists are, arguments that exist."""
+        for side, said, has in (("tensors", self.inputs, shape.inputs), ("results", self.outputs, shape.outputs)):
+            if len(said) != len(has):
+                at = said[len(has)].at if len(said) > len(has) else said[-1].at
+                listed = f": {', '.join(has)}" if side == "tensors" else ""
+                self.wrong(
+                    at,
+                    f"{len(said)} {side}, but {self.name} has {len(has)}{listed}",
+                    f"write {len(has)} patterns on this side; `_` stands for one that is never split or absent",
+                )
+            for pattern, (name, many) in zip(said, has.items(), strict=True):
+                if pattern.kind != "any" and many != (pattern.kind == "many"):
+                    fix = "write {p} for a list of tensors, p for one"
+                    self.wrong(pattern.at, f"{name} is {'a list of tensors' if many else 'one tensor'}", fix)
+        patterns = (*self.inputs, *self.outputs)
+        tests = (*self.tests, *(test for linear in self.linear for test in linear.tests))
+        used = [(dim.attr, dim.at) for pattern in patterns for dim in pattern.dims if dim.attr]
+        for attr, at in (*used, *((test.attr, test.at) for test in tests)):
+            if attr not in shape.arguments:
+                self.wrong(at, f"{self.name} has no argument {attr!r}", f"it has {', '.join(shape.arguments)}")
+
+    def wrong(self, at: int, what: str, fix: str) -> NoReturn:
+        """Raise, pointing at a place in the rule's text."""
+        raise wrong(self.name, self.text, self.source, at, what, fix)
+
+
+def wrong(name: str, text: str, source: str, at: int, what: str, fix: str) -> SbpError:
+    """The error that points at a place in a rule's text."""
+    line = f"{name}  {text}".replace("\n", " ")
+    return SbpError(caret(line, len(name) + 2 + at, f"{source}: {what}") + f"\n  {fix}")
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """The first of several rules that has something to say."""
+
+    rules: tuple[TextRule, ...]
+
+    def __call__(self, call: Call) -> Match | None:
+        return next((match for rule in self.rules if (match := rule(call)) is not None), None)
+
+
+def parse(name: str, text: str, source: str = "rule") -> TextRule | Either:
+    """Read the rule of one op; `source` says where it stands, for errors.
+
+    >>> rule = parse("mm", "m k+, k+ n -> m n ; lin(0|1) hollow")
+    >>> len(rule.inputs), rule.hollow
+    (2, True)
+    """
+    rules = tuple(replace(rule, name=name, text=text, source=source) for rule in _read(text, name, source))
+    for rule in rules:
+        _check(rule)
+    return Either(rules) if len(rules) > 1 else rules[0]
+
+
+def _check(rule: TextRule) -> None:
+    _check_factors(rule)
+    for linear in rule.linear:
+        if any(i >= len(rule.inputs) for group in linear.groups for i in group):
+            fix = f"they are counted from 0 to {len(rule.inputs) - 1}"
+            rule.wrong(linear.at, f"lin names an operand that the rule has not: it has {len(rule.inputs)}", fix)
+    try:
+        shape = operands(rule.name)
+    except LookupError as unknown:
+        rule.wrong(-len(rule.name) - 2, f"there is no op {rule.name}", suggest(str(unknown)))
+    if shape is not None:
+        rule.check(shape)
+
+
+def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
+    """Read the rule of an op and put it into the book; of an op that torch does not know, it is checked when called."""
+    rule = parse(name, text, source)
+    if name in registry.known():
+        raise wrong(name, text, source, -len(name) - 2, f"{name} has a rule already", "keep one of the two")
+    registry.register(name)(rule)
+    return rule
+
+
+def load(text: str, source: str) -> None:
+    """Put every line of a text into the book: names of ops, parted by `|`, and their rule. `#` begins a comment.
+
+    A line goes on behind a `|` at its end, and where the next begins with `or`.
+    """
+    for number, line in _lines(text):
+        names, _, body = line.partition(" ")
+        for name in names.split("|"):
+            define(name, body.strip(), f"{source}:{number}")
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Every rule, joined from the lines it takes, with the number of the first."""
+    begin, whole = 0, ""
+    for number, full in enumerate(text.splitlines(), 1):
+        line = full.partition("#")[0].strip()
+        if whole.endswith("|"):
+            whole += line
+        elif line.startswith("or "):
+            whole += " " + line
+        elif line:
+            if whole:
+                yield begin, whole
+            begin, whole = number, line
+    if whole:
+        yield begin, whole
+
+
+def _check_factors(rule: TextRule) -> None:
+    """What is wrong with a rule whatever its op: a factor lost or invented, two marks, a mark that does not exist."""
+    inputs = [dim for pattern in rule.inputs for dim in pattern.dims if dim.name != "1"]
+    outputs = [dim for pattern in rule.outputs for dim in pattern.dims if dim.name != "1"]
+    marks: dict[str, str] = {}
+    for dim in (*inputs, *outputs):
+        if dim.mark not in ("", *MARKS.values()):
+            rule.wrong(dim.at + len(dim.name), f"unknown mark {dim.mark!r}", f"the marks are {' '.join(MARKS)}")
+        if dim.attr and not dim.mark:
+            rule.wrong(dim.at, f"[{dim.attr}] marks nothing", f"add one of {' '.join(MARKS)} behind it")
+        if dim.mark and marks.setdefault(dim.name, dim.mark) != dim.mark:
+            rule.wrong(dim.at, f"{dim.name} has two marks", "give it one")
+    whole = {dim.name for dim in (*inputs, *outputs) if dim.mark and not dim.attr}
+    for dim in inputs:
+        if dim.name not in {out.name for out in outputs} | whole:
+            fix = f"write {dim.name}+ if the op sums over it (or :max :min :avg), {dim.name}! if it must not be split"
+            rule.wrong(dim.at, f"{dim.name} is in no output", fix)
+    for dim in outputs:
+        if dim.name not in [other.name for other in inputs] and marks.get(dim.name) != "never":
+            rule.wrong(dim.at, f"{dim.name} is in no input", f"write {dim.name}! for a dim that is never split")
+        if dim.name != "*" and marks.get(dim.name, "never") != "never":
+            rule.wrong(dim.at, f"{dim.name} is reduced, so it is in no output", "leave it out, or write 1 if it stays")
+
+
+def _read(text: str, name: str, source: str) -> tuple[TextRule, ...]:
+    from lark import UnexpectedInput, UnexpectedToken
+
+    try:
+        return _reader()(text)
+    except UnexpectedInput as error:
+        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        at = len(text) if ended or error.pos_in_stream is None else error.pos_in_stream
+        fix = "rules look like  m k+, k+ n -> m n ; lin(0|1) hollow"
+        raise wrong(name, text, source, at, "cannot read the rule", fix) from None
+
+
+@cache
+def _reader() -> Callable[[str], tuple[TextRule, ...]]:
+    from lark import Lark, Token, Transformer, v_args
+
+    @v_args(inline=True)
+    class Build(Transformer[Token, object]):
+        """Rules from the grammar, whose rules carry the names of these methods."""
+
+        def rules(self, *each: TextRule) -> tuple[TextRule, ...]:
+            return each
+
+        def rule(self, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], *notes: object) -> TextRule:
+            linear = tuple(note for note in notes if isinstance(note, Linear))
+            tests = tuple(test for note in notes if isinstance(note, tuple) for test in note)
+            return TextRule("", "", "", inputs, outputs, linear, "hollow" in notes, tests)
+
+        def operands(self, *each: Operand) -> tuple[Operand, ...]:
+            return each
+
+        def one(self, pattern: Operand) -> Operand:
+            return pattern
+
+        def addend(self, pattern: Operand) -> Operand:
+            return replace(pattern, kind="addend")
+
+        def many(self, pattern: Operand) -> Operand:
+            return replace(pattern, kind="many")
+
+        def any(self, word: Token) -> Operand:
+            return Operand((), "any", word.start_pos or 0)
+
+        def pattern(self, *dims: Dim) -> Operand:
+            return Operand(dims, at=dims[0].at if dims else 0)
+
+        def named(self, name: Token, mark: str | None = None) -> Dim:
+            return Dim(str(name), _mark(mark), at=name.start_pos or 0)
+
+        def rest(self, word: Token, *more: str) -> Dim:
+            attr = next((str(part) for part in more if part.type == "WORD"), "")  # type: ignore[attr-defined]
+            mark = next((part for part in more if part.type == "MARK"), None)  # type: ignore[attr-defined]
+            return Dim("*", _mark(mark), attr, word.start_pos or 0)
+
+        def single(self, word: Token) -> Dim:
+            return Dim("1", at=word.start_pos or 0)
+
+        def attr(self, word: Token) -> Token:
+            return word
+
+        def group(self, *numbers: Token) -> tuple[Token, ...]:
+            return numbers
+
+        def lin(self, *parts: Any) -> Linear:
+            groups = [tuple(map(int, part)) for part in parts if not isinstance(part[0], Guard)]
+            tests = tuple(test for part in parts for test in part if isinstance(test, Guard))
+            return Linear(tuple(groups), tests, parts[0][0].start_pos)
+
+        def hollow(self) -> str:
+            return "hollow"
+
+        def guard(self, tests: tuple[Guard, ...]) -> tuple[Guard, ...]:
+            return tests
+
+        def where(self, *tests: Guard) -> tuple[Guard, ...]:
+            return tests
+
+        def absent(self, attr: Token) -> Guard:
+            return Guard(str(attr), lambda value: value is None, attr.start_pos or 0)
+
+        def present(self, attr: Token) -> Guard:
+            return Guard(str(attr), lambda value: value is not None, attr.start_pos or 0)
+
+        def equal(self, attr: Token, literal: Token) -> Guard:
+            wanted = _literal(literal)
+            return Guard(str(attr), lambda value: value == wanted, attr.start_pos or 0)
+
+        def unequal(self, attr: Token, literal: Token) -> Guard:
+            wanted = _literal(literal)
+            return Guard(str(attr), lambda value: value != wanted, attr.start_pos or 0)
+
+    grammar = Path(__file__).with_name("rules.lark").read_text(encoding="utf-8")
+    return Lark(grammar, parser="lalr", start="rules", transformer=Build()).parse  # type: ignore[return-value]
+
+
+def _mark(mark: str | None) -> str:
+    return "" if mark is None else MARKS.get(mark, str(mark))
+
+
+def _literal(text: str) -> object:
+    return float(text) if text.endswith("inf") else literal_eval(text)

@@ -1,0 +1,54 @@
+"""The examples run as their first lines say: in one process, and under torchrun."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TOLD = {  # what a run must print, besides losses that fall
+    "mlp": r"the two arms, as the model sees them:\n([.#]{64}\n){24}",
+    "tensor_parallel": r"four ranks set out to learn a rhyme,\neach held a part, and all kept time.\n",
+    "zero": r" 9 o'clock and  5 hours later: 2 o'clock\n11 o'clock and  4 hours later: 3 o'clock\n",
+}
+
+
+def said(command: list[str]) -> str:
+    """What it printed; it must end well and complain of nothing."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(example: Path, text: str) -> None:
+    assert re.search(TOLD[example.stem], text), text
+    losses = [float(loss) for loss in re.findall(r"\d\.\d{4,}", text)]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_every_example_is_tested() -> None:
+    assert {example.stem for example in EXAMPLES} == TOLD.keys()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_in_one_process(example: Path) -> None:
+    check(example, said([sys.executable, str(example)]))
+
+
+def test_an_example_runs_under_torchrun() -> None:
+    example = ROOT / "examples" / "zero.py"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    check(example, said([*launcher, str(example)]))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_how_to_run_it(example: Path) -> None:
+    source = example.read_text()
+    assert len(source.splitlines()) < 80
+    assert f"python examples/{example.name}" in source
+    assert f"torchrun --nproc-per-node 4 examples/{example.name}" in source
