@@ -7,7 +7,7 @@ these, so that gradients add up locally in both, and are brought together once, 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -19,20 +19,48 @@ from ..sbp import B, Layout
 from ..sbp.signature import Partial
 from ..sbp.state import State
 from .moving import describe, flat, shards_as
-from .tensor import GlobalTensor, plain, wrap
+from .tensor import GlobalTensor, on_backward, plain, wrap
 
 __all__ = ["Leaf", "backward", "become_leaf", "grad", "register_hook", "register_post_hook", "retain_grad", "set_data"]
 
-_leaves: "WeakValueDictionary[int, GlobalTensor]" = WeakValueDictionary()  # in order of creation, the same on all ranks
+# Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
+_leaves: "list[ref[GlobalTensor]]" = []
 _serial = count()
 
 
 class Leaf:
-    """The aliases of a leaf, by layout; they share its memory and its version counter, not its gradient."""
+    """The aliases of a leaf, by layout; they share its memory and its version counter, not its gradient.
 
-    def __init__(self) -> None:
+    A leaf that is B nowhere has none, and nothing to bring together: what its shards gather is its gradient.
+    """
+
+    def __init__(self, direct: bool) -> None:
+        self.direct = direct
         self.aliases: dict[Layout, tuple[Tensor, ...]] = {}
         self.post_hooks: dict[int, Callable[[Tensor], None]] = {}
+
+    def gathered(self, x: GlobalTensor) -> GlobalTensor | None:
+        """The gradient that lies on the shards of a direct leaf."""
+        grads = [shard.grad for shard in x._shards]
+        if all(g is None for g in grads):
+            return None
+        if x._grad is None or any(a is not b for a, b in zip(x._grad._shards, grads, strict=True)):
+            x._grad = wrap(tuple(_grad_of(shard) for shard in x._shards), gradient_layout(x._layout))
+        return x._grad
+
+    def put(self, x: GlobalTensor, value: GlobalTensor | None) -> None:
+        """Set the gradient of a direct leaf."""
+        held = (None,) * len(x._shards) if value is None else shards_as(value, gradient_layout(x._layout), "grad")
+        for shard, grad in zip(x._shards, held, strict=True):
+            shard.grad = grad
+
+    def watch(self, x: GlobalTensor) -> None:
+        """From now on there is something to do after a backward pass: hooks to call, gradients to add up."""
+        if self.direct:
+            x._grad, self.direct = self.gathered(x), False
+            for shard in x._shards:
+                shard.grad = None
+            _leaves.append(ref(x))
 
     def alias(self, x: GlobalTensor, of: Layout) -> tuple[Tensor, ...]:
         known = self.aliases.get(of)
@@ -69,8 +97,9 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
     if on:
         axes = tuple(a for a in range(x.placement.ndim) if _is_b(x._layout, a))
         x._layout = Layout(x.placement, x._layout.state, x._layout.shape, x._layout.dtype, axes, x._layout.sbp)
-        x._leaf = Leaf()
-        _leaves[next(_serial)] = x
+        x._leaf = Leaf(direct=not axes and not x._layout.state.partial)
+        if not x._leaf.direct:
+            _leaves.append(ref(x))
     else:
         x._layout = plain(x._layout)
 
@@ -102,6 +131,22 @@ def backward(
     inputs: Sequence[Tensor] | Tensor | None = None,
 ) -> None:
     """Run the backward pass of all ranks owned here, then bring the leaves' gradients together."""
+    y: Any = tensors[0]
+    given: Any = gradients[0]
+    if (
+        inputs is None
+        and len(tensors) == 1
+        and given.__class__ is GlobalTensor
+        and y.__class__ is GlobalTensor
+        and given._layout is y._layout.dual
+        and y._layout.state.reduction == "sum"
+        and y._shards[0].requires_grad
+        and len(y._shards) == 1
+    ):  # the usual case, spared all that follows
+        torch.autograd.backward(y._shards, given._shards, retain_graph, create_graph)
+        if _leaves:
+            settle()
+        return
     roots, cotangents = _roots(tensors, gradients)
     if not roots:
         raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
@@ -167,8 +212,11 @@ def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
 
 def settle() -> None:
     """Bring what has gathered on the leaves' aliases into their `grad`, in the order in which leaves were made."""
-    for _, x in sorted(_leaves.items()):
-        if x._leaf is None:
+    gone = 0
+    for known in tuple(_leaves):
+        x = known()
+        if x is None or x._leaf is None or x._leaf.direct:
+            gone += 1
             continue
         found = []
         for of, shards in x._leaf.held(x):
@@ -178,6 +226,12 @@ def settle() -> None:
                     shard.grad = None
         if found:
             _accumulate(x, _together(x, found))
+    if gone > 64:
+        _leaves[:] = [known for known in _leaves if _is_watched(known())]
+
+
+def _is_watched(x: GlobalTensor | None) -> bool:
+    return x is not None and x._leaf is not None and not x._leaf.direct
 
 
 def _grad_of(shard: Tensor) -> Tensor:
@@ -319,14 +373,14 @@ def _hooks_of(x: GlobalTensor) -> Hooks:
     if x._hooks is None:
         x._hooks = Hooks()
         if x._leaf is None:
-            from weakref import ref
-
             x._shards = _Pass.apply(x._layout, x._hooks, [ref(x)], *x._shards)  # type: ignore[no-untyped-call]
     return x._hooks  # type: ignore[no-any-return]
 
 
 def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> Handle:
     calls = _hooks_of(x).calls
+    if x._leaf is not None:
+        x._leaf.watch(x)
     number = next(_serial)
     calls[number] = hook
     return Handle(calls, number)
@@ -335,6 +389,7 @@ def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> H
 def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Handle:
     if x._leaf is None:
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    x._leaf.watch(x)
     number = next(_serial)
     x._leaf.post_hooks[number] = hook
     return Handle(x._leaf.post_hooks, number)
@@ -343,3 +398,6 @@ def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Handl
 def retain_grad(x: GlobalTensor) -> None:
     if x._leaf is None:
         _hooks_of(x).retain = True
+
+
+on_backward(backward)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..sbp import Layout
 from ..sbp.call import tensors_in
 
-__all__ = ["Captured", "Node", "Ref", "asks_for_grad", "capture", "capturing", "fakes_of", "map_tensors"]
+__all__ = ["Captured", "Node", "Ref", "asks_for_grad", "capture", "capturing", "fakes_of", "filler", "map_tensors"]
 
 
 class Ref(NamedTuple):
@@ -132,7 +132,7 @@ def capture(
     inputs = fakes_of(layouts)
     if grad:
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
-    fill = _filler(inputs)
+    fill = filler(inputs)
     watch = _Watch()
     global _capturing
     _capturing += 1
@@ -165,7 +165,9 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _filler(tensors: Sequence[Tensor]) -> Callable[[Any], Any]:
+def filler(tensors: Sequence[Any]) -> Callable[[Any], Any]:
+    """A function that puts these in the place of the `Ref`s of an argument."""
+
     def fill(value: Any) -> Any:
         if isinstance(value, Ref):
             return tensors[value.number]

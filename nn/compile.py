@@ -2,32 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..placement import Placement, default_cluster
 from ..placement.world import owned
 from ..sbp import Layout
-from ..sbp.call import Call, Local, Piece, Way, tensors_in
-from ..sbp.choose import candidates, choose, quick
-from ..sbp.registry import find, has_rule
-from ..sbp.state import State
+from ..sbp.call import Call, Local, Piece, Rewritten, Way, tensors_in
 from .capture import Captured, Node, Ref, asks_for_grad, capture, map_tensors
-from .composites import composite
 from .dispatch import dispatch, name_of, on_first
 from .factories import whole_everywhere
 from .moving import shards_as
 from .recipe import Outputs, Recipe, Severed, Single, assembled, check_writable
 from .special import handler
 from .tensor import GlobalTensor
+from .verdict import active_axes, lies, statistics, verdict
 from .whole import Whole
 
-# Taken apart on fakes it may become another kernel than tensors that require grad would get.
-_WHOLE = {"scaled_dot_product_attention"}
-
-__all__ = ["Program", "first", "makers", "options", "price", "single"]
+__all__ = ["Program", "first", "is_the_node", "makers", "single"]
 
 
 # For functions that are not captured: their type -> what makes their recipe.
@@ -49,14 +44,32 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
         seen = capture(func, named[0], named[1], [x._layout for x in tensors])
     except Exception:  # data decides the shape, torch has no fake of it, or the call is wrong: then running it tells
         return Whole(name_of(func), writes=name_of(func).endswith("_"))
-    if len(seen.nodes) == 1 and _is_the_node(seen, len(tensors)):
+    if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
         made = _of_node(func, seen.nodes[0], tensors)
         if isinstance(made, Single):
             made.result = _fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
             made.fakes = _fill(seen.result, seen.fakes)
         return made
+    if len(seen.nodes) == 1 and len(tensors) == 2:
+        return _swapped(func, seen, tensors) or Program(seen)
     return Program(seen)
+
+
+def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Single | None:
+    """The recipe of a function that hands its two tensors on the other way round, as `F.embedding` does."""
+    order = (Ref(1), Ref(0))
+    node = replace(seen.nodes[0], args=_fill(seen.nodes[0].args, order), kwargs=_fill(seen.nodes[0].kwargs, order))
+    if node.op._schema.is_mutable or not is_the_node(replace(seen, nodes=(node,)), 2) or min(node.numbers) < 2:
+        return None
+    made = _of_node(func, node, tensors[::-1])
+    if not isinstance(made, Single) or made.slots is None:
+        return None
+    made.result = _fill(seen.result, seen.fakes)
+    made.slots = made.slots[::-1]
+    made.targets = made.targets and made.targets[::-1]
+    made.views = tuple(base if base is None else 1 - base for base in made.views)
+    return made
 
 
 def _refs(value: Any) -> list[int]:
@@ -69,7 +82,7 @@ def _refs(value: Any) -> list[int]:
     return []
 
 
-def _is_the_node(seen: Captured, count: int) -> bool:
+def is_the_node(seen: Captured, count: int) -> bool:
     """Whether a captured function does just what its one node does, with the same tensors in the same order."""
     (node,) = seen.nodes
     return (
@@ -82,133 +95,19 @@ def _is_the_node(seen: Captured, count: int) -> bool:
 
 
 def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
-    where = tensors[0].placement
-    states = tuple(x._layout.state for x in tensors)
-    call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, states, where.shape)
-    formula = composite(call, node)
-    if formula is not None:
-        return formula
-    ways = [] if _draws(node.op) or _reshapes(call, node, tensors) else options(call)
-    if node.op._schema.is_mutable:
-        ways = _in_place(call, node, ways)
-    elif statistics := _statistics(call):
-        ways = [way for way in ways if all(way.inputs[i] == call.states[i] for i in statistics)]
-    if ways:
-        way, _ = choose(ways, price(tensors, where))
-        return single(func, node, call, way, tensors)
-    if (
-        node.op._can_decompose()
-        and not node.op._schema.is_mutable
-        and call.name not in _WHOLE
-        and not _statistics(call)
-    ):
-        number = iter(range(len(tensors)))
-        named = map_tensors((node.fake_args, node.fake_kwargs), lambda _: Ref(next(number)))
-        try:
-            seen = capture(node.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)
-        except Exception:
-            return Whole(name_of(func))
-        return Program(seen)
-    return Whole(name_of(func), writes=node.op._schema.is_mutable or bool(_statistics(call)))
-
-
-def _draws(op: torch._ops.OpOverload) -> bool:
-    """Whether an op draws random numbers, and only the rule of all pointwise ops would cover it: ranks must agree."""
-    return torch.Tag.nondeterministic_seeded in op.tags and not has_rule(op)
-
-
-def _reshapes(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> bool:
-    """Whether an op changes the shape of what it writes to, so that the fake no longer shows what went in."""
-    return any(
-        n < len(tensors) and tuple(y.shape) != tensors[n]._layout.shape
-        for n, y in zip(node.numbers, call.outputs, strict=True)
-    )
-
-
-def options(call: Call) -> list[Way]:
-    """The ways that the rule book gives; none where it has nothing to say."""
-    answer = find(call)
-    return [] if answer is None else candidates(call, answer)
-
-
-def _statistics(call: Call) -> list[int]:
-    """Inputs that normalisations write to although their schema does not say so."""
-    if not (call.bound.get("training") or call.bound.get("use_input_stats")):
-        return []
-    held = [call.bound.get(name) for name in ("running_mean", "running_var")]
-    return [i for i, x in enumerate(call.inputs) if any(x is one for one in held)]
-
-
-def _in_place(call: Call, node: Node, ways: Sequence[Way]) -> list[Way]:
-    """Those in which what is written to may stay where it is."""
-    written = [i for i, x in enumerate(call.inputs) if i in node.numbers]
-    if len(written) != len(node.numbers):
-        return []
-    return [
-        way
-        for way in ways
-        if all(way.inputs[i] == call.states[i] for i in written)
-        and all(way.outputs[k] == call.states[i] for k, i in enumerate(node.numbers))
-    ]
-
-
-def active_axes(way: Way) -> set[int]:
-    """The axes on which ranks hold different things."""
-    return {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
-
-
-def price(tensors: Sequence[GlobalTensor], where: Placement) -> Callable[[int, State], float]:
-    """Seconds of bringing an input into a state, and its gradient back; each pair is looked at once."""
-    cluster = default_cluster(where)
-    known: dict[tuple[int, State], float] = {}
-
-    def link(axis: int) -> tuple[float, float]:
-        return cluster.link(where, (axis,))
-
-    def seconds(i: int, dst: State) -> float:
-        found = known.get((i, dst))
-        if found is None:
-            of = tensors[i]._layout
-            size = of.dtype.itemsize
-            found = quick(of.shape, size, of.state, dst, where.shape, link)
-            if tensors[i].requires_grad and torch.is_grad_enabled():
-                # Backward counts a little less, so that of two equal ways the one that moves later comes first.
-                back = _dual(dst, of, where)
-                found += 0.99 * quick(of.shape, size, back, of.dual.state, where.shape, link)
-            known[i, dst] = found
-        return found
-
-    return seconds
-
-
-def _dual(dst: State, of: Layout, where: Placement) -> State:
-    """The gradient's state after a move to `dst`, as far as one input tells: B stays as it was, P becomes B."""
-    still = [a for a in of.dual.state.partial if a not in dst.split and a not in dst.partial]
-    return State(dst.dims, tuple(still))
+    found = verdict(node, tensors)
+    if found.formula is not None:
+        return found.formula
+    if found.way is not None:
+        return single(func, node, found.call, found.way, tensors)
+    if found.apart is not None:
+        return Program(found.apart)
+    return Whole(name_of(func), writes=node.op._schema.is_mutable or bool(statistics(found.call)))
 
 
 def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
     """The recipe of one call under one way."""
-    where = tensors[0].placement
-    active = active_axes(way)
-    free = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in active]
-    floats = [x for x in tensors if x.dtype.is_floating_point or x.dtype.is_complex]
-    flexible = {a for a in free if floats and all(a in x._layout.grad_partial for x in floats)}
-
-    def grads(state: State, dtype: torch.dtype) -> tuple[int, ...]:
-        if not (dtype.is_floating_point or dtype.is_complex):
-            return ()
-        kept = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in state.split and a not in state.partial]
-        return tuple(a for a in kept if a in active or a in flexible)
-
-    targets = tuple(
-        _same_or(x._layout, Layout(where, state, x._layout.shape, x.dtype, grads(state, x.dtype)))
-        for x, state in zip(tensors, way.inputs, strict=True)
-    )
-    outs = tuple(
-        Layout(where, state, tuple(y.shape), y.dtype, grads(state, y.dtype))
-        for y, state in zip(node.outputs, way.outputs, strict=True)
-    )
+    targets, outs = lies(way, node, tensors)
     # An output that is an input comes back as it, unless it had to be moved first.
     mutable = node.op._schema.is_mutable
     same = tuple(
@@ -220,23 +119,60 @@ def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[Global
         _base_of(y, call) if n >= len(tensors) else None for y, n in zip(node.outputs, node.numbers, strict=True)
     )
     name = name_of(func)
-    if way.local is not None:
-        return Shared(name, targets, outputs, views, way.local, node, outs)
+    pieces = [Piece(rank, targets, outs) for rank in owned(tensors[0].placement)]
+    calls = _calls(func, node, way, pieces)
+    if way.local is not None and calls is None:
+        return Shared(name, targets, outputs, views, way.local, node, pieces)
     made = Single(name, None if stay else targets, outputs, views)
-    made.whole = not active
+    made.whole = not active_axes(way)
+    if calls is not None:
+        made.calls, made.slots = calls
     made.any_float = torch.Tag.pointwise in node.op.tags
     return made
+
+
+def _calls(
+    func: Any, node: Node, way: Way, pieces: Sequence[Piece]
+) -> tuple[list[tuple[Callable[..., Any], list[Any]]], tuple[int, ...]] | None:
+    """What each rank calls instead, where that is known once and for all: what a rule says, or torch's own function.
+
+    Functions written in Python only prepare one ATen call; ranks make that call at once.
+    """
+    if isinstance(way.local, Rewritten):
+        made = [way.local.rewrite(piece, *node.args, **node.kwargs) for piece in pieces]
+    elif way.local is None and isinstance(func, FunctionType) and not node.kwargs:
+        bound = builtin(node.op)
+        if bound is None or torch.Tag.pointwise in node.op.tags:
+            return None
+        made = [(bound, node.args)] * len(pieces)
+    else:
+        return None
+    if not made:
+        return None
+    args = made[0][1]
+    places = {a.number: at for at, a in enumerate(args) if isinstance(a, Ref)}
+    if len(_refs(list(args))) != len(places) or len(places) != len(call_inputs(node)):
+        return None
+    return [(function, list(mine)) for function, mine in made], tuple(places[k] for k in sorted(places))
+
+
+def call_inputs(node: Node) -> list[int]:
+    return _refs([node.args, node.kwargs])
+
+
+def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """torch's own binding of an op, which is called at half the price of the op itself."""
+    name = op._schema.name.removeprefix("aten::")
+    for space in (torch._C._VariableFunctions, torch._C._nn):
+        if hasattr(space, name):
+            return getattr(space, name)  # type: ignore[no-any-return]
+    return None
 
 
 def _base_of(y: Tensor, call: Call) -> int | None:
     """Which input an output is a view of."""
     mine = y.untyped_storage()._cdata
     return next((i for i, x in enumerate(call.inputs) if x.untyped_storage()._cdata == mine), None)
-
-
-def _same_or(have: Layout, to: Layout) -> Layout:
-    """The layout a tensor has where it differs only in how it is written."""
-    return have if have.state == to.state and have.grad_partial == to.grad_partial else to
 
 
 class Shared(Single):
@@ -250,11 +186,10 @@ class Shared(Single):
         views: tuple[int | None, ...],
         local: Local,
         node: Node,
-        outs: tuple[Layout, ...],
+        pieces: Sequence[Piece],
     ) -> None:
         super().__init__(name, targets, outputs, views, local)
-        ranks = owned(targets[0].placement) if targets else ()
-        self.pieces = tuple(Piece(rank, targets, outs) for rank in ranks)
+        self.pieces = pieces
         self.node = node
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..sbp.call import Call
 from ..sbp.state import State
 from .capture import Node, Ref
+from .ghost import Ghost
 from .recipe import Recipe
 from .tensor import GlobalTensor, wrap
 
@@ -83,6 +84,8 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
     """Random numbers of the shape of `x`: those of one device, each rank's part of them."""
     from .factories import whole_everywhere
 
+    if isinstance(x, Ghost):
+        return x.drawn()
     whole = fill(torch.empty(x._layout.shape, dtype=x.dtype, device=x.device))
     everywhere = whole_everywhere(whole, x.placement)
     if x._layout.state.partial:

@@ -48,19 +48,28 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
 def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
     # This function is what every op costs; it is written for time, and nothing in it is there without need.
     key = [func]
-    for a in args:
+    every = args
+    if kwargs:
+        key.append(tuple(kwargs))
+        every = (*args, *kwargs.values())
+    for a in every:
         kind = a.__class__
         if kind is GlobalTensor:
             key.append(a._layout)
-        elif kind in _ATOMS:
+        elif kind is int:
+            key.append(a)
+        elif kind is tuple or kind is list:
+            key.append(len(a))
+            for part in a:
+                if part.__class__ is GlobalTensor:
+                    key.append(part._layout)
+                else:
+                    _note(part, key, func)
+        elif kind in _ATOMS:  # 1, 1.0 and True are equal as keys
             key.append(kind)
             if kind is not float or func not in _any_float:
                 key.append(a)
         else:
-            _note(a, key, func)
-    if kwargs:
-        for name, a in kwargs.items():
-            key.append(name)
             _note(a, key, func)
     if _autocast():
         key.append(_autocast_state())
@@ -74,11 +83,24 @@ def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs:
     out_layout = recipe.only
     if out_layout is None:
         return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
-    for at in recipe.unless_grad:
-        if args[at]._shards[0].requires_grad:
-            return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
-    mine = [a._shards[0] if a.__class__ is GlobalTensor else a for a in args]
-    out = func(*mine, **kwargs) if kwargs else func(*mine)
+    if recipe.slots is None:
+        for at in recipe.unless_grad:
+            if args[at]._shards[0].requires_grad:
+                return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+        mine = [a._shards[0] if a.__class__ is GlobalTensor else a for a in args]
+        for at in recipe.lists:
+            mine[at] = [x._shards[0] for x in args[at]]
+        out = func(*mine, **kwargs) if kwargs else func(*mine)
+    else:
+        mine = recipe.template[:]
+        slot = iter(recipe.slots)
+        for a in every:
+            if a.__class__ is GlobalTensor:
+                mine[next(slot)] = a._shards[0]
+        for at in recipe.unless_grad:
+            if mine[at].requires_grad:
+                return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+        out = recipe.call(*mine)
     made = _make(GlobalTensor, recipe.base)
     made._shards = (out,)
     made._layout = out_layout
@@ -106,6 +128,8 @@ def _note(a: Any, key: list[Any], func: Any) -> None:
     kind = a.__class__
     if kind is GlobalTensor:
         key.append(a._layout)
+    elif kind is int:
+        key.append(a)
     elif kind in _ATOMS:
         key.append(kind)
         if kind is not float or func not in _any_float:
@@ -167,7 +191,7 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
 
         made = Whole(name_of(func))
         result = made.run(func, args, kwargs, tensors)
-    made.place(args, tensors)
+    made.place(args, kwargs, tensors)
     if made.any_float and func not in _any_float:
         _any_float.add(func)  # from now on keys are made without them
     elif token is not None and (made.any_float or func not in _any_float):

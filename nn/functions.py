@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.overrides import handle_torch_function
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from ..sbp.call import Call, tensors_in
-from ..sbp.choose import choose
+from ..sbp.call import tensors_in
 from ..sbp.registry import known
 from .capture import Node, Ref, capturing, fakes_of, map_tensors
-from .compile import makers, options, price, single
-from .dispatch import dispatch, name_of
+from .compile import makers, single
+from .dispatch import name_of
 from .recipe import Recipe
 from .tensor import GlobalTensor
+from .verdict import verdict
 from .whole import Whole
 
-__all__ = ["Applied", "function_name", "install", "of_function"]
+__all__ = ["Applied", "function_name", "install", "node_of", "of_function"]
 
 _apply = Function.apply.__func__  # type: ignore[attr-defined]
 _applied: dict[type[Function], "Applied"] = {}
@@ -55,6 +56,9 @@ class FunctionOp:
         returns = results if outputs == 1 else f"({results})"
         self._schema = torch._C.parse_schema(f"{function_name(cls)}({said}) -> {returns}")
 
+    def _can_decompose(self) -> bool:
+        return False
+
 
 def function_name(cls: type[Function]) -> str:
     """Under which name a Function's rule is in the book.
@@ -67,9 +71,17 @@ def function_name(cls: type[Function]) -> str:
 
 def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
     """By the Function's rule if it has one."""
-    name = function_name(func.cls)
-    if name not in known():
+    if function_name(func.cls) not in known():
         return Whole(name_of(func))
+    node = node_of(func, args, tensors)
+    found = verdict(node, tensors)
+    if found.way is None:
+        return Whole(name_of(func))
+    return single(func, node, found.call, found.way, tensors)
+
+
+def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Node:
+    """A Function's call as it would have been captured; only its forward runs, on fakes."""
     fakes = fakes_of([x._layout for x in tensors])
     number = iter(range(len(fakes)))
     named = map_tensors(args, lambda _: Ref(next(number)))
@@ -78,15 +90,7 @@ def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTe
     with torch.no_grad():
         outputs = tuple(tensors_in(func(*faked)))
     op: Any = FunctionOp(func.cls, faked, len(outputs))
-    numbers = tuple(range(len(tensors), len(tensors) + len(outputs)))
-    node = Node(op, named, {}, faked, {}, outputs, numbers)
-    where = tensors[0].placement
-    call = Call(op, faked, {}, outputs, tuple(x._layout.state for x in tensors), where.shape)
-    ways = options(call)
-    if not ways:
-        return Whole(name_of(func))
-    way, _ = choose(ways, price(tensors, where))
-    return single(func, node, call, way, tensors)
+    return Node(op, named, {}, faked, {}, outputs, tuple(range(len(tensors), len(tensors) + len(outputs))))
 
 
 def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +106,8 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     func = _applied.get(cls)
     if func is None:
         func = _applied[cls] = Applied(cls)
-    return dispatch(func, args, kwargs)
+    # As torch's own functions do, so that modes see it too.
+    return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def install() -> None:

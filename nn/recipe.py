@@ -38,6 +38,11 @@ class Recipe:
     only: Layout | None = None
     base: Tensor
     unless_grad: tuple[int, ...] = ()
+    lists: tuple[int, ...] = ()  # arguments that are lists of tensors
+    # Where ranks make another call than the one that was made: what they call, with what, and where tensors go.
+    call: Callable[..., Any]
+    template: list[Any]
+    slots: tuple[int, ...] | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         raise NotImplementedError
@@ -45,7 +50,7 @@ class Recipe:
     def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
         """Look at what the first run gave, before the recipe is kept."""
 
-    def place(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> None:
+    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """Note where among the arguments the tensors stand."""
 
 
@@ -65,9 +70,9 @@ class Single(Recipe):
         one = outputs.layouts[0] if outputs.layouts else None
         self.result: Any = None  # what the function returns, with some tensor for each
         self.elsewhere = one is not None and not owned(one.placement)
+        self.calls: Sequence[tuple[Callable[..., Any], list[Any]]] = ()  # one a rank owned here, with `slots`
         self.single = False  # whether one new tensor comes out and no more; known once it was tried
-        out = outputs
-        self.writes = tuple(number for number in out.same if number is not None)
+        self.writes = tuple(number for number in outputs.same if number is not None)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         for number in self.writes:
@@ -81,10 +86,20 @@ class Single(Recipe):
                 x._shards if x._layout is to else shards_as(x, to, self.name, implicit=True)
                 for x, to in zip(tensors, self.targets, strict=True)
             ]
-        results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        if self.slots is not None:
+            results = [self._made_call(i, shards) for i in range(len(self.calls))]
+        else:
+            results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if self.single:
             return wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
         return assembled(results, self.outputs, tensors)
+
+    def _made_call(self, i: int, shards: Sequence[tuple[Tensor, ...]]) -> Any:
+        function, template = self.calls[i]
+        mine = list(template)
+        for at, held in zip(self.slots or (), shards, strict=True):
+            mine[at] = held[i]
+        return function(*mine)
 
     def pass_on(self, tensors: Sequence[GlobalTensor]) -> Any:
         """What a process has of the results that owns no rank of the placement: tokens with the same edges."""
@@ -93,21 +108,27 @@ class Single(Recipe):
         result = map_tensors(self.result, lambda _: next(put))
         return assembled([result], self.outputs, tensors)
 
-    def place(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> None:
+    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """See whether this is one of the calls that `_answer` handles by itself."""
-        places = [i for i, a in enumerate(args) if isinstance(a, GlobalTensor)]
-        one = self.outputs.layouts[0]
-        if (
-            len(places) != len(tensors)
-            or len(tensors[0]._shards) > 1
-            or not self.single
-            or one is None
-            or self.elsewhere
-        ):
+        one = self.outputs.layouts[0] if self.outputs.layouts else None
+        if not self.single or one is None or self.elsewhere or len(tensors[0]._shards) > 1:
             return
+        lists: tuple[int, ...] = ()
+        if self.slots is not None:
+            places = list(self.slots)
+            self.call, self.template = self.calls[0]
+            if collected_at_top(args) + collected_at_top(tuple(kwargs.values())) != len(tensors):
+                return
+        else:
+            places = [i for i, a in enumerate(args) if isinstance(a, GlobalTensor)]
+            lists = tuple(i for i, a in enumerate(args) if _is_list(a))
+            inside = sum(len(args[i]) for i in lists)
+            if len(places) + inside != len(tensors) or (lists and self.targets is not None):
+                return
         odd = [i for i, (x, to) in enumerate(zip(tensors, self.targets or (), strict=False)) if x._layout is not to]
         if all(tensors[i]._layout.state == self.targets[i].state and not tensors[i].requires_grad for i in odd):  # type: ignore[index]
-            self.only, self.base, self.unless_grad = one, shell(one), tuple(places[i] for i in odd)
+            self.only, self.base, self.lists = one, shell(one), lists
+            self.unless_grad = tuple(places[i] for i in odd)
 
     def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
         """The shards must be what their layouts say, and a view that is none must be known for it."""
@@ -122,7 +143,16 @@ class Single(Recipe):
             if severed[-1]:
                 y._severed = True
         self.outputs = self.outputs._replace(severed=tuple(severed))
-        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
+        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed)
+
+
+def collected_at_top(args: tuple[Any, ...]) -> int:
+    """How many arguments are global tensors by themselves."""
+    return sum(isinstance(a, GlobalTensor) for a in args)
+
+
+def _is_list(a: Any) -> bool:
+    return isinstance(a, list | tuple) and bool(a) and all(isinstance(part, GlobalTensor) for part in a)
 
 
 class WrongRule(SbpError):

@@ -117,6 +117,25 @@ def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
     raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
 
 
+def _by_element(name: str) -> Callable[..., GlobalTensor]:
+    """Python functions of single numbers: torch would look for them in a fake's memory, which has none."""
+
+    def change(x: GlobalTensor, *args: Any) -> GlobalTensor:
+        from .factories import whole_everywhere
+
+        if x.requires_grad:
+            raise TypeError(f"can't call {name} on Variable that requires grad. Use var.detach().{name}() instead.")
+        whole = x.full_tensor().clone()
+        getattr(whole, name)(*(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args))
+        return x.copy_(whole_everywhere(whole, x.placement))  # type: ignore[return-value]
+
+    return change
+
+
+for _name in ("apply_", "map_", "map2_"):
+    _handlers[getattr(torch.Tensor, _name)] = Answer(_by_element(_name))
+
+
 @answers(torch._foreach_norm)
 def _foreach_norm(xs: Sequence[Tensor], ord: float = 2, dtype: Any = None) -> list[Tensor]:
     return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in xs]

@@ -15,10 +15,19 @@ from ..placement.world import device as device_of
 from ..placement.world import owned
 from ..sbp import B, Layout, Sbp, SbpLike, layout
 
-__all__ = ["GlobalTensor", "assemble", "is_param", "on_call", "plain", "shell", "wrap"]
+__all__ = ["GlobalTensor", "assemble", "is_param", "on_backward", "on_call", "plain", "shell", "wrap"]
 
 _shells: dict[tuple[torch.dtype, str], Tensor] = {}
 _make = torch.Tensor._make_subclass
+
+
+_backward: Callable[..., None]  # autograd's, which stands above
+
+
+def on_backward(run: Callable[..., None]) -> None:
+    """Have `x.backward()` done by this."""
+    global _backward
+    _backward = run
 
 
 def on_call(answer: Callable[..., Any]) -> None:
@@ -196,7 +205,8 @@ class GlobalTensor(torch.Tensor):
     @property  # type: ignore[override]
     def grad(self) -> "GlobalTensor | None":
         """The gradient, lying as the tensor does."""
-        return self._grad
+        leaf = self._leaf
+        return self._grad if leaf is None or not leaf.direct else leaf.gathered(self)
 
     @grad.setter
     def grad(self, value: "GlobalTensor | None") -> None:
@@ -205,7 +215,11 @@ class GlobalTensor(torch.Tensor):
                 f"assigned grad must be a global tensor of shape {tuple(self.shape)}, found {type(value).__name__}"
                 f"{tuple(getattr(value, 'shape', ()))}\n  make it one: flow.tensor(g, placement=x.placement, sbp=x.sbp)"
             )
-        self._grad = value
+        leaf = self._leaf
+        if leaf is not None and leaf.direct:
+            leaf.put(self, value)
+        else:
+            self._grad = value
 
     @property
     def data(self) -> "GlobalTensor":
@@ -224,9 +238,7 @@ class GlobalTensor(torch.Tensor):
         create_graph: bool = False,
         inputs: Sequence[Tensor] | Tensor | None = None,
     ) -> None:
-        from .autograd import backward
-
-        backward((self,), (gradient,), retain_graph, create_graph, inputs)
+        _backward((self,), (gradient,), retain_graph, create_graph, inputs)
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Any:
         from .autograd import register_hook

@@ -17,7 +17,7 @@ from torch import Tensor
 from .layout import Layout
 from .state import Spans, State
 
-__all__ = ["NEVER", "Call", "Local", "Match", "Piece", "Way", "tensors_in"]
+__all__ = ["NEVER", "Call", "Local", "Match", "Piece", "Rewritten", "Way", "tensors_in"]
 
 NEVER = -1  # in place of a factor: this dim is never split
 
@@ -128,6 +128,21 @@ class Piece:
     def first(self, axis: int) -> bool:
         """Whether this rank is the first along an axis of the grid; where only one may add something, it does."""
         return self.inputs[0].placement.coords(self.rank)[axis] == 0
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A local function that makes one call, with arguments that depend on the piece alone.
+
+    `rewrite(piece, *args, **kwargs)` says which function and which arguments; it is asked once a rank, not at every
+    call, and hands tensors on without looking at them.
+    """
+
+    rewrite: Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
+
+    def __call__(self, piece: Piece, *args: Any, **kwargs: Any) -> Any:
+        function, mine = self.rewrite(piece, *args, **kwargs)
+        return function(*mine)
 
 
 # Called as local(piece, *args, **kwargs) with the op's own arguments, tensors replaced by this rank's shards.

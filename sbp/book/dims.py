@@ -4,9 +4,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..call import Call, Match, Piece
+from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
 from .labels import aligned, labelled
 
@@ -43,9 +42,7 @@ def squeeze(call: Call) -> Match:
     gone = [d for d in sorted(wanted) if d < len(shape) and shape[d] == 1]
     stays = [d for d in range(len(shape)) if d not in gone]
 
-    def local(piece: Piece, x: Tensor, *args: Any) -> Tensor:
-        return x.squeeze(gone)
-
+    local = Rewritten(lambda piece, x, *args: (torch.Tensor.squeeze, (x, tuple(gone))))
     plain = wanted == set(gone) and "dim" in call.bound
     inputs = [[None if d in gone else d for d in range(len(shape))]]
     return labelled(call, inputs, [stays], linear=[(0,)], hollow=True, local=None if plain else local)
@@ -61,9 +58,7 @@ def expand(call: Call) -> Match:
         if size == after[new + d]:
             labels[new + d] = d
 
-    def local(piece: Piece, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.expand(piece.shape())
-
+    local = Rewritten(lambda piece, x, *args, **kwargs: (torch.Tensor.expand, (x, piece.shape())))
     return labelled(call, [labels[new:]], [labels], linear=[(0,)], hollow=True, local=local)
 
 

@@ -4,12 +4,13 @@ Where the indexed dim is split, a rank looks up the indices that are its own and
 results of all ranks add up: a split vocabulary needs nothing sent before the sum.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..call import Call, Match, Piece
+from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
 from .labels import aligned, broadcast, labelled
 
@@ -48,19 +49,28 @@ def embedding(call: Call) -> Match | None:
     words = bound["weight"].shape[0]
     places = list(range(bound["indices"].dim()))
 
-    def local(
+    def rewrite(
         piece: Piece, weight: Tensor, indices: Tensor, padding_idx: int = -1, *rest: bool, **more: bool
-    ) -> Tensor:
+    ) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
         lo, hi = _held(piece, 0, 0)
         if hi - lo == words:
-            return torch.ops.aten.embedding.default(weight, indices, padding_idx)  # type: ignore[no-any-return]
-        index, inside = own(indices, lo, hi)
-        padding = padding_idx - lo if lo <= padding_idx < hi else -1
-        return _masked(torch.ops.aten.embedding.default(weight, index, padding), inside.unsqueeze(-1))
+            return torch.embedding, (weight, indices, padding_idx)
+        return _own_words, (weight, indices, lo, hi, padding_idx - lo if lo <= padding_idx < hi else -1)
 
     return labelled(
-        call, [["words", "width"], places], [[*places, "width"]], reduced={"words": "sum"}, linear=[(0,)], local=local
+        call,
+        [["words", "width"], places],
+        [[*places, "width"]],
+        reduced={"words": "sum"},
+        linear=[(0,)],
+        local=Rewritten(rewrite),
     )
+
+
+def _own_words(weight: Tensor, indices: Tensor, lo: int, hi: int, padding: int) -> Tensor:
+    """The rows of the words that this rank holds, zeros for others."""
+    index, inside = own(indices, lo, hi)
+    return _masked(torch.embedding(weight, index, padding), inside.unsqueeze(-1))
 
 
 @register("index_select")

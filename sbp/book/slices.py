@@ -4,13 +4,14 @@ Where the dim is split, each rank puts what it holds of the part among zeros, wh
 until somebody needs the sum. Such a result is a new tensor and no view.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..call import Call, Match, Piece
+from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
 from .labels import labelled
 
@@ -45,11 +46,9 @@ def _part(call: Call, dim: int, chosen: range) -> Match:
     if x.dtype == torch.bool:  # has no sum
         labels[dim] = None
 
-    def local(piece: Piece, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def local(piece: Piece, x: Tensor) -> Tensor:
         held = piece.spans(0, dim)
         lo, hi = held[0] if held else (0, 0)
-        if hi - lo == call.inputs[0].shape[dim]:
-            return call.op(x, *args, **kwargs)  # type: ignore[no-any-return]
         mine = [at for at, index in enumerate(chosen) if lo <= index < hi]
         first, count = (mine[0], len(mine)) if mine else (0, 0)
         start = chosen[first] - lo if mine else 0
@@ -60,6 +59,10 @@ def _part(call: Call, dim: int, chosen: range) -> Match:
         padded = torch.constant_pad_nd(part, [0, 0] * (x.dim() - 1 - dim) + [first, after])
         return padded.squeeze(dim) if drops else padded
 
+    def rewrite(piece: Piece, x: Tensor, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        whole = sum(hi - lo for lo, hi in piece.spans(0, dim)) == call.inputs[0].shape[dim]
+        return (call.op, (x, *args)) if whole else (partial(local, piece), (x,))
+
     return labelled(
         call,
         [labels],
@@ -67,7 +70,7 @@ def _part(call: Call, dim: int, chosen: range) -> Match:
         reduced={} if labels[dim] is None else {dim: "sum"},
         linear=[(0,)],
         hollow=True,
-        local=local,
+        local=Rewritten(rewrite),
     )
 
 

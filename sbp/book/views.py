@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..call import Call, Piece, Way
+from ..call import Call, Rewritten, Way
 from ..registry import register
 from ..state import Factors, State, drop
 
@@ -29,18 +28,22 @@ Dims = tuple[Factors, ...]
 Shape = tuple[int, ...]
 
 
-def _view_as_told(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def _view(x: Tensor, shape: Shape) -> Tensor:
+    """As a view where the memory allows it: a shard may lie otherwise than the whole would on one device."""
+    try:
+        return x.view(shape)
+    except RuntimeError:
+        return x.reshape(shape)
+
+
+def _view_as_told(op: torch._ops.OpOverload) -> Rewritten:
     """The op with the shape of this rank's piece in place of the logical one."""
-    name = op._schema.name.removeprefix("aten::")
-
-    def local(piece: Piece, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if name == "view":
-            return x.view(piece.shape())
-        if name == "_unsafe_view":
-            return torch.ops.aten._unsafe_view.default(x, piece.shape())  # type: ignore[no-any-return]
-        return x.reshape(piece.shape())
-
-    return local
+    function: dict[str, Callable[..., Tensor]] = {
+        "aten::view": _view,
+        "aten::_unsafe_view": torch.ops.aten._unsafe_view.default,
+    }
+    chosen = function.get(op._schema.name, torch.Tensor.reshape)
+    return Rewritten(lambda piece, x, *args, **kwargs: (chosen, (x, piece.shape())))
 
 
 @register("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int")
