@@ -1,6 +1,8 @@
 """nn: what users write. Global tensors and their factories, modules with global parameters."""
 
 from . import functions as _functions
+from .explain import explain
+from .explanation import Explanation
 from .factories import (
     arange,
     empty,
@@ -16,6 +18,7 @@ from .factories import (
     tensor,
     zeros,
 )
+from .interop import from_dtensor, to_dtensor
 from .modules import to_global
 from .moving import explicit
 from .rules import check_rule, rule
@@ -26,8 +29,11 @@ __all__ = [
     "arange",
     "check_rule",
     "empty",
+    "Explanation",
+    "explain",
     "explicit",
     "eye",
+    "from_dtensor",
     "from_local",
     "full",
     "linspace",
@@ -38,6 +44,7 @@ __all__ = [
     "randperm",
     "rule",
     "tensor",
+    "to_dtensor",
     "to_global",
     "zeros",
 ]

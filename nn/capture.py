@@ -129,35 +129,112 @@ def capture(
 
     With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
     """
+    if not grad and not _sees_metas(function) and not torch._C._is_any_autocast_enabled():
+        try:
+            return _of_builtin(function, args, kwargs, [_meta(layout) for layout in layouts])
+        except Exception:  # a tensor is made inside, or torch has no meta function: fakes can more, at a price
+            pass
     inputs = fakes_of(layouts)
     if grad:
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
-    fill = filler(inputs)
-    watch = _Watch()
+    with _fakes:
+        calls, result = _watched(function, args, kwargs, inputs)
+    return _read(calls, result, inputs)
+
+
+def _sees_metas(function: Any) -> bool:
+    """Whether a function may tell metas from other tensors: `x.is_meta`, or Python code that looks at devices."""
+    return getattr(function, "__name__", "") == "__get__" or mentions(function, _PLACES)
+
+
+def _watched(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor]
+) -> tuple[list[Seen], Any]:
     global _capturing
+    fill, watch = filler(inputs), _Watch()
     _capturing += 1
     try:
-        with _fakes, torch.enable_grad(), enable_python_dispatcher(), watch:
-            result = function(*fill(tuple(args)), **fill(kwargs))
+        with torch.enable_grad(), enable_python_dispatcher(), watch:
+            return watch.calls, function(*fill(tuple(args)), **fill(kwargs))
     finally:
         _capturing -= 1
-    return _read(watch.calls, result, inputs)
+
+
+def _meta(layout: Layout) -> Tensor:
+    return torch.empty(layout.shape, dtype=layout.dtype, device="meta")
+
+
+# What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
+_ops: dict[Any, Node] = {}
+
+
+def _of_builtin(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Tensor]
+) -> Captured:
+    """Capture on meta tensors: quicker than fakes, and enough where Python code does not look at devices.
+
+    Which op a builtin calls does not depend on shapes, so that for other shapes that op alone is run.
+    """
+    kind = function, _static(args), _static(kwargs), tuple((x.dtype, x.dim()) for x in inputs)
+    known = _ops.get(kind)
+    if known is not None:
+        fill = filler(inputs)
+        fake_args, fake_kwargs = fill(known.args), fill(known.kwargs)
+        out = known.op(*fake_args, **fake_kwargs)
+        calls = [Seen(known.op, fake_args, fake_kwargs, out, True)]
+        return _read(calls, out, inputs)
+    calls, result = _watched(function, args, kwargs, inputs)
+    seen = _read(calls, result, inputs)
+    if any(map(_is_meta, (part for node in seen.nodes for part in (*node.args, *node.kwargs.values())))):
+        raise LookupError("a constant was made without values")
+    if len(seen.nodes) == 1 and result is calls[0].out and not mentions(function, _SHAPES):
+        _ops[kind] = seen.nodes[0]
+    return seen
+
+
+def _is_meta(value: Any) -> bool:
+    """Whether an argument holds what makes no sense elsewhere: a tensor that no Ref stands for, or the device."""
+    if isinstance(value, torch.device):
+        return value.type == "meta"
+    return any(t.is_meta for t in tensors_in(value))
+
+
+def _static(value: Any) -> Any:
+    """An argument as part of a key: what tensors stand in it, and every other value with its type."""
+    if isinstance(value, Ref):
+        return Ref
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_static, value))
+    if isinstance(value, dict):
+        return tuple((name, _static(part)) for name, part in value.items())
+    if isinstance(value, slice):
+        return slice, _static(value.start), _static(value.stop), _static(value.step)
+    return type(value), value
+
+
+# What a Python function looks at if fakes, metas or other shapes might take another way through it.
+_GRADS = frozenset({"requires_grad", "is_grad_enabled"})
+_PLACES = frozenset({"device", "is_cuda", "is_cpu", "is_meta", "is_quantized"})
+_SHAPES = frozenset({"shape", "size", "dim", "ndim", "numel", "len", "stride"})
+
+
+def asks_for_grad(function: Any) -> bool:
+    """Whether a Python function looks at what requires grad, so that fakes would take another way through it."""
+    return mentions(function, _GRADS)
 
 
 @cache
-def asks_for_grad(function: Any) -> bool:
-    """Whether a Python function looks at what requires grad, so that fakes would take another way through it."""
-    return _asks(function, set())
+def mentions(function: Any, names: frozenset[str]) -> bool:
+    """Whether a Python function, or one that it calls by name, uses any of these names."""
+    return _mentions(function, names, set())
 
 
-def _asks(function: Any, seen: set[Any]) -> bool:
+def _mentions(function: Any, names: frozenset[str], seen: set[Any]) -> bool:
     if not isinstance(function, FunctionType) or function in seen or len(seen) > 64:
         return False
     seen.add(function)
-    names = _names(function.__code__)
-    if names & {"requires_grad", "is_grad_enabled"}:
-        return True
-    return any(_asks(function.__globals__.get(name), seen) for name in names)
+    used = _names(function.__code__)
+    return bool(used & names) or any(_mentions(function.__globals__.get(name), names, seen) for name in used)
 
 
 def _names(code: CodeType) -> set[str]:
@@ -188,7 +265,9 @@ def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:
 
     def refer(tensor: Tensor) -> Any:
         number = numbers.get(id(tensor))
-        if number is None and isinstance(tensor, FakeTensor):  # torch.zeros_like returns another object than its op
+        if number is None and (
+            tensor.is_meta or isinstance(tensor, FakeTensor)
+        ):  # torch.zeros_like returns another object than its op
             number = next((n for n, other in enumerate(fakes) if _is_same(tensor, other)), None)
             if number is None:
                 raise LookupError("a tensor that no captured call made")

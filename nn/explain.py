@@ -11,19 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from ..boxing import plan
+from ..placement import Placement
 from ..placement.errors import SbpError
-from ..sbp import Layout
+from ..sbp import B, Layout
 from ..sbp.call import tensors_in
+from ..sbp.state import State
 from .capture import Captured, Node, Ref, asks_for_grad, capture, filler, map_tensors
 from .compile import is_the_node
 from .composites import Handler
-from .dispatch import meeting, name_of
-from .explanation import Choice, Explanation, Step, ruling
+from .dispatch import _meeting as meeting
+from .dispatch import adopt, name_of
+from .explanation import Choice, Explanation, Kind, Step, has_grad, input_names, suggested
 from .functions import Applied, node_of
 from .ghost import Ghost, Unknown, ghost
 from .moving import flat
@@ -51,7 +53,9 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     if isinstance(func, nn.Module):
         found += [*func.parameters(), *func.buffers()]
     if not any(isinstance(t, GlobalTensor) for t in found):
-        raise SbpError("explain looks at global tensors, and found none\n  make one: flow.tensor(x, placement=p, sbp=S(0))")
+        raise SbpError(
+            "explain looks at global tensors, and found none\n  make one: flow.tensor(x, placement=p, sbp=S(0))"
+        )
     told = Teller()
     args, kwargs = map_tensors((args, kwargs), told.known)
     ends = ""
@@ -72,7 +76,7 @@ class Teller(TorchFunctionMode):
     """Sees every torch function of ghosts, answers it by other ghosts, and keeps what is to be said of it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps: list[Step] = []
         self.level = 0
         self._ghosts: dict[int, tuple[Tensor, Ghost]] = {}
@@ -95,23 +99,26 @@ class Teller(TorchFunctionMode):
         args, kwargs = map_tensors((args, kwargs), self.known)
         tensors: list[Any] = []
         map_tensors((args, kwargs), tensors.append)
-        homes = [t for t in tensors if isinstance(t, Ghost)]
-        if not homes:
+        found = [t for t in tensors if isinstance(t, Ghost)]
+        if not found:
             return func(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         if handler(func) is not None:
             return self._own(func, args, kwargs)
-        where = meeting(func, homes)
-
-        def meet(t: Tensor) -> Tensor:
-            if isinstance(t, Ghost):
-                return t if t.placement is where else t.to_global(placement=where)
-            return ghost(flat(Layout(where, (), tuple(t.shape), t.dtype)), False, self.moved)  # it counts as B
-
-        args, kwargs = map_tensors((args, kwargs), meet)
-        homes = []
+        where = meeting(func, found)
+        args, kwargs = map_tensors((args, kwargs), lambda t: self._meet(t, where))
+        homes: list[Any] = []
         map_tensors((args, kwargs), homes.append)
         return self._call(func, args, kwargs, homes)
+
+    def _meet(self, t: Tensor, where: Placement) -> Ghost:
+        """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
+        if isinstance(t, Ghost):
+            return t if t.placement is where else t.to_global(placement=where, sbp=B)
+        if t.requires_grad and torch.is_grad_enabled() and not isinstance(t, FakeTensor):
+            adopt("explain", t, where)  # which says why not
+        of = Layout(where, State(((),) * t.ndim), tuple(t.shape), t.dtype)
+        return ghost(of, False, self.moved)
 
     def _own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Functions that are answered without capture."""
@@ -128,7 +135,9 @@ class Teller(TorchFunctionMode):
             made = x
         else:
             raise Unknown(f"{name} is not explained: only what goes forward is")
-        step = Step(name, "drawn", (x._layout,), ("self",), (), None, "drawn for the whole, each rank keeps its part", "")
+        step = Step(
+            name, "drawn", (x._layout,), ("self",), (), None, "drawn for the whole, each rank keeps its part", ""
+        )
         self.steps.append(step._replace(level=self.level))
         return made
 
@@ -137,7 +146,9 @@ class Teller(TorchFunctionMode):
             try:
                 node = node_of(func, args, tensors)
             except Exception as error:
-                return self._gathered(func, tensors, f"no rule, and its forward cannot run on fakes: {_line(error)}", None, None)
+                return self._gathered(
+                    func, tensors, f"no rule, and its forward cannot run on fakes: {_line(error)}", None, None
+                )
             return self._node(func, node, tensors, None)
         if asks_for_grad(func):
             return self._gathered(func, tensors, "it looks at requires_grad itself", None, None)
@@ -164,16 +175,16 @@ class Teller(TorchFunctionMode):
             return self._gathered(func, tensors, found.why, seen, found)
         if found.formula is not None:
             assert isinstance(found.formula, Handler)
-            self._say(found.call.name, "formula", tensors, found, why=_formula(found.formula))
+            self._say(found.call.name, "formula", tensors, found, why=_about(found.formula))
             with self._inside(), self:
                 return found.formula.run(func, (), {}, list(tensors))
-        choices = []
+        choices: dict[tuple[Any, ...], Choice] = {}
         for way, seconds in zip(found.ways, found.costs, strict=True):
             if not isinf(seconds):
-                choices.append(Choice.of(tensors, *lies(way, node, tensors), seconds))
-                if way is found.way:
-                    chosen = choices[-1]
-        self._say(found.call.name, "rule", tensors, found, choices, chosen)
+                choices.setdefault((way.inputs, way.outputs), Choice.of(tensors, *lies(way, node, tensors), seconds))
+        assert found.way is not None
+        chosen = choices[found.way.inputs, found.way.outputs]
+        self._say(found.call.name, "rule", tensors, found, tuple(choices.values()), chosen)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         mutable = node.op._schema.is_mutable
         outs: dict[int, Ghost] = {}
@@ -183,10 +194,85 @@ class Teller(TorchFunctionMode):
                 outs[n]._layout = of
                 outs[n]._needs = outs[n]._needs or learns
             else:
-                outs[n] = ghost(of, learns and _has_grad(of), self.moved)
+                outs[n] = ghost(of, learns and has_grad(of), self.moved)
         if seen is None:
             made = tuple(outs.values())
             return made[0] if len(made) == 1 else made
-        return filler([*tensors, *[outs.get(n) for n in range(len(tensors), len(seen.fakes))]])(seen.result) if not (
-            set(outs) & set(range(len(tensors)))
-        ) else filler([outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))])(seen.result)
+        values = [outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))]
+        return filler(values)(seen.result)
+
+    def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
+        """Several calls, each answered on its own."""
+        if why or len(seen.nodes) > 1:
+            self._say(name_of(func), "parts", tensors, why=why)
+        values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
+        with self._inside():
+            for node in seen.nodes:
+                fill = filler(values)
+                held: list[Tensor] = []
+                map_tensors((fill(node.args), fill(node.kwargs)), held.append)
+                out: Any = node.outputs
+                if any(isinstance(t, Ghost) for t in held):
+                    with nullcontext() if node.grad else torch.no_grad():
+                        out = self.__torch_function__(node.op, (), fill(node.args), fill(node.kwargs))
+                for n, made in zip(node.numbers, tensors_in(out), strict=True):
+                    values[n] = made
+        where = tensors[0].placement
+        return map_tensors(filler(values)(seen.result), lambda t: self._meet(t, where))
+
+    def _gathered(
+        self, func: Any, tensors: Sequence[Ghost], why: str, seen: Captured | None = None, found: Verdict | None = None
+    ) -> Any:
+        """Every rank runs it on whole tensors."""
+        where = tensors[0].placement
+        floats = [x for x in tensors if has_grad(x._layout)]
+        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
+        partial = tuple(a for a in axes if floats and all(a in x._layout.grad_partial for x in floats))
+        targets = [flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()) for x in tensors]
+        fakes = seen.fakes[len(tensors) :] if seen is not None else found.call.outputs if found is not None else ()
+        outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
+        outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
+        seconds = price(tensors, where)
+        choice = Choice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
+        rule = suggested(found.call) if found is not None and found.why == "no rule" else ""
+        self._say(found.call.name if found else name_of(func), "gathered", tensors, found, (choice,), choice, why, rule)
+        if seen is None and found is None:
+            raise Unknown(f"what follows depends on what {name_of(func)} gives")
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        made = [ghost(of, learns and has_grad(of), self.moved) for of in outs]
+        if seen is not None:
+            return filler([*tensors, *made])(seen.result)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _say(
+        self,
+        op: str,
+        how: Kind,
+        tensors: Sequence[Ghost],
+        found: Verdict | None = None,
+        choices: Sequence[Choice] = (),
+        chosen: Choice | None = None,
+        why: str = "",
+        rule: str = "",
+    ) -> None:
+        names = input_names(found.call) if found is not None else ()
+        names = names if len(names) == len(tensors) else tuple(f"input {i}" for i in range(len(tensors)))
+        step = Step(op, how, tuple(x._layout for x in tensors), names, tuple(choices), chosen, why, rule, self.level)
+        self.steps.append(step)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.level += 1
+        try:
+            yield
+        finally:
+            self.level -= 1
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _about(formula: Handler) -> str:
+    return f"the formula {formula.function.__name__} in torch's own functions"

@@ -107,7 +107,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if func is None:
         func = _applied[cls] = Applied(cls)
     # As torch's own functions do, so that modes see it too.
-    return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)  # type: ignore[no-untyped-call]
+    return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)
 
 
 def install() -> None:

@@ -40,8 +40,8 @@ class Ghost(GlobalTensor):
     def data_ptr(self) -> int:
         return id(self)
 
-    _version = 0  # type: ignore[assignment]
-    output_nr = 0  # type: ignore[assignment]
+    _version = 0
+    output_nr = 0
     grad_fn = None
 
     @property
@@ -64,8 +64,12 @@ class Ghost(GlobalTensor):
         return ghost(plain(self._layout), False, self._tell)
 
     @property
-    def data(self) -> "Ghost":  # type: ignore[override]
+    def data(self) -> "Ghost":
         return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> NoReturn:
+        raise Unknown("other values were put into a tensor")
 
     def to_global(
         self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None

@@ -143,7 +143,7 @@ class Single(Recipe):
             if severed[-1]:
                 y._severed = True
         self.outputs = self.outputs._replace(severed=tuple(severed))
-        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed)
+        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
 
 
 def collected_at_top(args: tuple[Any, ...]) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from ..placement.errors import PlacementError, SbpError
 from . import autograd
@@ -218,7 +219,6 @@ def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     if device is not None:
         x = _moved_to(x, torch.device(device).type)
     if dtype is not None and dtype is not x.dtype:
-        from .dispatch import dispatch
-
-        return dispatch(torch.ops.aten.to.dtype, (x, dtype), {})
+        # As torch's own functions do, so that modes see it too.
+        return handle_torch_function(torch.ops.aten.to.dtype, (x,), x, dtype)
     return x.clone() if copy else x

@@ -8,7 +8,7 @@ import torch
 from ..placement import Placement, default_cluster
 from ..sbp import Layout
 from ..sbp.call import Call, Way
-from ..sbp.choose import candidates, choose, quick
+from ..sbp.choose import Price, candidates, choose, quick
 from ..sbp.registry import find, has_rule
 from ..sbp.state import State
 from .capture import Captured, Node, Ref, capture, map_tensors
@@ -48,7 +48,7 @@ def verdict(node: Node, tensors: Sequence[GlobalTensor]) -> Verdict:
         return Verdict(call, formula)
     ways, why = _allowed(call, node, tensors)
     if ways:
-        way, costs = choose(ways, price(tensors, where))
+        way, costs = choose(call, ways, price(tensors, where))
         return Verdict(call, ways=ways, costs=costs, way=way)
     if node.op._can_decompose() and not node.op._schema.is_mutable and call.name not in _WHOLE and not statistics(call):
         number = iter(range(len(tensors)))
@@ -122,25 +122,23 @@ def active_axes(way: Way) -> set[int]:
     return {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
 
 
-def price(tensors: Sequence[GlobalTensor], where: Placement) -> Callable[[int, State], float]:
+def price(tensors: Sequence[GlobalTensor], where: Placement) -> Price:
     """Seconds of bringing an input into a state, and its gradient back; each pair is looked at once."""
     cluster = default_cluster(where)
-    known: dict[tuple[int, State], float] = {}
+    known: dict[tuple[int, State], tuple[float, float]] = {}
 
     def link(axis: int) -> tuple[float, float]:
         return cluster.link(where, (axis,))
 
-    def seconds(i: int, dst: State) -> float:
+    def seconds(i: int, dst: State) -> tuple[float, float]:
         found = known.get((i, dst))
         if found is None:
             of = tensors[i]._layout
             size = of.dtype.itemsize
-            found = quick(of.shape, size, of.state, dst, where.shape, link)
+            there, back = quick(of.shape, size, of.state, dst, where.shape, link), 0.0
             if tensors[i].requires_grad and torch.is_grad_enabled():
-                # Backward counts a little less, so that of two equal ways the one that moves later comes first.
-                back = _dual(dst, of, where)
-                found += 0.99 * quick(of.shape, size, back, of.dual.state, where.shape, link)
-            known[i, dst] = found
+                back = quick(of.shape, size, _dual(dst, of, where), of.dual.state, where.shape, link)
+            found = known[i, dst] = there, back
         return found
 
     return seconds

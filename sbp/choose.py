@@ -18,7 +18,8 @@ from .state import Factors, State
 
 __all__ = ["Price", "candidates", "choose", "everywhere"]
 
-Price: TypeAlias = Callable[[int, State], float]  # of bringing this input into this state
+# Seconds of bringing this input into this state, and of bringing its gradient back.
+Price: TypeAlias = Callable[[int, State], tuple[float, float]]
 Doing: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
 NOTHING: Doing = ("nothing", 0)
 
@@ -46,14 +47,33 @@ def candidates(call: Call, answer: Answer) -> list[Way]:
     return list(found.values())
 
 
-def choose(ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
-    """The cheapest way, earlier ones first among equals, and what each would cost.
+def choose(call: Call, ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
+    """The cheapest way and what each costs, forward and backward together.
 
-    Where prices tie, the way that leaves each rank less to do comes first in `ways`.
+    Prices within a percent are equal: an all-reduce costs what a reduce-scatter and the all-gather of its gradient do. Of
+    those the way that moves fewest tensors comes first, then the one that sends less forward, that cuts evenly, and that
+    shares the work. So a sum of partial and whole stays whole, as its author would have it.
     """
-    costs = [sum(price(i, state) for i, state in enumerate(way.inputs)) for way in ways]
-    best = min(range(len(ways)), key=lambda at: (costs[at], -_work_shared(ways[at]), at))
+    prices = [[price(i, state) for i, state in enumerate(way.inputs)] for way in ways]
+    costs = [sum(forward + backward for forward, backward in row) for row in prices]
+    limit = min(costs) * 1.01
+
+    def order(at: int) -> tuple[float, ...]:
+        moved = sum(have != to for have, to in zip(call.states, ways[at].inputs, strict=True))
+        forward = sum(forward for forward, _ in prices[at])
+        return moved, forward, _ragged(call, ways[at]), -_work_shared(ways[at]), at
+
+    best = min((at for at, cost in enumerate(costs) if cost <= limit), key=order)
     return ways[best], costs
+
+
+def _ragged(call: Call, way: Way) -> int:
+    """How many dims of inputs are cut into pieces of different sizes."""
+    return sum(
+        size % prod(call.sizes[a] for a in factors if a >= 0) > 0
+        for x, state in zip(call.inputs, way.inputs, strict=True)
+        for size, factors in zip(x.shape, state.dims, strict=True)
+    )
 
 
 def _work_shared(way: Way) -> int:

@@ -10,8 +10,10 @@ from .nn import (
     arange,
     check_rule,
     empty,
+    explain,
     explicit,
     eye,
+    from_dtensor,
     from_local,
     full,
     linspace,
@@ -22,6 +24,7 @@ from .nn import (
     randperm,
     rule,
     tensor,
+    to_dtensor,
     zeros,
 )
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
@@ -51,8 +54,10 @@ __all__ = [
     "close",
     "cluster",
     "empty",
+    "explain",
     "explicit",
     "eye",
+    "from_dtensor",
     "from_local",
     "full",
     "gather",
@@ -75,6 +80,7 @@ __all__ = [
     "sbp",
     "scatter",
     "tensor",
+    "to_dtensor",
     "use_cluster",
     "zeros",
 ]
