@@ -3,6 +3,7 @@
 from . import functions as _functions
 from .explain import explain
 from .explanation import Explanation
+from .explicit import explicit
 from .factories import (
     arange,
     empty,
@@ -20,7 +21,6 @@ from .factories import (
 )
 from .interop import from_dtensor, to_dtensor
 from .modules import to_global
-from .moving import explicit
 from .rules import check_rule, rule
 from .tensor import GlobalTensor
 

@@ -4,8 +4,8 @@ A leaf is a B tensor whose gradient each op may leave whole or as addends. It ke
 these, so that gradients add up locally in both, and are brought together once, when the backward pass is over.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -21,11 +21,10 @@ from ..sbp.state import State
 from .moving import describe, flat, shards_as
 from .tensor import GlobalTensor, on_backward, plain, wrap
 
-__all__ = ["Leaf", "backward", "become_leaf", "grad", "register_hook", "register_post_hook", "retain_grad", "set_data"]
+__all__ = ["Leaf", "backward", "become_leaf", "from_whole", "grad", "set_data"]
 
 # Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
 _leaves: "list[ref[GlobalTensor]]" = []
-_serial = count()
 
 
 class Leaf:
@@ -37,7 +36,7 @@ class Leaf:
     def __init__(self, direct: bool) -> None:
         self.direct = direct
         self.aliases: dict[Layout, tuple[Tensor, ...]] = {}
-        self.post_hooks: dict[int, Callable[[Tensor], None]] = {}
+        self.post_hooks: OrderedDict[int, Callable[[Tensor], None]] = OrderedDict()
 
     def gathered(self, x: GlobalTensor) -> GlobalTensor | None:
         """The gradient that lies on the shards of a direct leaf."""
@@ -91,6 +90,7 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
     """`requires_grad_`: torch's own checks first, on every shard."""
     if x.requires_grad is on:
         return
+    grad = x.grad
     for shard in x._shards:
         shard.requires_grad_(on)
     x._leaf = None
@@ -102,6 +102,7 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
             _leaves.append(ref(x))
     else:
         x._layout = plain(x._layout)
+    x.grad = grad
 
 
 def set_data(x: GlobalTensor, value: Tensor) -> None:
@@ -111,11 +112,13 @@ def set_data(x: GlobalTensor, value: Tensor) -> None:
             f"data of a global tensor must be a global tensor, found {type(value).__name__}\n"
             "  make it one: flow.tensor(value, placement=x.placement, sbp=x.sbp)"
         )
-    on = x.requires_grad
+    on, grad = x.requires_grad, x.grad
     x._shards = tuple(shard.detach() for shard in value._shards)
-    x._layout, x._leaf, x._moved = plain(value._layout), None, None
+    x._layout, x._leaf, x._moved, x._grad = plain(value._layout), None, None, None
     if on:
         become_leaf(x, True)
+    if grad is not None and grad.shape == x.shape:
+        x.grad = grad if grad.dtype is x.dtype else None
 
 
 def gradient_layout(of: Layout) -> Layout:
@@ -185,14 +188,14 @@ def _cotangent(y: GlobalTensor, given: Tensor | None) -> tuple[Tensor, ...]:
     if given.shape != y.shape:
         raise ShapeError(f"a gradient of shape {tuple(given.shape)} for\n  {describe(y)}\n  give one of that shape")
     if not isinstance(given, GlobalTensor):
-        given = wrap(_from_whole(y, given), flat(y._layout))
+        given = wrap(from_whole(y, given), flat(y._layout))
     elif given.dtype != y.dtype:
         given = given.to(y.dtype)
     assert isinstance(given, GlobalTensor)
     return shards_as(given, y._layout.dual, "backward")
 
 
-def _from_whole(y: GlobalTensor, value: Tensor) -> tuple[Tensor, ...]:
+def from_whole(y: GlobalTensor, value: Tensor) -> tuple[Tensor, ...]:
     """The same value on every rank owned here; the token where there is none."""
     from ..boxing.execute import token
     from ..placement.world import device, owned
@@ -315,89 +318,6 @@ def grad(
 
 def _as_dual(part: tuple[Layout, tuple[Tensor, ...]]) -> GlobalTensor:
     return wrap(part[1], part[0].dual)
-
-
-class Hooks:
-    """What is to be called with a tensor's gradient, as one global tensor."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, Callable[[Tensor], Tensor | None]] = {}
-        self.retain = False
-
-    def run(self, new: GlobalTensor) -> GlobalTensor:
-        for call in list(self.calls.values()):
-            other = call(new)
-            if other is not None:
-                if not isinstance(other, GlobalTensor):
-                    other = wrap(_from_whole(new, other), flat(new._layout))
-                new = wrap(shards_as(other, new._layout, "hook"), new._layout)
-        return new
-
-
-class Handle:
-    """Takes a hook away again."""
-
-    def __init__(self, calls: dict[int, Any], number: int) -> None:
-        self._calls, self._number = calls, number
-
-    def remove(self) -> None:
-        self._calls.pop(self._number, None)
-
-    def __enter__(self) -> "Handle":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
-
-
-class _Pass(torch.autograd.Function):
-    """Hands shards on; on the way back all their gradients are together, and hooks see one tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, of: Layout, hooks: Hooks, keep: list[Any], *shards: Tensor) -> tuple[Tensor, ...]:
-        ctx.of, ctx.hooks, ctx.keep = of, hooks, keep
-        return tuple(shard.view_as(shard) for shard in shards)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        new = ctx.hooks.run(wrap(grads, ctx.of.dual))
-        if ctx.hooks.retain and ctx.keep[0]() is not None:
-            x = ctx.keep[0]()
-            x._grad = new if x._grad is None else x._grad + new
-        return None, None, None, *new._shards
-
-
-def _hooks_of(x: GlobalTensor) -> Hooks:
-    if not x.requires_grad:
-        raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
-    if x._hooks is None:
-        x._hooks = Hooks()
-        if x._leaf is None:
-            x._shards = _Pass.apply(x._layout, x._hooks, [ref(x)], *x._shards)  # type: ignore[no-untyped-call]
-    return x._hooks  # type: ignore[no-any-return]
-
-
-def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> Handle:
-    calls = _hooks_of(x).calls
-    if x._leaf is not None:
-        x._leaf.watch(x)
-    number = next(_serial)
-    calls[number] = hook
-    return Handle(calls, number)
-
-
-def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Handle:
-    if x._leaf is None:
-        raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
-    x._leaf.watch(x)
-    number = next(_serial)
-    x._leaf.post_hooks[number] = hook
-    return Handle(x._leaf.post_hooks, number)
-
-
-def retain_grad(x: GlobalTensor) -> None:
-    if x._leaf is None:
-        _hooks_of(x).retain = True
 
 
 on_backward(backward)

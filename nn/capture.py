@@ -187,8 +187,13 @@ def _of_builtin(
     seen = _read(calls, result, inputs)
     if any(map(_is_meta, (part for node in seen.nodes for part in (*node.args, *node.kwargs.values())))):
         raise LookupError("a constant was made without values")
-    if len(seen.nodes) == 1 and result is calls[0].out and not mentions(function, _SHAPES):
-        _ops[kind] = seen.nodes[0]
+    if len(seen.nodes) == 1:
+        (call,) = calls
+        again = call.op(*call.args, **call.kwargs) if not call.op._schema.is_mutable else call.out
+        if [t.shape for t in tensors_in(again)] != [t.shape for t in tensors_in(call.out)]:
+            raise LookupError("torch's two meta functions of this op differ")  # nll_loss_nd has such a pair
+        if result is call.out and not mentions(function, _SHAPES):
+            _ops[kind] = seen.nodes[0]
     return seen
 
 

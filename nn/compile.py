@@ -16,7 +16,7 @@ from .capture import Captured, Node, Ref, asks_for_grad, capture, map_tensors
 from .dispatch import dispatch, name_of, on_first
 from .factories import whole_everywhere
 from .moving import shards_as
-from .recipe import Outputs, Recipe, Severed, Single, assembled, check_writable
+from .recipe import Outputs, Recipe, Single, assembled
 from .special import handler
 from .tensor import GlobalTensor
 from .verdict import active_axes, lies, statistics, verdict
@@ -197,14 +197,12 @@ class Shared(Single):
         assert self.local is not None
         if self.elsewhere:
             return self.pass_on(tensors)
-        for number in self.writes:
-            check_writable(self.name, tensors[number])
         shards = [shards_as(x, to, self.name, implicit=True) for x, to in zip(tensors, self.targets, strict=True)]
         results = []
         for i, piece in enumerate(self.pieces):
             mine = [held[i] for held in shards]
             results.append(self.local(piece, *_fill(self.node.args, mine), **_fill(self.node.kwargs, mine)))
-        return assembled(results, self.outputs, tensors)
+        return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
 
 
 def _fill(value: Any, tensors: Sequence[Any]) -> Any:
@@ -224,18 +222,9 @@ class Program(Recipe):
 
     def __init__(self, seen: Captured) -> None:
         self.nodes, self.result, self.count = seen.nodes, seen.result, len(seen.fakes)
-        self.instead: Recipe | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        if self.instead is not None:
-            return self.instead.run(func, args, kwargs, tensors)
-        try:
-            return self._each(tensors)
-        except Severed:  # it writes through a view that had to be moved: gathered, the view is one again
-            if any(x._severed for x in tensors):
-                raise
-            self.instead = Whole(name_of(func), writes=True)
-            return self.instead.run(func, args, kwargs, tensors)
+        return self._each(tensors)
 
     def _each(self, tensors: Sequence[GlobalTensor]) -> Any:
         values: list[Any] = [*tensors, *[None] * (self.count - len(tensors))]

@@ -20,6 +20,7 @@ from ..placement.errors import PlacementError, SbpError
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, WrongRule
+from .severed import keep
 from .tensor import GlobalTensor, on_call, wrap
 
 __all__ = ["adopt", "dispatch", "forget", "name_of", "on_first"]
@@ -104,6 +105,8 @@ def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs:
     made = _make(GlobalTensor, recipe.base)
     made._shards = (out,)
     made._layout = out_layout
+    if recipe.view_of >= 0 and args[recipe.view_of]._torn is not None:
+        keep(made, args[recipe.view_of])
     return made
 
 
@@ -192,6 +195,7 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
         made = Whole(name_of(func))
         result = made.run(func, args, kwargs, tensors)
     made.place(args, kwargs, tensors)
+    made.known_now(result, func, args, kwargs, tensors)
     if made.any_float and func not in _any_float:
         _any_float.add(func)  # from now on keys are made without them
     elif token is not None and (made.any_float or func not in _any_float):

@@ -40,6 +40,11 @@ __all__ = [
 
 def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
     """A plain tensor that every process has as one that is B; nothing is copied but to other devices."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise SbpError(
+            "a tensor inside torch.func or torch.vmap met a global one\n"
+            "  use torch.autograd.grad, or a batch dim in the place of vmap"
+        )
     of = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype)
     value = value.detach()
     return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
@@ -175,6 +180,7 @@ def full(
             for r in owned(placement)
         ]
         made = wrap(tuple(shards) or (token(there),), there)
+        made._made = user_line()
     return made.requires_grad_() if requires_grad else made
 
 
@@ -186,6 +192,7 @@ def empty(
     there = layout(placement, sbp, _size(size), kind)
     shards = [torch.empty(there.local_shape(r), dtype=kind, device=device(placement, r)) for r in owned(placement)]
     made = wrap(tuple(shards) or (token(there),), there)
+    made._made = user_line()
     return made.requires_grad_() if requires_grad else made
 
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ..sbp.call import tensors_in
 from ..sbp.registry import known
+from . import copies, refusals
 from .capture import Node, Ref, capturing, fakes_of, map_tensors
 from .compile import makers, single
 from .dispatch import name_of
@@ -114,3 +115,5 @@ def install() -> None:
     """Put ours in the place of torch's, once."""
     makers[Applied] = of_function
     Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
+    refusals.install()
+    copies.install()

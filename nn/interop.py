@@ -32,13 +32,15 @@ __all__ = ["from_dtensor", "to_dtensor"]
 _meshes: dict[Placement, "DeviceMesh"] = {}
 
 
-def to_dtensor(x: GlobalTensor) -> "DTensor":
+def to_dtensor(x: Tensor) -> "DTensor":
     """The DTensor of the same shards; its gradient comes back to `x`.
 
     The first call for a placement makes a DeviceMesh, which every process of the job has to do together.
     """
     from torch.distributed.tensor import DTensor
 
+    if not isinstance(x, GlobalTensor):
+        raise SbpError(f"to_dtensor of a {type(x).__name__}\n  make it global: flow.tensor(x, placement=p, sbp=S(0))")
     if world().rank is None:
         raise PlacementError(
             f"to_dtensor: this process owns every rank, and a DTensor has one shard a process\n  {describe(x)}\n"
@@ -61,8 +63,14 @@ def to_dtensor(x: GlobalTensor) -> "DTensor":
     )
 
 
-def from_dtensor(d: "DTensor") -> GlobalTensor:
+def from_dtensor(d: Tensor) -> GlobalTensor:
     """The global tensor of the same shards; its gradient goes back to `d`."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(d, DTensor):
+        raise SbpError(
+            f"from_dtensor of a {type(d).__name__}\n  a plain shard: flow.from_local(d, placement=p, sbp=S(0))"
+        )
     there = placement_of(d.device_mesh)
     _meshes.setdefault(there, d.device_mesh)
     of = layout(there, tuple(map(_sbp, d.placements)), tuple(d.shape), d.dtype)
@@ -179,5 +187,5 @@ class _Settling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        torch.autograd.Variable._execution_engine.queue_callback(settle)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(settle)
         return grads[0]

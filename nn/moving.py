@@ -86,13 +86,17 @@ def _stamp(shards: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(number for s in shards for number in ((0 if s.is_inference() else s._version), s.data_ptr()))
 
 
+class Refused(SbpError):
+    """A move that would be needed, inside `explicit`."""
+
+
 def _refuse(x: GlobalTensor, dst: Layout, op: str) -> None:
     way, back = plan(x._layout, dst), plan(dst.dual, x._layout.dual)
     if not way.total and not (back.total and x.requires_grad and torch.is_grad_enabled()):
         return
     grad = f", grad_sbp={dst.dual.sbp}" if dst.grad_partial else ""
     costs = f"{way.route} of {way.bytes} bytes a rank"
-    raise SbpError(
+    raise Refused(
         f"{op} would move a tensor, inside flow.explicit()\n"
         f"  {describe(x)}\n"
         f"  try x.to_global(sbp={dst.sbp}{grad}) before it: {costs}, and {back.bytes} for the gradient"

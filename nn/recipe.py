@@ -12,12 +12,14 @@ from torch import Tensor
 from ..placement.errors import SbpError
 from ..placement.world import owned
 from ..sbp import Layout
+from ..sbp.call import tensors_in
 from .capture import map_tensors
-from .moving import describe, shards_as
+from .moving import shards_as
+from .severed import Torn, after_write, any_severed, keep, sever
 from .tensor import GlobalTensor, shell, wrap
 from .tokens import pass_tokens
 
-__all__ = ["Outputs", "Recipe", "Severed", "Single", "WrongRule", "assembled", "check_writable", "each_rank"]
+__all__ = ["Outputs", "Recipe", "Single", "WrongRule", "assembled", "each_rank"]
 
 
 class Outputs(NamedTuple):
@@ -43,6 +45,7 @@ class Recipe:
     call: Callable[..., Any]
     template: list[Any]
     slots: tuple[int, ...] | None = None
+    view_of = -1  # which argument what comes out is a view of
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         raise NotImplementedError
@@ -52,6 +55,11 @@ class Recipe:
 
     def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """Note where among the arguments the tensors stand."""
+
+    def known_now(
+        self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
+    ) -> None:
+        """What can only be said of the first result once it was looked at."""
 
 
 class Single(Recipe):
@@ -75,8 +83,6 @@ class Single(Recipe):
         self.writes = tuple(number for number in outputs.same if number is not None)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        for number in self.writes:
-            check_writable(self.name, tensors[number])
         if self.elsewhere:
             return self.pass_on(tensors)
         if self.targets is None:
@@ -92,7 +98,31 @@ class Single(Recipe):
             results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if self.single:
             return wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
-        return assembled(results, self.outputs, tensors)
+        return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
+
+    def finished(
+        self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
+    ) -> Any:
+        """Carry over what was written, and let views that are none know what they are views of."""
+        written = [tensors[number] for number in self.writes]
+        if written and any_severed(written):
+            for x in written:
+                after_write(x)
+        self.known_now(result, func, args, kwargs, tensors)
+        return result
+
+    def known_now(
+        self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
+    ) -> None:
+        if any(self.outputs.severed) or any(b is not None and tensors[b]._torn is not None for b in self.views):
+            for at, (y, base) in enumerate(zip(tensors_in(result), self.views, strict=True)):
+                if base is None:
+                    continue
+                assert isinstance(y, GlobalTensor)
+                if self.outputs.severed[at]:
+                    sever(y, Torn(tensors[base], func, args, kwargs, at))
+                else:
+                    keep(y, tensors[base])
 
     def _made_call(self, i: int, shards: Sequence[tuple[Tensor, ...]]) -> Any:
         function, template = self.calls[i]
@@ -129,20 +159,27 @@ class Single(Recipe):
         if all(tensors[i]._layout.state == self.targets[i].state and not tensors[i].requires_grad for i in odd):  # type: ignore[index]
             self.only, self.base, self.lists = one, shell(one), lists
             self.unless_grad = tuple(places[i] for i in odd)
+            if self.views[0] is not None:
+                self.view_of = next((i for i, a in enumerate(args) if a is tensors[self.views[0]]), -1)
+                if self.view_of < 0:
+                    self.only = None
 
     def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
         """The shards must be what their layouts say, and a view that is none must be known for it."""
+        if self.elsewhere:  # tokens tell nothing
+            return
         found: list[Tensor] = []
         map_tensors(result, found.append)
-        severed = []
+        severed, layouts = [], []
         for y, of, same, base in zip(found, self.outputs.layouts, self.outputs.same, self.views, strict=True):
             assert isinstance(y, GlobalTensor)
             assert of is not None
+            if not of.state.split and same is None:  # about some shapes torch's fakes are wrong: embedding_bag's
+                y._layout = of = Layout(of.placement, of.state, tuple(y._shards[0].shape), of.dtype, of.grad_partial)
+            layouts.append(of)
             check_shards(name, y)
             severed.append(same is None and base is not None and not _shares(y, tensors[base]))
-            if severed[-1]:
-                y._severed = True
-        self.outputs = self.outputs._replace(severed=tuple(severed))
+        self.outputs = self.outputs._replace(layouts=tuple(layouts), severed=tuple(severed))
         self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
 
 
@@ -157,19 +194,6 @@ def _is_list(a: Any) -> bool:
 
 class WrongRule(SbpError):
     """Shards are not what the rule said they would be."""
-
-
-class Severed(SbpError):
-    """What was to be written to is a view that had to be moved."""
-
-
-def check_writable(name: str, x: GlobalTensor) -> None:
-    """A view that was moved is a copy: what is written to it would not reach what it is a view of."""
-    if x._severed:
-        raise Severed(
-            f"{name} would write to a view that had to be moved\n  {describe(x)}\n"
-            "  write to the tensor itself, as in x[...] = value, or to a copy: view.clone()"
-        )
 
 
 def check_shards(name: str, y: GlobalTensor) -> None:
@@ -218,7 +242,7 @@ def assembled(results: Sequence[Any], outputs: Outputs, tensors: Sequence[Global
         map_tensors(result, found.append)
         per_rank.append(found)
     made: list[GlobalTensor] = []
-    for at, (of, same, severed) in enumerate(zip(*outputs, strict=True)):
+    for at, (of, same) in enumerate(zip(outputs.layouts, outputs.same, strict=True)):
         if same is not None:
             x = tensors[same]
             written = tuple(found[at] for found in per_rank)
@@ -230,8 +254,6 @@ def assembled(results: Sequence[Any], outputs: Outputs, tensors: Sequence[Global
             continue
         assert of is not None
         out = wrap(tuple(found[at] for found in per_rank), of)
-        if severed:
-            out._severed = True
         made.append(out)
     whole = iter(made)
     return map_tensors(results[0], lambda _: next(whole))

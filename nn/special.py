@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError
+from ..sbp import Layout
+from ..sbp.state import State
 from . import autograd
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
@@ -37,6 +40,8 @@ class Foreach(Recipe):
         homes: Sequence[GlobalTensor] = next(a for a in lists if isinstance(a[0], GlobalTensor))
         if len({x.placement for x in homes}) > 1:
             raise PlacementError(f"{func.__name__} of tensors on different placements\n  pass foreach=False")
+        if any(x._layout.state.partial for x in homes):  # few functions of addends are the addends of the function
+            return _gathered(func, args, kwargs, homes[0].placement)
         at = {id(x): home for a in lists if len(a) == len(homes) for x, home in zip(a, homes, strict=True)}
 
         def lie(x: Tensor) -> tuple[Tensor, ...]:
@@ -63,6 +68,33 @@ class Foreach(Recipe):
             per_rank.append(mine)
         made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
         return map_tensors(results[0], lambda _: next(made))
+
+
+def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: Placement) -> Any:
+    """The function of whole tensors, and what it may have written brought back."""
+    from .factories import whole_everywhere
+    from .whole import bring_back
+
+    def adopt(t: Tensor) -> Tensor:
+        return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
+
+    args, kwargs = map_tensors((args, kwargs), adopt)
+    tensors: list[Any] = []
+    map_tensors((args, kwargs), tensors.append)
+    moved = [shards_as(x, flat(x._layout), func.__name__, implicit=True) for x in tensors]
+    held = [tuple(s.clone() for s in shards) for shards in moved]
+    results = [func(*a, **k) for a, k in each_rank(args, kwargs, held)]
+    if func.__name__.endswith("_"):  # torch does not tell which: fused steps count as no write
+        for x, shards in zip(tensors, held, strict=True):
+            bring_back(x, shards, ())
+        return None
+    made = [wrap(pieces, flat_of(pieces, where)) for pieces in zip(*results, strict=True)]
+    return type(results[0])(made)
+
+
+def flat_of(pieces: Sequence[Tensor], where: Placement) -> Layout:
+    one = pieces[0]
+    return Layout(where, State(((),) * one.ndim), tuple(one.shape), one.dtype)
 
 
 def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
@@ -140,6 +172,33 @@ for _name in ("apply_", "map_", "map2_"):
 @answers(torch._foreach_norm)
 def _foreach_norm(xs: Sequence[Tensor], ord: float = 2, dtype: Any = None) -> list[Tensor]:
     return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in xs]
+
+
+@answers(torch._amp_foreach_non_finite_check_and_unscale_)
+def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -> None:
+    """What a GradScaler does with gradients: an infinity in one rank's piece skips the step on all of them."""
+    by_placement: dict[Placement, list[GlobalTensor]] = {}
+    for g in grads:
+        by_placement.setdefault(g.placement, []).append(g)
+    for where, group in by_placement.items():
+        flags = []
+        for i in range(len(group[0]._shards)):
+            flag = torch.zeros_like(found_inf)
+            torch._amp_foreach_non_finite_check_and_unscale_([g._shards[i] for g in group], flag, factor)
+            flags.append(flag)
+        axes = tuple(a for a in range(where.ndim) if where.shape[a] > 1)
+        of = Layout(where, State((), axes, "max" if axes else "sum"), (), found_inf.dtype)
+        found_inf.copy_(torch.maximum(found_inf, wrap(tuple(flags), of).full_tensor()))
+        for g in group:
+            g._moved = None  # torch's function does not count as a write
+
+
+@answers(torch.result_type)
+def _result_type(*tensors: Any, **named: Any) -> torch.dtype:
+    """It depends on which are single numbers, and on nothing else of a shape."""
+    given = (*tensors, *named.values())
+    metas = [torch.empty((1,) * t.ndim, dtype=t.dtype, device="meta") if isinstance(t, Tensor) else t for t in given]
+    return torch.result_type(*metas)
 
 
 def _random(name: str) -> Callable[..., GlobalTensor]:

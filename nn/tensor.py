@@ -15,7 +15,7 @@ from ..placement.world import device as device_of
 from ..placement.world import owned
 from ..sbp import B, Layout, Sbp, SbpLike, layout
 
-__all__ = ["GlobalTensor", "assemble", "is_param", "on_backward", "on_call", "plain", "shell", "wrap"]
+__all__ = ["GlobalTensor", "on_backward", "on_call", "plain", "shell", "wrap"]
 
 _shells: dict[tuple[torch.dtype, str], Tensor] = {}
 _make = torch.Tensor._make_subclass
@@ -71,7 +71,7 @@ class GlobalTensor(torch.Tensor):
     _grad: "GlobalTensor | None" = None
     _leaf: Any = None  # what a leaf that requires grad keeps: see autograd.Leaf
     _moved: Any = None  # copies in other layouts, so that several consumers share one move: see moving
-    _severed = False  # made by a view op, but moved: writing to it would not reach what it was a view of
+    _torn: Any = None  # made by a view op, but moved: what it was a view of, see severed
     _made = ""  # the user's line, where it is known
     _hooks: Any = None
 
@@ -163,6 +163,9 @@ class GlobalTensor(torch.Tensor):
     def is_signed(self) -> bool:
         return self._layout.dtype.is_signed
 
+    def is_inference(self) -> bool:
+        return self._shards[0].is_inference()
+
     def data_ptr(self) -> int:
         return self._shards[0].data_ptr() if len(self._shards) == 1 else id(self._shards)
 
@@ -215,11 +218,17 @@ class GlobalTensor(torch.Tensor):
                 f"assigned grad must be a global tensor of shape {tuple(self.shape)}, found {type(value).__name__}"
                 f"{tuple(getattr(value, 'shape', ()))}\n  make it one: flow.tensor(g, placement=x.placement, sbp=x.sbp)"
             )
+        if value is not None and value.dtype is not self.dtype:
+            raise RuntimeError(f"assigned grad has dtype {value.dtype}, the tensor {self.dtype}")
         leaf = self._leaf
         if leaf is not None and leaf.direct:
             leaf.put(self, value)
         else:
             self._grad = value
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     @property
     def data(self) -> "GlobalTensor":
@@ -241,17 +250,17 @@ class GlobalTensor(torch.Tensor):
         _backward((self,), (gradient,), retain_graph, create_graph, inputs)
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Any:
-        from .autograd import register_hook
+        from .hooks import register_hook
 
         return register_hook(self, hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Any:
-        from .autograd import register_post_hook
+        from .hooks import register_post_hook
 
         return register_post_hook(self, hook)
 
     def retain_grad(self) -> None:
-        from .autograd import retain_grad
+        from .hooks import retain_grad
 
         retain_grad(self)
 
@@ -261,6 +270,12 @@ class GlobalTensor(torch.Tensor):
 
     def detach(self) -> "GlobalTensor":
         return wrap(tuple(shard.detach() for shard in self._shards), plain(self._layout))
+
+    def add_(self, other: Any, *, alpha: Any = 1) -> "GlobalTensor":
+        # Where torch wants a number, its C++ code would look for one in the shell; LBFGS passes single numbers there.
+        if alpha.__class__ is GlobalTensor:
+            alpha = alpha.item()
+        return super().add_(other) if alpha == 1 else super().add_(other, alpha=alpha)  # type: ignore[return-value]
 
     # Moving
 
@@ -279,9 +294,14 @@ class GlobalTensor(torch.Tensor):
             there = layout(where, self.sbp if sbp is None else sbp, self._layout.shape, self._layout.dtype, grad_sbp)
         if there is self._layout:
             return self
+        known = self._moved is not None and there in self._moved
         moved = shards_as(self, there, "to_global")
+        # What users get is a tensor of its own: writing to it changes neither this one nor what consumers share.
+        if known:
+            return wrap(tuple(s.clone() for s in moved), there)
+        if self._moved is not None:
+            self._moved.pop(there, None)
         mine = {shard.untyped_storage().data_ptr() for shard in self._shards if shard.numel()}
-        # What users get is a tensor of its own: writing to one of the two must not change the other.
         return wrap(tuple(s.clone() if s.untyped_storage().data_ptr() in mine else s for s in moved), there)
 
     def to_local(self) -> Any:
@@ -324,6 +344,8 @@ class GlobalTensor(torch.Tensor):
         return int(self.detach().full_tensor().__index__())
 
     def __iter__(self) -> Any:
+        if not self._layout.shape:
+            raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
     def __contains__(self, element: Any) -> bool:
@@ -360,38 +382,16 @@ class GlobalTensor(torch.Tensor):
     # Copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GlobalTensor":
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment"
-            )
-        if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]
-        made = assemble(
-            tuple(shard.detach().clone() for shard in self._shards), self._layout, self.requires_grad, is_param(self)
-        )
-        if self._grad is not None:
-            made._grad = self._grad.__deepcopy__(memo)
-        memo[id(self)] = made
-        return made
+        from .copies import deep
+
+        return deep(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        from .copies import assemble, is_param
+
         return assemble, (
             tuple(shard.detach() for shard in self._shards),
             self._layout,
             self.requires_grad,
             is_param(self),
         )
-
-
-def is_param(x: Tensor) -> bool:
-    return bool(x.__dict__.get("_is_param", False))
-
-
-def assemble(shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool) -> GlobalTensor:
-    """A leaf made of shards, as pickles and copies hold it."""
-    made = wrap(shards, of)
-    if requires_grad:
-        made.requires_grad_()
-    if param:
-        made._is_param = True
-    return made

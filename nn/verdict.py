@@ -1,6 +1,6 @@
 """What becomes of a captured call: which ways its rule gives it, what each costs, and why there may be none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch

@@ -11,14 +11,16 @@ from ..placement import Placement
 from ..placement.errors import PlacementError
 from ..placement.world import owned
 from ..sbp import Layout
+from ..sbp.call import tensors_in
 from ..sbp.state import State
 from .capture import map_tensors
 from .moving import flat, shards_as
-from .recipe import Recipe, check_writable, each_rank
+from .recipe import Recipe, each_rank
+from .severed import Torn, after_write, any_severed, sever
 from .tensor import GlobalTensor, wrap
 from .tokens import pass_tokens
 
-__all__ = ["Whole"]
+__all__ = ["Whole", "bring_back"]
 
 
 class Whole(Recipe):
@@ -49,9 +51,14 @@ class Whole(Recipe):
         results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
         for x, held, stamp in zip(tensors, shards, before, strict=True):
             if _versions(held) != stamp or held[0].shape != x.shape:
-                check_writable(self.name, x)
-                _bring_back(x, held, partial)
-        return _global(results, shards, tensors, partial)
+                bring_back(x, held, partial)
+                if any_severed([x]):
+                    after_write(x)
+        result, bases = _global(results, shards, tensors, partial)
+        for at, (y, base) in enumerate(zip(tensors_in(result), bases, strict=True)):
+            if base is not None and isinstance(y, GlobalTensor):
+                sever(y, Torn(base, func, args, kwargs, at))
+        return result
 
     def _elsewhere(self, tensors: Sequence[GlobalTensor], partial: tuple[int, ...]) -> Any:
         """Tokens of the results; their shapes must be known without the values."""
@@ -97,7 +104,7 @@ def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
     return results
 
 
-def _bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
+def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
     """What a function wrote to gathered copies, to where the tensor lies."""
     if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
         x._shards, x._layout = held, _as_b(held, x.placement, partial)._layout
@@ -114,8 +121,11 @@ def _global(
     shards: Sequence[tuple[Tensor, ...]],
     tensors: Sequence[GlobalTensor],
     partial: tuple[int, ...],
-) -> Any:
-    """The local results as global tensors that are whole on every rank; an input that came back is itself."""
+) -> tuple[Any, list[GlobalTensor | None]]:
+    """The local results as global tensors that are whole on every rank, and what each is a view of.
+
+    An input that came back is itself.
+    """
     per_rank: list[list[Tensor]] = []
     for result in results:
         found: list[Tensor] = []
@@ -123,11 +133,22 @@ def _global(
         per_rank.append(found)
     where = tensors[0].placement
     made: list[Tensor] = []
+    bases: list[GlobalTensor | None] = []
     for pieces in zip(*per_rank, strict=True):
         same = next((x for x, held in zip(tensors, shards, strict=True) if held[0] is pieces[0]), None)
-        made.append(same if same is not None else _as_b(pieces, where, partial))
+        out = same if same is not None else _as_b(pieces, where, partial)
+        viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held, x))
+        bases.append(None if out is same else next(viewed, None))
+        made.append(out)
     whole = iter(made)
-    return map_tensors(results[0], lambda _: next(whole))
+    return map_tensors(results[0], lambda _: next(whole)), bases
+
+
+def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) -> bool:
+    """Whether a result is a view of a gathered copy, so that what is written to it does not reach `x`."""
+    if held[0] is x._shards[0] or pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
+        return False
+    return pieces[0].untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr() and pieces[0].numel() > 0
 
 
 def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:

@@ -50,9 +50,9 @@ def candidates(call: Call, answer: Answer) -> list[Way]:
 def choose(call: Call, ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
     """The cheapest way and what each costs, forward and backward together.
 
-    Prices within a percent are equal: an all-reduce costs what a reduce-scatter and the all-gather of its gradient do. Of
-    those the way that moves fewest tensors comes first, then the one that sends less forward, that cuts evenly, and that
-    shares the work. So a sum of partial and whole stays whole, as its author would have it.
+    Prices within a percent are equal: an all-reduce costs what a reduce-scatter and the all-gather of its gradient
+    do. Of those the way that moves fewest tensors comes first, then the one that sends less forward, that cuts evenly,
+    and that shares the work. So a sum of partial and whole stays whole, as its author would have it.
     """
     prices = [[price(i, state) for i, state in enumerate(way.inputs)] for way in ways]
     costs = [sum(forward + backward for forward, backward in row) for row in prices]

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from .signature import B, P, Reduction, S, Sbp
 
-__all__ = ["Factors", "Spans", "State", "drop", "fill", "overlap", "spans", "state_of"]
+__all__ = ["Factors", "Spans", "State", "drop", "fill", "overlap", "spans", "state_of", "trim"]
 
 Factors: TypeAlias = tuple[int, ...]
 Spans: TypeAlias = tuple[tuple[int, int], ...]

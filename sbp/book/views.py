@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..call import Call, Rewritten, Way
 from ..registry import register
-from ..state import Factors, State, drop
+from ..state import Factors, State, drop, trim
 
 __all__ = ["carried"]
 
@@ -119,7 +119,7 @@ def carried(shape: Shape, target: Shape, dims: Dims, sizes: tuple[int, ...]) -> 
             return None
         for d, factors in zip(into, cut, strict=True):
             out[d] = factors
-    return tuple(out)
+    return tuple(map(trim, out))
 
 
 def _leading(shape: Shape, target: Shape) -> int:

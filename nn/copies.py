@@ -1,0 +1,53 @@
+"""Copies and pickles of global tensors."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement import Placement
+from ..sbp import B, Layout, S
+from ..sbp.signature import _partial
+from ..sbp.state import State
+from .tensor import GlobalTensor, wrap
+
+__all__ = ["assemble", "deep", "install", "is_param"]
+
+
+def deep(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
+    """As torch copies a leaf: its values, its gradient and its attributes, not its hooks."""
+    if not x.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment"
+        )
+    if id(x) in memo:
+        return memo[id(x)]  # type: ignore[no-any-return]
+    made = assemble(tuple(shard.detach().clone() for shard in x._shards), x._layout, x.requires_grad, is_param(x))
+    memo[id(x)] = made
+    if x.grad is not None:
+        made.grad = deep(x.grad, memo)
+    for name, value in x.__dict__.items():
+        if name not in made.__dict__ and name not in GlobalTensor.__dict__:
+            made.__dict__[name] = deepcopy(value, memo)
+    return made
+
+
+def is_param(x: Tensor) -> bool:
+    return bool(x.__dict__.get("_is_param", False))
+
+
+def assemble(shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool) -> GlobalTensor:
+    """A leaf made of shards, as pickles and copies hold it."""
+    made = wrap(shards, of)
+    if requires_grad:
+        made.requires_grad_()
+    if param:
+        made._is_param = True
+    return made
+
+
+def install() -> None:
+    """Let `torch.load` read global tensors with weights_only too: of ours, only values are made."""
+    made: list[Any] = [assemble, Layout, Placement, State, S, _partial, (B, "sbpflow.sbp.signature.B")]
+    torch.serialization.add_safe_globals(made)

@@ -1,0 +1,102 @@
+"""Views that had to be moved. They are copies, and yet behave as views: what is written to one side is carried over.
+
+    y = x[1:3]        x is split there, so that y lies elsewhere
+    y.add_(1)         y is changed, and then the same view of x is given y's value
+    x.mul_(2)         x is changed, and then y is made anew
+
+Only tensors that are written to while such a view is alive pay for it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch import Tensor
+
+from ..placement.world import owned
+from ..sbp.call import tensors_in
+from .capture import map_tensors
+from .moving import flat, shards_as
+from .tensor import GlobalTensor
+
+__all__ = ["after_write", "keep", "sever"]
+
+
+class Torn(NamedTuple):
+    """How a view was made: result `at` of a function of its base."""
+
+    base: GlobalTensor
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    at: int
+
+
+# The views that had to be moved, by the memory that they were views of. A view that is gone leaves its memory's list
+# when that is next looked at.
+_views: dict[int, list["ref[GlobalTensor]"]] = {}
+
+
+def _memory(x: GlobalTensor) -> int:
+    return x._shards[0].untyped_storage().data_ptr()
+
+
+def sever(view: GlobalTensor, torn: Torn) -> None:
+    """Remember that a view is a copy."""
+    view._torn = torn
+    memory = _memory(torn.base)
+    _views[memory] = [*(other for other in _views.get(memory, ()) if other() is not None), ref(view)]
+
+
+def keep(view: GlobalTensor, base: GlobalTensor) -> None:
+    """A view of a view that had to be moved: it shares that one's memory, and is written through it."""
+    if base._torn is not None:
+        view._torn = base._torn if isinstance(base._torn, GlobalTensor) else base
+
+
+def after_write(x: GlobalTensor, but: GlobalTensor | None = None) -> None:
+    """Carry over what has been written to a tensor."""
+    if x._torn is not None:
+        _write_through(x._torn if isinstance(x._torn, GlobalTensor) else x)
+    if _views:
+        for other in _views.pop(_memory(x), ()):
+            view = other()
+            if view is not None:
+                if view is not but:
+                    _make_anew(view)
+                sever(view, view._torn)
+
+
+def _write_through(view: GlobalTensor) -> None:
+    """Give the same view of the base the value that the copy has now."""
+    from .whole import bring_back
+
+    base, func, args, kwargs, at = view._torn
+    partial = base._layout.grad_partial
+    wholes = tuple(s.clone() for s in shards_as(base, flat(base._layout, grad_partial=partial), "write through"))
+    values = shards_as(view, flat(view._layout, grad_partial=partial), "write through")
+    for whole, value in zip(wholes if owned(base.placement) else (), values, strict=True):
+        _view(func, args, kwargs, base, whole)[at].copy_(value)
+    bring_back(base, wholes, partial)
+    after_write(base, but=view)
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: GlobalTensor, whole: Tensor) -> list[Tensor]:
+    """The results of the view's function on a plain tensor in the place of its base."""
+    here, there = map_tensors((args, kwargs), lambda t: whole if t is base else t)
+    return tensors_in(func(*here, **there))
+
+
+def _make_anew(view: GlobalTensor) -> None:
+    from .dispatch import dispatch
+
+    _, func, args, kwargs, at = view._torn
+    made = tensors_in(dispatch(func, args, kwargs))[at]
+    assert isinstance(made, GlobalTensor)
+    for shard, new in zip(view._shards, shards_as(made, view._layout, "view made anew"), strict=True):
+        shard.copy_(new)  # into the same memory, which views of this view share
+
+
+def any_severed(tensors: Sequence[GlobalTensor]) -> bool:
+    """Whether writing to one of these may have to be carried over."""
+    return bool(_views) or any(x._torn is not None for x in tensors)
