@@ -155,6 +155,9 @@ def backward(
         raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
     into = None
     if inputs is not None:
+        for x in _listed(inputs):
+            if isinstance(x, GlobalTensor) and x._leaf is None:
+                x._asked = True
         into = [shard for x in _listed(inputs) for _, shards in _holders(x) for shard in shards if shard.requires_grad]
     torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=into)
     settle()

@@ -181,7 +181,7 @@ def _of_builtin(
         fill = filler(inputs)
         fake_args, fake_kwargs = fill(known.args), fill(known.kwargs)
         out = known.op(*fake_args, **fake_kwargs)
-        calls = [Seen(known.op, fake_args, fake_kwargs, out, True)]
+        calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
         return _read(calls, out, inputs)
     calls, result = _watched(function, args, kwargs, inputs)
     seen = _read(calls, result, inputs)

@@ -19,7 +19,7 @@ from .moving import shards_as
 from .recipe import Outputs, Recipe, Single, assembled
 from .special import handler
 from .tensor import GlobalTensor
-from .verdict import active_axes, lies, statistics, verdict
+from .verdict import lies, statistics, verdict
 from .whole import Whole
 
 __all__ = ["Program", "first", "is_the_node", "makers", "single"]
@@ -124,7 +124,7 @@ def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[Global
     if way.local is not None and calls is None:
         return Shared(name, targets, outputs, views, way.local, node, pieces)
     made = Single(name, None if stay else targets, outputs, views)
-    made.whole = not active_axes(way)
+    made.bookish = call.op.namespace == "aten"
     if calls is not None:
         made.calls, made.slots = calls
     made.any_float = torch.Tag.pointwise in node.op.tags
@@ -260,7 +260,7 @@ class _Into(Recipe):
 
 
 def _write(to: Tensor, value: Any) -> None:
-    if to.requires_grad:
+    if to.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out=... arguments don't support automatic differentiation, but one of them requires grad.")
     assert isinstance(to, GlobalTensor)
     if not torch.can_cast(value.dtype, to.dtype):

@@ -19,11 +19,11 @@ from torch import Tensor
 from ..placement.errors import PlacementError, SbpError
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
-from .recipe import Recipe, WrongRule
+from .recipe import ByGrad, Recipe, Single, WrongRule, wants_grad
 from .severed import keep
 from .tensor import GlobalTensor, on_call, wrap
 
-__all__ = ["adopt", "dispatch", "forget", "name_of", "on_first"]
+__all__ = ["adopt", "dispatch", "forget", "meeting", "name_of", "on_first"]
 
 
 _ATOMS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, complex}
@@ -179,28 +179,49 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
         if token is not None and not plain:
             _remember(token, recipe)
         return recipe.run(func, args, kwargs, tensors)
-    where = _meeting(func, tensors)
+    where = meeting(func, tensors)
+    if plain and args and args[0] is plain[0] and _writes(func):
+        raise SbpError(
+            f"{name_of(func)} would write a global tensor into a plain one, once for every rank\n"
+            "  make the plain one global by flow.tensor, or the global one plain by x.full_tensor()"
+        )
     if plain or any(x.placement is not where for x in tensors):
         args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
         return dispatch(func, args, kwargs)
-    made: Recipe = _first(func, args, kwargs, tensors)
-    result = made.run(func, args, kwargs, tensors)
-    try:
-        made.tried(name_of(func), result, tensors)
-    except WrongRule:
-        if not made.whole:
-            raise
-        from .whole import Whole  # nothing was split: torch's fake was wrong about the shape, not a rule
-
-        made = Whole(name_of(func))
-        result = made.run(func, args, kwargs, tensors)
-    made.place(args, kwargs, tensors)
-    made.known_now(result, func, args, kwargs, tensors)
+    made, result = _made(func, args, kwargs, tensors)
+    if isinstance(made, Single) and made.moves(tensors):
+        cases = ByGrad(_made)
+        cases.known[wants_grad(tensors)] = made
+        made, cases.any_float = cases, made.any_float
     if made.any_float and func not in _any_float:
         _any_float.add(func)  # from now on keys are made without them
     elif token is not None and (made.any_float or func not in _any_float):
         _remember(token, made)
     return result
+
+
+def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> tuple[Recipe, Any]:
+    """A new recipe, and what its first run gave."""
+    made: Recipe = _first(func, args, kwargs, tensors)
+    result = made.run(func, args, kwargs, tensors)
+    try:
+        made.tried(name_of(func), result, tensors)
+    except WrongRule:
+        if not made.bookish or made.writes:
+            raise
+        from .whole import Whole  # torch's fake was wrong: of dtypes under autocast it is sometimes
+
+        made = Whole(name_of(func))
+        result = made.run(func, args, kwargs, tensors)
+    made.place(args, kwargs, tensors)
+    made.known_now(result, func, args, kwargs, tensors)
+    return made, result
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function changes its first argument, by its name."""
+    name = name_of(func)
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _remember(token: Any, recipe: Recipe) -> None:
@@ -214,7 +235,7 @@ def forget() -> None:
     _recipes.clear()
 
 
-def _meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
+def meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
     """The placement on which tensors meet: their own; single numbers follow the others."""
     homes = [x for x in tensors if x._layout.shape] or tensors
     for x in homes[1:]:

@@ -23,14 +23,13 @@ from ..sbp.state import State
 from .capture import Captured, Node, Ref, asks_for_grad, capture, filler, map_tensors
 from .compile import is_the_node
 from .composites import Handler
-from .dispatch import _meeting as meeting
-from .dispatch import adopt, name_of
-from .explanation import Choice, Explanation, Kind, Step, has_grad, input_names, suggested
+from .dispatch import adopt, meeting, name_of
+from .explanation import Choice, Explanation, Kind, Step, input_names, suggested
 from .functions import Applied, node_of
 from .ghost import Ghost, Unknown, ghost
 from .moving import flat
 from .special import handler
-from .tensor import GlobalTensor
+from .tensor import GlobalTensor, has_grad
 from .verdict import Verdict, lies, price, verdict
 
 __all__ = ["explain"]

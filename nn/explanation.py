@@ -17,16 +17,11 @@ from ..sbp.rule import parse
 from ..sbp.schema import operands
 from .tensor import GlobalTensor
 
-__all__ = ["Choice", "Explanation", "Kind", "Step", "has_grad", "input_names", "suggested"]
+__all__ = ["Choice", "Explanation", "Kind", "Step", "input_names", "suggested"]
 
 # By a rule, by a formula of ours, as several calls, on gathered tensors, as to_global says, or drawn at random.
 Kind: TypeAlias = Literal["rule", "formula", "parts", "gathered", "moved", "drawn"]
 MOST_SHOWN = 8
-
-
-def has_grad(of: Layout) -> bool:
-    """Whether tensors of this dtype may have a gradient."""
-    return of.dtype.is_floating_point or of.dtype.is_complex
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import handle_torch_function
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
+from ..placement.errors import SbpError
 from ..sbp.call import tensors_in
 from ..sbp.registry import known
 from . import copies, refusals
@@ -99,6 +101,11 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if capturing():  # its own backward would be lost among the calls that its forward makes
             raise LookupError(f"{cls.__name__} is not captured")
         return _apply(cls, *args, **kwargs)
+    if cls is BackwardHookFunction:
+        raise SbpError(
+            "a module's full backward hook sees single shards, not global tensors\n"
+            "  put a hook on the tensor: x.register_hook(...), or module.register_forward_hook to get at it"
+        )
     if cls.__module__ == "torch.utils.checkpoint":
         if cls is CheckpointFunction:  # saves and replays by itself, on one device's tensors
             run, preserve, *rest = args

@@ -9,7 +9,8 @@ from ..placement import Placement
 from ..placement.errors import SbpError
 from ..sbp import B, Layout, SbpLike, layout
 from ..sbp.state import State
-from .tensor import GlobalTensor, plain, shell
+from .shell import shell
+from .tensor import GlobalTensor, plain
 
 __all__ = ["Ghost", "Unknown", "ghost"]
 

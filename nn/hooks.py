@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
-from weakref import ref
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from .autograd import from_whole
 from .moving import flat, shards_as
 from .tensor import GlobalTensor, wrap
 
-__all__ = ["register_hook", "register_post_hook", "retain_grad"]
+__all__ = ["register_hook", "register_post_hook", "retain_grad", "retained"]
 
 
 class Hooks:
@@ -22,7 +22,6 @@ class Hooks:
 
     def __init__(self) -> None:
         self.calls: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
-        self.retain = False
 
     def run(self, new: GlobalTensor) -> GlobalTensor:
         for call in list(self.calls.values()):
@@ -38,17 +37,13 @@ class _Pass(torch.autograd.Function):
     """Hands shards on; on the way back all their gradients are together, and hooks see one tensor."""
 
     @staticmethod
-    def forward(ctx: Any, of: Layout, hooks: Hooks, keep: list[Any], *shards: Tensor) -> tuple[Tensor, ...]:
-        ctx.of, ctx.hooks, ctx.keep = of, hooks, keep
+    def forward(ctx: Any, of: Layout, hooks: Hooks, *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.of, ctx.hooks = of, hooks
         return tuple(shard.view_as(shard) for shard in shards)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        new = ctx.hooks.run(wrap(grads, ctx.of.dual))
-        if ctx.hooks.retain and ctx.keep[0]() is not None:
-            x = ctx.keep[0]()
-            x._grad = new if x._grad is None else x._grad + new
-        return None, None, None, *new._shards
+        return None, None, *ctx.hooks.run(wrap(grads, ctx.of.dual))._shards
 
 
 def _hooks_of(x: GlobalTensor) -> Hooks:
@@ -56,8 +51,11 @@ def _hooks_of(x: GlobalTensor) -> Hooks:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     if x._hooks is None:
         x._hooks = Hooks()
-        if x._leaf is None:
-            x._shards = _Pass.apply(x._layout, x._hooks, [ref(x)], *x._shards)  # type: ignore[no-untyped-call]
+        if x._leaf is None and len(x._shards) == 1:
+            of, hooks = x._layout, x._hooks
+            x._shards[0].register_hook(lambda g: hooks.run(wrap((g,), of.dual))._shards[0])  # type: ignore[no-untyped-call]
+        elif x._leaf is None:  # only together are the shards' gradients one, so consumers from now on are heard
+            x._shards = _Pass.apply(x._layout, x._hooks, *x._shards)  # type: ignore[no-untyped-call]
     return x._hooks  # type: ignore[no-any-return]
 
 
@@ -79,6 +77,19 @@ def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Remov
     return handle
 
 
+def retained(x: GlobalTensor) -> GlobalTensor | None:
+    """What backward passes have left on the shards of a tensor that is no leaf."""
+    with catch_warnings():
+        simplefilter("ignore")  # torch wonders whether one means it
+        grads = [shard.grad for shard in x._shards]
+    if all(g is None for g in grads):
+        return None
+    return wrap(
+        tuple(torch.zeros_like(s) if g is None else g for s, g in zip(x._shards, grads, strict=True)), x._layout.dual
+    )
+
+
 def retain_grad(x: GlobalTensor) -> None:
     if x._leaf is None:
-        _hooks_of(x).retain = True
+        for shard in x._shards:
+            shard.retain_grad()

@@ -62,6 +62,8 @@ def shards_as(x: GlobalTensor, dst: Layout, op: str, *, implicit: bool = False) 
 
 
 def _share(x: GlobalTensor, dst: Layout, moved: tuple[Tensor, ...]) -> None:
+    if any(s.is_inference() for s in (*x._shards, *moved)):
+        return  # these have no version, so that a change would not show
     if x._moved is None:
         x._moved = {}
     # Weakly: what is gathered for one op lives as long as the graph needs it, not as long as the parameter.
@@ -83,7 +85,7 @@ def _shared(x: GlobalTensor, dst: Layout) -> tuple[Tensor, ...] | None:
 
 def _stamp(shards: tuple[Any, ...]) -> tuple[int, ...]:
     """Changes whenever the values may have: by an in-place op, or because the shards are others."""
-    return tuple(number for s in shards for number in ((0 if s.is_inference() else s._version), s.data_ptr()))
+    return tuple(number for s in shards for number in (s._version, s.data_ptr()))
 
 
 class Refused(SbpError):

@@ -7,6 +7,7 @@ of a shape or dtype that their layout does not give mean a wrong rule, and a vie
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..placement.errors import SbpError
@@ -16,10 +17,11 @@ from ..sbp.call import tensors_in
 from .capture import map_tensors
 from .moving import shards_as
 from .severed import Torn, after_write, any_severed, keep, sever
-from .tensor import GlobalTensor, shell, wrap
+from .shell import shell
+from .tensor import GlobalTensor, wrap
 from .tokens import pass_tokens
 
-__all__ = ["Outputs", "Recipe", "Single", "WrongRule", "assembled", "each_rank"]
+__all__ = ["ByGrad", "Outputs", "Recipe", "Single", "WrongRule", "assembled", "each_rank", "wants_grad"]
 
 
 class Outputs(NamedTuple):
@@ -34,7 +36,8 @@ class Recipe:
     """How to answer a call. `any_float`: it does not depend on the values of floats among the arguments."""
 
     any_float = False
-    whole = False  # nothing is split or partial on any axis
+    bookish = False  # by a rule of the book, not by one of the user's
+    writes: tuple[int, ...] = ()  # which inputs are written to
     # Where a process owns one rank, nothing moves and one tensor comes out, that is all there is to know: its layout,
     # the shell it is made on, and which inputs would have to be taken for others if they required grad.
     only: Layout | None = None
@@ -60,6 +63,29 @@ class Recipe:
         self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
     ) -> None:
         """What can only be said of the first result once it was looked at."""
+
+
+class ByGrad(Recipe):
+    """Where something has to move, what is cheapest depends on whose gradient moves back: a recipe for each case."""
+
+    def __init__(self, make: Callable[..., tuple[Recipe, Any]]) -> None:
+        self.make = make
+        self.known: dict[tuple[bool, ...], Recipe] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        case = wants_grad(tensors)
+        found = self.known.get(case)
+        if found is None:
+            self.known[case], result = self.make(func, args, kwargs, tensors)
+            return result
+        return found.run(func, args, kwargs, tensors)
+
+
+def wants_grad(tensors: Sequence[GlobalTensor]) -> tuple[bool, ...]:
+    """Which tensors take part in autograd now."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(x.requires_grad for x in tensors)
 
 
 class Single(Recipe):
@@ -123,6 +149,10 @@ class Single(Recipe):
                     sever(y, Torn(tensors[base], func, args, kwargs, at))
                 else:
                     keep(y, tensors[base])
+
+    def moves(self, tensors: Sequence[GlobalTensor]) -> bool:
+        """Whether an input has to lie otherwise than it does."""
+        return any(x._layout.state != to.state for x, to in zip(tensors, self.targets or (), strict=False))
 
     def _made_call(self, i: int, shards: Sequence[tuple[Tensor, ...]]) -> Any:
         function, template = self.calls[i]

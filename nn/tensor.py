@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
-from ..placement.world import device as device_of
-from ..placement.world import owned
 from ..sbp import B, Layout, Sbp, SbpLike, layout
+from .shell import shell
 
-__all__ = ["GlobalTensor", "on_backward", "on_call", "plain", "shell", "wrap"]
+__all__ = ["GlobalTensor", "has_grad", "on_backward", "on_call", "plain", "wrap"]
 
-_shells: dict[tuple[torch.dtype, str], Tensor] = {}
 _make = torch.Tensor._make_subclass
 
 
@@ -35,18 +33,9 @@ def on_call(answer: Callable[..., Any]) -> None:
     GlobalTensor.__torch_function__ = classmethod(answer)  # type: ignore[assignment,method-assign]
 
 
-def shell(of: Layout) -> Tensor:
-    """The empty tensor that global tensors of this dtype and device are made on; C++ code reads both from it."""
-    known: Tensor | None = of.memo.get("shell")
-    if known is None:
-        kind = of.dtype, of.placement.type
-        known = _shells.get(kind)
-        if known is None:
-            where = owned(of.placement)
-            at = device_of(of.placement, where[0]) if where else "cpu"
-            known = _shells[kind] = torch.empty(0, dtype=of.dtype, device=at)
-        of.memo["shell"] = known
-    return known
+def has_grad(of: Layout) -> bool:
+    """Whether tensors of this dtype can have a gradient."""
+    return of.dtype.is_floating_point or of.dtype.is_complex
 
 
 def plain(of: Layout) -> Layout:
@@ -74,6 +63,7 @@ class GlobalTensor(torch.Tensor):
     _torn: Any = None  # made by a view op, but moved: what it was a view of, see severed
     _made = ""  # the user's line, where it is known
     _hooks: Any = None
+    _asked = False  # a backward pass was told to leave the gradient here, though this is no leaf
 
     # What the shards tell
 
@@ -209,6 +199,10 @@ class GlobalTensor(torch.Tensor):
     def grad(self) -> "GlobalTensor | None":
         """The gradient, lying as the tensor does."""
         leaf = self._leaf
+        if leaf is None and not self.is_leaf and (self._asked or self.retains_grad):
+            from .hooks import retained
+
+            return retained(self)
         return self._grad if leaf is None or not leaf.direct else leaf.gathered(self)
 
     @grad.setter
@@ -266,7 +260,7 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def retains_grad(self) -> bool:  # type: ignore[override]
-        return bool(self._hooks and self._hooks.retain)
+        return self._leaf is None and self._shards[0].retains_grad
 
     def detach(self) -> "GlobalTensor":
         return wrap(tuple(shard.detach() for shard in self._shards), plain(self._layout))

@@ -14,7 +14,7 @@ from ..sbp.state import State
 from .capture import Captured, Node, Ref, capture, map_tensors
 from .composites import composite
 from .recipe import Recipe
-from .tensor import GlobalTensor
+from .tensor import GlobalTensor, has_grad
 
 # Taken apart on fakes it may become another kernel than tensors that require grad would get.
 _WHOLE = {"scaled_dot_product_attention"}
@@ -92,7 +92,10 @@ def _reshapes(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> bool:
 
 def options(call: Call) -> list[Way]:
     """The ways that the rule book gives; none where it has nothing to say."""
-    answer = find(call)
+    try:
+        answer = find(call)
+    except (AssertionError, IndexError, KeyError):  # arguments that do not fit; torch says it better
+        return []
     return [] if answer is None else candidates(call, answer)
 
 
@@ -155,7 +158,8 @@ def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[L
     where = tensors[0].placement
     active = active_axes(way)
     free = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in active]
-    floats = [x for x in tensors if x.dtype.is_floating_point or x.dtype.is_complex]
+    written = [tensors[n] for n in node.numbers if n < len(tensors)] if node.op._schema.is_mutable else []
+    floats = written or [x for x in tensors if has_grad(x._layout)]  # what is written to keeps its gradient's way
     flexible = {a for a in free if floats and all(a in x._layout.grad_partial for x in floats)}
 
     def grads(state: State, dtype: torch.dtype) -> tuple[int, ...]:

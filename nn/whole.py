@@ -8,16 +8,16 @@ from torch import Tensor
 
 from ..boxing import box
 from ..placement import Placement
-from ..placement.errors import PlacementError
+from ..placement.errors import PlacementError, SbpError
 from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import tensors_in
 from ..sbp.state import State
 from .capture import map_tensors
-from .moving import flat, shards_as
+from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
 from .severed import Torn, after_write, any_severed, sever
-from .tensor import GlobalTensor, wrap
+from .tensor import GlobalTensor, has_grad, wrap
 from .tokens import pass_tokens
 
 __all__ = ["Whole", "bring_back"]
@@ -27,20 +27,20 @@ class Whole(Recipe):
     """Every rank runs the function on whole tensors. What it changed in place is brought back to where it lay."""
 
     def __init__(self, name: str, *, writes: bool = False) -> None:
-        self.name, self.writes = name, writes
+        self.name, self.changes = name, writes
         self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         where = tensors[0].placement
-        floats = [x for x in tensors if _has_grad(x.dtype)]
+        floats = [x for x in tensors if has_grad(x._layout)]
         axes = [a for a in range(where.ndim) if where.shape[a] > 1]
         partial = tuple(a for a in axes if floats and all(a in x._layout.grad_partial for x in floats))
         label = f"{self.name} (gathered)"
         shards = [
-            shards_as(x, flat(x._layout, grad_partial=partial if _has_grad(x.dtype) else ()), label, implicit=True)
+            shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)
             for x in tensors
         ]
-        if self.writes:  # others may use the gathered copies too, and views of one exchange cannot be written to
+        if self.changes:  # others may use the gathered copies too, and views of one exchange cannot be written to
             shards = [
                 held if held[0] is x._shards[0] else tuple(s.clone() for s in held)
                 for x, held in zip(tensors, shards, strict=True)
@@ -76,10 +76,6 @@ class Whole(Recipe):
         return map_tensors(self.fakes, lambda _: next(made))
 
 
-def _has_grad(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 def _versions(shards: tuple[Tensor, ...]) -> list[int]:
     return [0 if s.is_inference() else s._version for s in shards]
 
@@ -106,6 +102,11 @@ def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
 
 def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
     """What a function wrote to gathered copies, to where the tensor lies."""
+    if held[0].shape != x.shape and x._torn is not None:
+        raise SbpError(
+            f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"
+            "  use the function that returns a new tensor, as x.t() for x.t_()"
+        )
     if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
         x._shards, x._layout = held, _as_b(held, x.placement, partial)._layout
     if any(a is b for a, b in zip(held, x._shards, strict=True)):
@@ -154,4 +155,9 @@ def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) 
 def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:
     one = pieces[0]
     state = State(((),) * one.ndim)
-    return wrap(pieces, Layout(where, state, tuple(one.shape), one.dtype, partial if _has_grad(one.dtype) else ()))
+    return wrap(
+        pieces,
+        Layout(
+            where, state, tuple(one.shape), one.dtype, partial if one.is_floating_point() or one.is_complex() else ()
+        ),
+    )

@@ -8,7 +8,7 @@ splits now, the group that is partial now, and, where that is not allowed, the i
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
-from math import inf, prod
+from math import prod
 from typing import Any, TypeAlias
 
 from .call import NEVER, Call, Local, Match, Piece, Way
@@ -101,14 +101,14 @@ def _suggested(call: Call, match: Match, axis: int) -> list[Doing]:
 def _groups(call: Call, match: Match, axis: int, i: int) -> list[int]:
     """The linear groups of an input that is P which the others may join.
 
-    A split one would be padded with zeros, and grow on every rank. A whole one joins for nothing, but then has to be
-    added up with the result: only if it is small (a bias), for else it is better to add up what is P now.
+    One that is split is padded with zeros, and one that is whole counts once, both for nothing; but it then has to be
+    added up with the result. So only if it is small (a bias), for else it is better to add up what is P now.
     """
 
     def joins(member: int) -> bool:
         state = call.states[member]
         small = 2 * call.inputs[member].numel() <= call.inputs[i].numel()
-        return axis in state.partial or (axis not in state.split and small)
+        return axis in state.partial or small
 
     return [g for g, group in enumerate(match.linear) if i in group and all(map(joins, group))]
 
@@ -228,7 +228,7 @@ def _kind(have: Held, need: Held) -> str:
     if need is None:
         return "gather" if have[0] == "S" else "sum"
     if need[0] != "S":
-        return "free" if have[0] == "S" else "never"
+        return "free" if have[0] == "S" else "scatter"  # a maximum, reduced in pieces, is an addend of each
     return "swap" if have[0] == "S" else "scatter"
 
 
@@ -245,5 +245,7 @@ def _step(kind: str, local: float, n: int, link: tuple[float, float]) -> tuple[f
     if kind == "gather":
         return hops + local * (n - 1) / bandwidth, local * n
     if kind == "sum":
-        return 2 * hops + 2 * local * (n - 1) / n / bandwidth, local
-    return inf, local
+        ring = 2 * hops + 2 * local * (n - 1) / n / bandwidth
+        at_once = max(hops, (n - 1) / 8 * latency) + 1.4 * local * (n - 1) / bandwidth  # as boxing does what is small
+        return min(ring, at_once), local
+    raise AssertionError(kind)

@@ -169,23 +169,8 @@ def crude(here: Sequence[Layout], way: Way) -> tuple[int, float]:
     return misfits, cost
 
 
-def behind(name: str, n: int) -> list[pytest.MarkDecorator]:
-    """What is known to be chosen badly."""
-    why = {
-        "linear": "a small split bias is not padded to join a partial input",
-        "conv2d": "a small split bias is not padded to join a partial input",
-        "mul a column": "the price of a small sum is that of two rounds, where one does",
-        "where, broadcasting": "the price of a small sum is that of two rounds, where one does",
-    }
-    if name not in why or (n == 512 and "sum" in why[name]):
-        return []
-    return [pytest.mark.xfail(reason=why[name], strict=True)]
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(
-    ("name", "n"), [pytest.param(*case, marks=behind(*case)) for case in product(ops(64), [64, 512])]
-)
+@pytest.mark.parametrize(("name", "n"), list(product(ops(64), [64, 512])))
 def test_the_choice_moves_no_more_bytes_than_oneflows(name: str, n: int, ranks: int) -> None:
     op = ops(n)[name]
     worse = [
