@@ -154,6 +154,11 @@ def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) 
 
 def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:
     one = pieces[0]
+    if one.layout is not torch.strided:
+        raise SbpError(
+            f"a {str(one.layout).removeprefix('torch.')} tensor of shape {tuple(one.shape)} came out\n"
+            "  global tensors are dense; call the function on x.full_tensor()"
+        )
     state = State(((),) * one.ndim)
     return wrap(
         pieces,
