@@ -57,7 +57,7 @@ def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs:
         kind = a.__class__
         if kind is GlobalTensor:
             key.append(a._layout)
-        elif kind is int:
+        elif a is None or kind is int:
             key.append(a)
         elif kind is tuple or kind is list:
             key.append(len(a))
@@ -84,24 +84,18 @@ def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs:
     out_layout = recipe.only
     if out_layout is None:
         return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
-    if recipe.slots is None:
-        for at in recipe.unless_grad:
-            if args[at]._shards[0].requires_grad:
-                return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
-        mine = [a._shards[0] if a.__class__ is GlobalTensor else a for a in args]
-        for at in recipe.lists:
-            mine[at] = [x._shards[0] for x in args[at]]
-        out = func(*mine, **kwargs) if kwargs else func(*mine)
-    else:
-        mine = recipe.template[:]
-        slot = iter(recipe.slots)
-        for a in every:
-            if a.__class__ is GlobalTensor:
-                mine[next(slot)] = a._shards[0]
-        for at in recipe.unless_grad:
-            if mine[at].requires_grad:
-                return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+    mine: list[Any] = list(recipe.template or args)
+    for place, at in recipe.tensors:
+        mine[at] = every[place]._shards[0]
+    for at in recipe.unless_grad:
+        if mine[at].requires_grad:
+            return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
+    for at in recipe.lists:
+        mine[at] = [x._shards[0] for x in args[at]]
+    if recipe.template:
         out = recipe.call(*mine)
+    else:
+        out = func(*mine, **kwargs) if kwargs else func(*mine)
     made = _make(GlobalTensor, recipe.base)
     made._shards = (out,)
     made._layout = out_layout
@@ -131,7 +125,7 @@ def _note(a: Any, key: list[Any], func: Any) -> None:
     kind = a.__class__
     if kind is GlobalTensor:
         key.append(a._layout)
-    elif kind is int:
+    elif a is None or kind is int:
         key.append(a)
     elif kind in _ATOMS:
         key.append(kind)

@@ -44,10 +44,10 @@ class Recipe:
     base: Tensor
     unless_grad: tuple[int, ...] = ()
     lists: tuple[int, ...] = ()  # arguments that are lists of tensors
-    # Where ranks make another call than the one that was made: what they call, with what, and where tensors go.
+    tensors: tuple[tuple[int, int], ...] = ()  # where each stands among the arguments, and where in what is called
+    # Where ranks make another call than the one that was made: what they call, and with what.
     call: Callable[..., Any]
-    template: list[Any]
-    slots: tuple[int, ...] | None = None
+    template: Sequence[Any] = ()
     view_of = -1  # which argument what comes out is a view of
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
@@ -104,7 +104,9 @@ class Single(Recipe):
         one = outputs.layouts[0] if outputs.layouts else None
         self.result: Any = None  # what the function returns, with some tensor for each
         self.elsewhere = one is not None and not owned(one.placement)
-        self.calls: Sequence[tuple[Callable[..., Any], list[Any]]] = ()  # one a rank owned here, with `slots`
+        # What each rank owned here calls instead, and where the tensors go in it.
+        self.calls: Sequence[tuple[Callable[..., Any], list[Any]]] = ()
+        self.slots: tuple[int, ...] | None = None
         self.single = False  # whether one new tensor comes out and no more; known once it was tried
         self.writes = tuple(number for number in outputs.same if number is not None)
 
@@ -123,7 +125,11 @@ class Single(Recipe):
         else:
             results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if self.single:
-            return wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
+            made = wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
+            base = self.views[0]
+            if base is not None and tensors[base]._torn is not None:
+                keep(made, tensors[base])
+            return made
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
 
     def finished(
@@ -175,16 +181,17 @@ class Single(Recipe):
             return
         lists: tuple[int, ...] = ()
         if self.slots is not None:
+            stand = [i for i, a in enumerate((*args, *kwargs.values())) if isinstance(a, GlobalTensor)]
             places = list(self.slots)
             self.call, self.template = self.calls[0]
-            if collected_at_top(args) + collected_at_top(tuple(kwargs.values())) != len(tensors):
-                return
+            inside = 0
         else:
-            places = [i for i, a in enumerate(args) if isinstance(a, GlobalTensor)]
+            stand = places = [i for i, a in enumerate(args) if isinstance(a, GlobalTensor)]
             lists = tuple(i for i, a in enumerate(args) if _is_list(a))
             inside = sum(len(args[i]) for i in lists)
-            if len(places) + inside != len(tensors) or (lists and self.targets is not None):
-                return
+        if len(stand) + inside != len(tensors) or (lists and self.targets is not None):
+            return
+        self.tensors = tuple(zip(stand, places, strict=True))
         odd = [i for i, (x, to) in enumerate(zip(tensors, self.targets or (), strict=False)) if x._layout is not to]
         if all(tensors[i]._layout.state == self.targets[i].state and not tensors[i].requires_grad for i in odd):  # type: ignore[index]
             self.only, self.base, self.lists = one, shell(one), lists
@@ -211,11 +218,6 @@ class Single(Recipe):
             severed.append(same is None and base is not None and not _shares(y, tensors[base]))
         self.outputs = self.outputs._replace(layouts=tuple(layouts), severed=tuple(severed))
         self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
-
-
-def collected_at_top(args: tuple[Any, ...]) -> int:
-    """How many arguments are global tensors by themselves."""
-    return sum(isinstance(a, GlobalTensor) for a in args)
 
 
 def _is_list(a: Any) -> bool:
