@@ -96,6 +96,8 @@ def is_the_node(seen: Captured, count: int) -> bool:
 
 def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
     found = verdict(node, tensors)
+    if (found.formula is not None or found.apart is not None) and _is_widened(node):
+        return _Widened()
     if found.formula is not None:
         return found.formula
     if found.way is not None:
@@ -245,6 +247,28 @@ def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(isinstance(t, GlobalTensor) for t in found):
         return dispatch(op, args, kwargs)
     return op(*args, **kwargs)
+
+
+def _is_widened(node: Node) -> bool:
+    """Whether autocast runs an op of half precision in single; of its parts, should it be taken apart, it knows less."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in _floats(node.fake_args, node.fake_kwargs))
+    return narrow and any(t.dtype is torch.float32 for t in _floats(node.outputs))
+
+
+def _floats(*values: Any) -> list[Tensor]:
+    return [t for t in tensors_in(list(values)) if t.dtype.is_floating_point]
+
+
+class _Widened(Recipe):
+    """The call with its inputs of half precision made single."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        def widen(t: Tensor) -> Tensor:
+            return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+        return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
 
 
 class _Into(Recipe):

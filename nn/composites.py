@@ -15,6 +15,7 @@ from ..sbp.call import Call
 from ..sbp.state import State
 from .capture import Node, Ref
 from .ghost import Ghost
+from .moving import shards_as
 from .recipe import Recipe
 from .tensor import GlobalTensor, wrap
 
@@ -88,26 +89,13 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
         return x.drawn()
     whole = fill(torch.empty(x._layout.shape, dtype=x.dtype, device=x.device))
     everywhere = whole_everywhere(whole, x.placement)
-    if x._layout.state.partial:
-        return everywhere
-    return everywhere.to_global(sbp=x.sbp) if _plain(x) else wrap(_cut(everywhere, x), _as(x))
+    of = x._layout.with_state(State(x._layout.state.dims))
+    mine = shards_as(everywhere, of, "random")
+    # A view of the whole would keep all of it alive until the backward pass.
+    return everywhere if of.state == everywhere._layout.state else wrap(tuple(shard.clone() for shard in mine), of)
 
 
-def _plain(x: GlobalTensor) -> bool:
-    return not any(len(f) > 1 or any(a < 0 for a in f) for f in x._layout.state.dims)
-
-
-def _as(x: GlobalTensor) -> Any:
-    return x._layout.with_state(State(x._layout.state.dims))
-
-
-def _cut(everywhere: GlobalTensor, x: GlobalTensor) -> tuple[Tensor, ...]:
-    from .moving import shards_as
-
-    return shards_as(everywhere, _as(x), "random")
-
-
-@formula("dropout", "feature_dropout_", "dropout_", when=lambda call: call.name == "dropout")
+@formula("dropout", when=always)
 def dropout(x: GlobalTensor, p: float, train: bool) -> Tensor:
     if not train or p == 0:
         return x * 1 if x.requires_grad else x
@@ -211,11 +199,6 @@ def _split_or_partial(call: Call) -> bool:
     return any(f for state in call.states for f in state.dims) or any(state.partial for state in call.states)
 
 
-def _classes(call: Call) -> bool:
-    """Whether a classification loss needs the formula: a split class dim, or a mean that is not over all elements."""
-    return _split_or_partial(call)
-
-
 def _trains_apart(call: Call) -> bool:
     """Whether the batch's statistics are needed, and anything lies in pieces or addends."""
     return bool(call.bound["training"]) and _split_or_partial(call)
@@ -267,7 +250,7 @@ def _reduce(losses: Tensor, weights: Tensor | None, valid: Tensor | None, reduct
     return losses.sum() / over.to(losses.dtype).sum()
 
 
-@formula("nll_loss_nd", "nll_loss", "nll_loss2d", when=_classes)
+@formula("nll_loss_nd", "nll_loss", "nll_loss2d", when=_split_or_partial)
 def nll_loss(
     x: Tensor,
     target: Tensor,
@@ -286,7 +269,7 @@ def nll_loss(
     return _reduce(-picked * weights, weights, None, reduction, 0)
 
 
-@formula("cross_entropy_loss", when=_classes)
+@formula("cross_entropy_loss", when=_split_or_partial)
 def cross_entropy(
     x: Tensor,
     target: Tensor,
