@@ -50,7 +50,8 @@ def of_vectors(call: Call) -> Match | None:
     for x, own in zip(call.inputs, inputs, strict=True):
         if x.dim() != len(own) or (own[:1] == ["batch"] and x.shape[:1] != batch):
             return None  # these broadcast
-    return _reduces(call, inputs, ["batch"] * len(batch), prod(batch), _in_weight(call))
+    # Of no vector at all multi_margin_loss returns whatever is in memory.
+    return _reduces(call, inputs, ["batch"] * len(batch), prod(batch), _in_weight(call), hollow=False)
 
 
 @register("nll_loss", "nll_loss_nd", "nll_loss2d", "cross_entropy_loss")
@@ -77,7 +78,13 @@ def _in_weight(call: Call) -> list[tuple[int, ...]]:
 
 
 def _reduces(
-    call: Call, inputs: Sequence[Labels], each: Labels, count: int, linear: Sequence[tuple[int, ...]]
+    call: Call,
+    inputs: Sequence[Labels],
+    each: Labels,
+    count: int,
+    linear: Sequence[tuple[int, ...]],
+    *,
+    hollow: bool = True,
 ) -> Match:
     """The match of a loss whose results, before they are reduced, have these labels and are so many."""
 
@@ -87,8 +94,8 @@ def _reduces(
 
     how = call.bound["reduction"]
     if how == NONE:
-        return labelled(call, inputs, [each], linear=linear, hollow=True)
+        return labelled(call, inputs, [each], linear=linear, hollow=hollow)
     reduced = dict.fromkeys(each, "sum")
     return labelled(
-        call, inputs, [[]], reduced=reduced, linear=linear, hollow=True, local=local if how == MEAN else None
+        call, inputs, [[]], reduced=reduced, linear=linear, hollow=hollow, local=local if how == MEAN else None
     )
