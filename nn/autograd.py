@@ -74,8 +74,10 @@ class Leaf:
             return src, x._shards
         whole = {a for a in range(src.placement.ndim) if _is_b(src, a)}
         partial = tuple(sorted(a for a in whole if not (_is_b(dst, a) and a not in dst.grad_partial)))
+        if partial == src.grad_partial:  # as it is; on axes of one rank its layout may be spelled otherwise
+            return src, x._shards
         of = Layout(src.placement, src.state, src.shape, src.dtype, partial)
-        return (src, x._shards) if of is src else (of, self.alias(x, of))
+        return of, self.alias(x, of)
 
     def held(self, x: GlobalTensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
         """Every layout in which gradients may lie."""
@@ -213,7 +215,8 @@ def _listed(inputs: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
     if not isinstance(x, GlobalTensor):
         raise TypeError("inputs of the backward pass of a global tensor must be global tensors")
-    return x._leaf.held(x) if x._leaf is not None else [(x._layout, x._shards)]
+    behind = getattr(x._hooks, "inner", None) or x._shards  # where hooks have changed the gradient already
+    return x._leaf.held(x) if x._leaf is not None else [(x._layout, behind)]
 
 
 def settle() -> None:
@@ -306,7 +309,10 @@ def grad(
                 parts.append((of, full))
         assert isinstance(x, GlobalTensor)
         if parts:
-            results.append(_together(x, parts) if x._leaf is not None else _as_dual(parts[0]))
+            whole = _together(x, parts) if x._leaf is not None else _as_dual(parts[0])
+            if x._hooks is not None and x._leaf is not None:  # on the way to other tensors they were called
+                whole = x._hooks.run(whole)
+            results.append(whole)
         elif materialize_grads:
             results.append(torch.zeros_like(x))
         elif allow_unused:

@@ -4,6 +4,7 @@ The function runs on fake tensors of the logical shapes. A mode at the pre-dispa
 and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`, indexing is slices and selects.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,10 @@ from ..sbp import Layout
 from ..sbp.call import tensors_in
 
 __all__ = ["Captured", "Node", "Ref", "asks_for_grad", "capture", "capturing", "fakes_of", "filler", "map_tensors"]
+
+
+# A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class Ref(NamedTuple):
@@ -153,11 +158,13 @@ def _watched(
     global _capturing
     fill, watch = filler(inputs), _Watch()
     _capturing += 1
+    silent, _fake_log.disabled = _fake_log.disabled, True
     try:
         with torch.enable_grad(), enable_python_dispatcher(), watch:
             return watch.calls, function(*fill(tuple(args)), **fill(kwargs))
     finally:
         _capturing -= 1
+        _fake_log.disabled = silent
 
 
 def _meta(layout: Layout) -> Tensor:
@@ -166,6 +173,7 @@ def _meta(layout: Layout) -> Tensor:
 
 # What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
 _ops: dict[Any, Node] = {}
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _of_builtin(
@@ -173,9 +181,12 @@ def _of_builtin(
 ) -> Captured:
     """Capture on meta tensors: quicker than fakes, and enough where Python code does not look at devices.
 
-    Which op a builtin calls does not depend on shapes, so that for other shapes that op alone is run.
+    Which op a builtin calls seldom depends on shapes, so that for other shapes that op alone is run.
     """
-    kind = function, _static(args), _static(kwargs), tuple((x.dtype, x.dim()) for x in inputs)
+    # Indexing leaves out a slice that takes all of a dim; no other builtin looks at sizes before it calls its op.
+    sized = function in _INDEXING
+    metas = tuple((x.dtype, x.shape if sized else x.dim()) for x in inputs)
+    kind = function, _static(args), _static(kwargs), metas
     known = _ops.get(kind)
     if known is not None:
         fill = filler(inputs)

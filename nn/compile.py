@@ -123,10 +123,13 @@ def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[Global
     name = name_of(func)
     pieces = [Piece(rank, targets, outs) for rank in owned(tensors[0].placement)]
     calls = _calls(func, node, way, pieces)
+    writes = tuple(n for n in same if n is not None) if mutable else ()  # one that comes back may be as it was
     if way.local is not None and calls is None:
-        return Shared(name, targets, outputs, views, way.local, node, pieces)
+        shared = Shared(name, targets, outputs, views, way.local, node, pieces)
+        shared.writes = writes
+        return shared
     made = Single(name, None if stay else targets, outputs, views)
-    made.bookish = call.op.namespace == "aten"
+    made.writes, made.bookish = writes, call.op.namespace == "aten"
     if calls is not None:
         made.calls, made.slots = calls
     made.any_float = torch.Tag.pointwise in node.op.tags
@@ -250,7 +253,7 @@ def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_widened(node: Node) -> bool:
-    """Whether autocast runs an op of half precision in single; of its parts, should it be taken apart, it knows less."""
+    """Whether autocast runs an op of half precision in single: of the parts that it is taken into it would not know."""
     if not torch._C._is_any_autocast_enabled():
         return False
     narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in _floats(node.fake_args, node.fake_kwargs))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..sbp.call import Call
 from ..sbp.state import State
+from . import seeds
 from .capture import Node, Ref
 from .ghost import Ghost
 from .moving import shards_as
@@ -73,8 +74,8 @@ def _dims(call: Call, attribute: str = "dim") -> set[int]:
 
 
 def along_split(call: Call) -> bool:
-    """Whether the op works along a dim that is split."""
-    return bool(call.states) and any(call.states[0].dims[d] for d in _dims(call))
+    """Whether the op works along a dim that is split; of no elements there is no maximum to subtract."""
+    return bool(call.states) and call.inputs[0].numel() > 0 and any(call.states[0].dims[d] for d in _dims(call))
 
 
 def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -87,12 +88,15 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
 
     if isinstance(x, Ghost):
         return x.drawn()
+    seeds.agree(x.placement)
     whole = fill(torch.empty(x._layout.shape, dtype=x.dtype, device=x.device))
     everywhere = whole_everywhere(whole, x.placement)
     of = x._layout.with_state(State(x._layout.state.dims))
     mine = shards_as(everywhere, of, "random")
-    # A view of the whole would keep all of it alive until the backward pass.
-    return everywhere if of.state == everywhere._layout.state else wrap(tuple(shard.clone() for shard in mine), of)
+    if of.state == everywhere._layout.state and len(mine) == 1:
+        return everywhere
+    # A view of the whole would keep all of it alive, and ranks of one process must not write to one memory.
+    return wrap(tuple(shard.clone() for shard in mine), of)
 
 
 @formula("dropout", when=always)
@@ -144,7 +148,12 @@ def vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = Fals
     total = (size * size if ord == 2 else size**ord).sum(over, keepdim)
     if ord < 0:
         return total ** (1 / ord)
-    zero = total == 0  # a root has no slope there; torch gives the norm of zeros the gradient 0
+    return _root(total, ord)
+
+
+def _root(total: Tensor, ord: float = 2) -> Tensor:
+    """At zero a root has no slope; torch gives norms and deviations the gradient 0 there."""
+    zero = total == 0
     safe = torch.where(zero, torch.ones_like(total), total)
     root = safe.sqrt() if ord == 2 else safe ** (1 / ord)
     return torch.where(zero, torch.zeros_like(root), root)
@@ -172,7 +181,7 @@ def var(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = F
 
 @formula("std.correction", when=along_split)
 def std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    return _variance(x, dim, _number(correction), keepdim)[0].sqrt()
+    return _root(_variance(x, dim, _number(correction), keepdim)[0])
 
 
 @formula("var.dim", when=along_split)
@@ -182,7 +191,7 @@ def var_dim(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -
 
 @formula("std.dim", when=along_split)
 def std_dim(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    return _variance(x, dim, int(unbiased), keepdim)[0].sqrt()
+    return _root(_variance(x, dim, int(unbiased), keepdim)[0])
 
 
 @formula("var", when=along_split)
@@ -192,7 +201,7 @@ def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
 
 @formula("std", when=along_split)
 def std_all(x: Tensor, unbiased: bool = True) -> Tensor:
-    return _variance(x, None, int(unbiased), False)[0].sqrt()
+    return _root(_variance(x, None, int(unbiased), False)[0])
 
 
 def _split_or_partial(call: Call) -> bool:

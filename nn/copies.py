@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
+from ..placement.errors import SbpError
+from ..placement.world import owned
 from ..sbp import B, Layout, S
 from ..sbp.signature import _partial
 from ..sbp.state import State
@@ -39,6 +41,13 @@ def is_param(x: Tensor) -> bool:
 
 def assemble(shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool) -> GlobalTensor:
     """A leaf made of shards, as pickles and copies hold it."""
+    here = owned(of.placement)
+    if here and [tuple(shard.shape) for shard in shards] != [of.local_shape(rank) for rank in here]:
+        raise SbpError(
+            f"a file with a global tensor holds what the process that saved it owned: {of}\n"
+            f"  that was {len(shards)} of shape {tuple(shards[0].shape)}; ranks {list(here)} are here\n"
+            "  load what the same ranks saved, or save x.full_tensor(), which loads anywhere"
+        )
     made = wrap(shards, of)
     if requires_grad:
         made.requires_grad_()

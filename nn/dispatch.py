@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..placement.errors import PlacementError, SbpError
+from ..placement.errors import PlacementError, SbpError, SbpflowError
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import ByGrad, Recipe, Single, WrongRule, wants_grad
@@ -92,10 +92,8 @@ def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs:
             return recipe.run(func, args, kwargs or {}, collected(args, kwargs))
     for at in recipe.lists:
         mine[at] = [x._shards[0] for x in args[at]]
-    if recipe.template:
-        out = recipe.call(*mine)
-    else:
-        out = func(*mine, **kwargs) if kwargs else func(*mine)
+    run = recipe.call or func
+    out = run(*mine, **kwargs) if kwargs and run is func else run(*mine)
     made = _make(GlobalTensor, recipe.base)
     made._shards = (out,)
     made._layout = out_layout
@@ -182,7 +180,14 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
     if plain or any(x.placement is not where for x in tensors):
         args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
         return dispatch(func, args, kwargs)
-    made, result = _made(func, args, kwargs, tensors)
+    try:
+        made, result = _made(func, args, kwargs, tensors)
+    except SbpflowError:
+        raise
+    except Exception as error:  # torch's own, which speaks of what a rank has
+        if not getattr(error, "__notes__", ()):
+            error.add_note("\n  ".join([f"in {name_of(func)} of global tensors", *map(describe, tensors[:8])]))
+        raise
     if isinstance(made, Single) and made.moves(tensors):
         cases = ByGrad(_made)
         cases.known[wants_grad(tensors)] = made
@@ -237,7 +242,8 @@ def meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
             raise PlacementError(
                 f"{name_of(func)} of tensors on different placements\n"
                 f"  {describe(homes[0])}\n  {describe(x)}\n"
-                f"  move one first, as in x.to_global(placement=q) with q the other's placement"
+                f"  move one first, as in x.to_global(placement=q) with q the other's placement: "
+                f"{homes[0].placement} or {x.placement}"
             )
     return homes[0].placement
 
@@ -250,11 +256,13 @@ def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
         there = flat(t._layout, where)
         return wrap(shards_as(t, there, name_of(func), implicit=True), there)
     if t.requires_grad and torch.is_grad_enabled():
+        what, fix = "plain", "make it global too: flow.tensor(t, placement=x.placement, sbp=flow.B, requires_grad=True)"
+        if isinstance(t, torch.nn.Parameter):
+            what, fix = "a plain nn.Parameter", "make the whole model global: flow.nn.to_global(model, placement, sbp)"
         raise SbpError(
             f"{name_of(func)} of a global tensor and a plain one that requires grad\n"
-            f"  {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} is plain, and its gradient would stay local\n"
-            f"  make it global too: flow.tensor(t, placement=x.placement, sbp=flow.B), "
-            "or a module's parameters by flow.nn.to_global(module, placement, sbp)"
+            f"  {tuple(t.shape)}  {str(t.dtype).removeprefix('torch.')}  {what}; its gradient would stay local\n"
+            f"  the global one is on {where}\n  {fix}"
         )
     from .factories import whole_everywhere
 

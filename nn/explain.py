@@ -202,10 +202,11 @@ class Teller(TorchFunctionMode):
 
     def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
         """Several calls, each answered on its own."""
-        if why or len(seen.nodes) > 1:
+        apart = bool(why) or len(seen.nodes) > 1
+        if apart:
             self._say(name_of(func), "parts", tensors, why=why)
         values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
-        with self._inside():
+        with self._inside() if apart else nullcontext():
             for node in seen.nodes:
                 fill = filler(values)
                 held: list[Tensor] = []

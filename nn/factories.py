@@ -18,6 +18,7 @@ from ..placement.errors import SbpError
 from ..placement.world import device, owned
 from ..sbp import B, Layout, SbpLike, layout
 from ..sbp.state import State
+from . import seeds
 from .tensor import GlobalTensor, wrap
 
 __all__ = [
@@ -118,7 +119,10 @@ def from_local(
 
 def _generator(seed: int | None, generator: torch.Generator | None, where: Placement) -> dict[str, Any]:
     if seed is None:
-        return {} if generator is None else {"generator": generator}
+        if generator is not None:
+            return {"generator": generator}
+        seeds.agree(where)
+        return {}
     if generator is not None:
         raise SbpError("both seed= and generator= were given\n  a generator has its own seed; give one of them")
     here = owned(where)

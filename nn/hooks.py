@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ..placement.errors import SbpError
 from ..sbp import Layout
 from .autograd import from_whole
 from .moving import flat, shards_as
@@ -22,6 +23,8 @@ class Hooks:
 
     def __init__(self) -> None:
         self.calls: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+        self.inner: tuple[Tensor, ...] | None = None  # the shards before they were handed on by _Pass
+        self.passed: list[Tensor | None] = []  # what _Pass handed back to each of them
 
     def run(self, new: GlobalTensor) -> GlobalTensor:
         for call in list(self.calls.values()):
@@ -43,7 +46,23 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.hooks.run(wrap(grads, ctx.of.dual))._shards
+        back = ctx.hooks.run(wrap(grads, ctx.of.dual))._shards
+        ctx.hooks.passed[:] = back
+        return None, None, *back
+
+
+def _all_heard(passed: list[Tensor | None], at: int) -> Callable[[Tensor], None]:
+    """Raises where a shard gets a gradient that did not come by _Pass, so that hooks have not seen it."""
+
+    def check(g: Tensor) -> None:
+        heard, passed[at] = passed[at], None
+        if heard is None or not (g is heard or torch.allclose(g, heard, 0, 0, equal_nan=True)):
+            raise SbpError(
+                "a hook was put on a global tensor that had been used before, and did not see all of its gradient\n"
+                "  call x.register_hook(...) right after x is made, before anything is computed with it"
+            )
+
+    return check
 
 
 def _hooks_of(x: GlobalTensor) -> Hooks:
@@ -55,6 +74,10 @@ def _hooks_of(x: GlobalTensor) -> Hooks:
             of, hooks = x._layout, x._hooks
             x._shards[0].register_hook(lambda g: hooks.run(wrap((g,), of.dual))._shards[0])  # type: ignore[no-untyped-call]
         elif x._leaf is None:  # only together are the shards' gradients one, so consumers from now on are heard
+            x._hooks.inner, x._hooks.passed = x._shards, [None] * len(x._shards)
+            for at, shard in enumerate(x._shards):
+                if shard.requires_grad:
+                    shard.register_hook(_all_heard(x._hooks.passed, at))  # type: ignore[no-untyped-call]
             x._shards = _Pass.apply(x._layout, x._hooks, *x._shards)  # type: ignore[no-untyped-call]
     return x._hooks  # type: ignore[no-any-return]
 
@@ -77,11 +100,17 @@ def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Remov
     return handle
 
 
+def inner(x: GlobalTensor) -> tuple[Tensor, ...]:
+    """The shards on which gradients are retained: behind the hooks, which may change them."""
+    held = None if x._hooks is None else x._hooks.inner
+    return x._shards if held is None else held
+
+
 def retained(x: GlobalTensor) -> GlobalTensor | None:
     """What backward passes have left on the shards of a tensor that is no leaf."""
     with catch_warnings():
         simplefilter("ignore")  # torch wonders whether one means it
-        grads = [shard.grad for shard in x._shards]
+        grads = [shard.grad for shard in inner(x)]
     if all(g is None for g in grads):
         return None
     return wrap(
@@ -91,5 +120,5 @@ def retained(x: GlobalTensor) -> GlobalTensor | None:
 
 def retain_grad(x: GlobalTensor) -> None:
     if x._leaf is None:
-        for shard in x._shards:
+        for shard in inner(x):
             shard.retain_grad()

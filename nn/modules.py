@@ -1,15 +1,20 @@
 """Modules with global parameters; they stay ordinary modules."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..placement import Placement
-from ..placement.errors import SbpError
+from ..placement.errors import SbpError, SbpflowError
 from ..sbp import B, SbpLike, signature
+from .agree import told
 from .factories import tensor
 from .tensor import GlobalTensor
 
@@ -22,9 +27,11 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
     """Make a module's parameters and buffers global, in place, and return it.
 
     `sbp` is one signature for all, a dict from patterns of names to signatures (the first that fits counts, what fits
-    none is B), or a function of name and tensor. Every process passes the same values; nothing is sent.
+    none is B), or a function of name and tensor. Every process passes the same values. They are not sent; ranks only
+    compare a checksum, since a model that each rank made from another seed would train without a word.
     """
     said = _reader(sbp, placement)
+    _same_values(module, placement)
     made: dict[int, torch.Tensor] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         for held in (part._parameters, part._buffers):
@@ -34,16 +41,65 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
                 if id(value) not in made:
                     full = f"{prefix}.{name}" if prefix else name
                     made[id(value)] = _global(full, value, placement, said(full, value))
+                    _stale[value] = full
                 held[name] = made[id(value)]
-    _unused(sbp, module)
+    _unused(sbp, module, placement)
     return module
 
 
+def _same_values(module: nn.Module, placement: Placement) -> None:
+    """Refuse plain values that differ between ranks."""
+    values = dict((*module.named_parameters(), *module.named_buffers()))
+    plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
+    rows = (told([_checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
+    for rank, row in zip(placement.flat, rows, strict=False):
+        other = next((name for name, mine, first in zip(plain, row, rows[0], strict=True) if mine != first), None)
+        if other is not None:
+            raise SbpError(
+                f"to_global: ranks {placement.flat[0]} and {rank} have different values in {other}\n"
+                "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
+                "or load the same weights first"
+            )
+
+
+def _checksum(value: torch.Tensor) -> int:
+    """Of the shape, the dtype and some thousand elements."""
+    line = value.detach().reshape(-1)
+    some = line[:: max(len(line) // 4096, 1)].cpu().contiguous().view(torch.uint8)
+    return crc32(some.numpy().tobytes(), crc32(f"{value.dtype} {tuple(value.shape)}".encode()))
+
+
+# What was a module's parameter before it became global, and its name: an optimizer made before still holds it.
+_stale: Any = WeakTensorKeyDictionary()
+
+
+def _look_for_stale(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before an optimizer steps: does it hold what nothing uses any more? It would never change a weight."""
+    if not _stale:
+        return
+    for group in optimizer.param_groups:
+        for value in group["params"]:
+            if value.grad is None and not isinstance(value, GlobalTensor) and value in _stale:
+                raise SbpError(
+                    f"the optimizer was made before to_global, and holds the {_stale[value]} that was replaced by it\n"
+                    "  make the optimizer after flow.nn.to_global(module, ...)"
+                )
+
+
+register_optimizer_step_pre_hook(_look_for_stale)
+
+
 def _global(name: str, value: torch.Tensor, placement: Placement, sbp: SbpLike) -> torch.Tensor:
-    if isinstance(value, GlobalTensor):
-        moved = value.detach().to_global(placement=placement, sbp=sbp)
-    else:
-        moved = tensor(value.detach(), placement=placement, sbp=sbp)
+    try:
+        if isinstance(value, GlobalTensor):
+            moved = value.detach().to_global(placement=placement, sbp=sbp)
+        else:
+            moved = tensor(value.detach(), placement=placement, sbp=sbp)
+    except SbpflowError as error:
+        raise type(error)(
+            f"to_global of {name} {tuple(value.shape)}: {error}\n"
+            f'  give it a signature of its own, as in to_global(module, placement, {{"{name}": flow.B, ...}})'
+        ) from None
     moved._made = name
     if isinstance(value, nn.Parameter):
         moved._is_param = True
@@ -70,16 +126,18 @@ def _by_axis(sbp: Mapping[str, Any], placement: Placement) -> bool:
     return bool(sbp) and set(sbp) <= set(placement.names or ())
 
 
-def _unused(sbp: Any, module: nn.Module) -> None:
+def _unused(sbp: Any, module: nn.Module, placement: Placement) -> None:
     if not isinstance(sbp, Mapping):
         return
     parameters = module.named_parameters(remove_duplicate=False)  # a tied weight goes by all its names
     names = [name for name, _ in (*parameters, *module.named_buffers(remove_duplicate=False))]
     for pattern in sbp:
         if not any(fnmatchcase(name, pattern) for name in names) and not _is_axis(pattern, module):
+            near = get_close_matches(pattern, [*names, *(placement.names or ())], 1)
             raise SbpError(
-                f"to_global: no parameter or buffer is called {pattern!r}\n"
+                f"to_global: no parameter or buffer is called {pattern!r}, nor an axis of {placement!r}\n"
                 f"  there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
             )
 
 

@@ -10,7 +10,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ..boxing import box, plan
 from ..placement import Placement
-from ..placement.errors import SbpError
+from ..placement.errors import SbpError, TransportError
 from ..placement.world import owned, world
 from ..sbp import Layout
 from ..sbp.state import State
@@ -107,7 +107,8 @@ def _refuse(x: GlobalTensor, dst: Layout, op: str) -> None:
 
 def describe(x: GlobalTensor) -> str:
     """A line of an error message: what the tensor is, and where it was made if that is known."""
-    made = f"   made at {x._made}" if x._made else ""
+    known = x._made  # a line of a file or, of parameters, their name
+    made = "" if not known else f"   made at {known}" if ":" in known else f"   named {known}"
     return f"{tuple(x.shape)}  {str(x.dtype).removeprefix('torch.')}  {x._layout.lie} on {x.placement}{made}"
 
 
@@ -117,6 +118,12 @@ def everywhere(x: GlobalTensor) -> Tensor:
     there = x.placement
     if here.rank is not None and here.size != there.size:
         there = Placement(there.type, tuple(range(here.size or 0)), (here.size or 0,), None)
-    shards = shards_as(x, flat(x._layout, there), "full_tensor")
+    try:
+        shards = shards_as(x, flat(x._layout, there), "full_tensor")
+    except TransportError as error:
+        raise TransportError(
+            f"{error}\n  item(), full_tensor() and the like need every rank: take value = x.item() on all of them, "
+            "then print it on one"
+        ) from error
     assert owned(there)
     return shards[0]

@@ -46,7 +46,7 @@ class Recipe:
     lists: tuple[int, ...] = ()  # arguments that are lists of tensors
     tensors: tuple[tuple[int, int], ...] = ()  # where each stands among the arguments, and where in what is called
     # Where ranks make another call than the one that was made: what they call, and with what.
-    call: Callable[..., Any]
+    call: Callable[..., Any] | None = None
     template: Sequence[Any] = ()
     view_of = -1  # which argument what comes out is a view of
 
@@ -108,7 +108,6 @@ class Single(Recipe):
         self.calls: Sequence[tuple[Callable[..., Any], list[Any]]] = ()
         self.slots: tuple[int, ...] | None = None
         self.single = False  # whether one new tensor comes out and no more; known once it was tried
-        self.writes = tuple(number for number in outputs.same if number is not None)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         if self.elsewhere:
@@ -217,7 +216,12 @@ class Single(Recipe):
             check_shards(name, y)
             severed.append(same is None and base is not None and not _shares(y, tensors[base]))
         self.outputs = self.outputs._replace(layouts=tuple(layouts), severed=tuple(severed))
-        self.single = isinstance(result, GlobalTensor) and not self.writes and not any(severed) and self.local is None
+        self.single = (
+            isinstance(result, GlobalTensor)
+            and all(same is None for same in self.outputs.same)
+            and not any(severed)
+            and self.local is None
+        )
 
 
 def _is_list(a: Any) -> bool:

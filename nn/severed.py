@@ -8,9 +8,11 @@ Only tensors that are written to while such a view is alive pay for it.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from ..placement.world import owned
@@ -38,7 +40,8 @@ _views: dict[int, list["ref[GlobalTensor]"]] = {}
 
 
 def _memory(x: GlobalTensor) -> int:
-    return x._shards[0].untyped_storage().data_ptr()
+    # Not the address of the data: pieces without elements all have none, and ranks must agree on what is a view.
+    return int(x._shards[0].untyped_storage()._cdata)
 
 
 def sever(view: GlobalTensor, torn: Torn) -> None:
@@ -51,19 +54,26 @@ def sever(view: GlobalTensor, torn: Torn) -> None:
 def keep(view: GlobalTensor, base: GlobalTensor) -> None:
     """A view of a view that had to be moved: it shares that one's memory, and is written through it."""
     if base._torn is not None:
-        view._torn = base._torn if isinstance(base._torn, GlobalTensor) else base
+        view._torn, view._apart = (base._torn if isinstance(base._torn, GlobalTensor) else base), base._apart
 
 
 def after_write(x: GlobalTensor, but: GlobalTensor | None = None) -> None:
     """Carry over what has been written to a tensor."""
-    if x._torn is not None:
-        _write_through(x._torn if isinstance(x._torn, GlobalTensor) else x)
+    with torch.no_grad() if x._apart else nullcontext():
+        if x._torn is not None:
+            _write_through(x._torn if isinstance(x._torn, GlobalTensor) else x)
+        _refresh(x, but)
+
+
+def _refresh(x: GlobalTensor, but: GlobalTensor | None) -> None:
+    """Make the moved views of a tensor anew, and those of them in turn."""
     if _views:
         for other in _views.pop(_memory(x), ()):
             view = other()
             if view is not None:
                 if view is not but:
                     _make_anew(view)
+                    _refresh(view, but)
                 sever(view, view._torn)
 
 
@@ -76,7 +86,8 @@ def _write_through(view: GlobalTensor) -> None:
     wholes = tuple(s.clone() for s in shards_as(base, flat(base._layout, grad_partial=partial), "write through"))
     values = shards_as(view, flat(view._layout, grad_partial=partial), "write through")
     for whole, value in zip(wholes if owned(base.placement) else (), values, strict=True):
-        _view(func, args, kwargs, base, whole)[at].copy_(value)
+        there = _view(func, args, kwargs, base, whole)[at]
+        _once(there).copy_(_once(value, like=there))
     bring_back(base, wholes, partial)
     after_write(base, but=view)
 
@@ -94,7 +105,15 @@ def _make_anew(view: GlobalTensor) -> None:
     made = tensors_in(dispatch(func, args, kwargs))[at]
     assert isinstance(made, GlobalTensor)
     for shard, new in zip(view._shards, shards_as(made, view._layout, "view made anew"), strict=True):
-        shard.copy_(new)  # into the same memory, which views of this view share
+        _once(shard).copy_(_once(new, like=shard))  # into the same memory, which views of this view share
+
+
+def _once(shard: Tensor, like: Tensor | None = None) -> Tensor:
+    """Each place in memory once: an expanded dim shows the same one many times, and may not be written to."""
+    for dim, (size, step) in enumerate(zip(shard.shape, (shard if like is None else like).stride(), strict=True)):
+        if step == 0 and size > 1:
+            shard = shard.narrow(dim, 0, 1)
+    return shard
 
 
 def any_severed(tensors: Sequence[GlobalTensor]) -> bool:

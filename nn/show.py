@@ -10,6 +10,7 @@ import torch
 
 from ..boxing import gather
 from ..placement.world import owned, world
+from ..sbp import Layout
 from .tensor import GlobalTensor
 
 __all__ = ["html", "table", "text"]
@@ -31,10 +32,16 @@ def text(x: GlobalTensor) -> str:
         if world().rank is None:
             value, note = gather([shard.detach() for shard in x._shards], of), ""
         else:
-            whole = not of.state.split and not of.state.partial
-            value, note = x._shards[0].detach(), "" if whole else f"rank {here[0]} of {of.shape}, "
+            value, note = x._shards[0].detach(), _note(of, here[0])
     body = repr(value)
     return f"{body[:-1]}, {note}{where}{grad})"
+
+
+def _note(of: Layout, rank: int) -> str:
+    """What a rank's own shard is, where it is not the value."""
+    if of.state.partial:
+        return f"only rank {rank}'s addend ({of.state.reduction}), shape={of.shape}, "
+    return f"only the piece of rank {rank}, shape={of.shape}, " if of.state.split else ""
 
 
 def rows(x: GlobalTensor) -> list[tuple[str, str, str, str]]:

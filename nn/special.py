@@ -11,10 +11,11 @@ from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError
 from ..sbp import Layout
 from ..sbp.state import State
-from . import autograd
+from . import autograd, seeds
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
+from .refusals import refuse_sending
 from .tensor import GlobalTensor, wrap
 
 __all__ = ["handler"]
@@ -108,6 +109,7 @@ def handler(func: Any) -> Recipe | None:
     """What answers this function, if it is one of these."""
     known = _handlers.get(func)
     if known is None:
+        refuse_sending(func)
         name = getattr(func, "__name__", "")
         if name.startswith(("_foreach_", "_fused_")) and name not in _REDUCING:
             return Foreach()
@@ -205,6 +207,8 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
     def fill(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
         from .factories import whole_everywhere
 
+        if kwargs.get("generator") is None:
+            seeds.agree(x.placement)
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
         with torch.no_grad():
@@ -248,6 +252,11 @@ for _name in ("rand_like", "randn_like", "randint_like"):
 def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
     if type_ == x.placement.type:
         return x
+    if type_ not in ("cpu", "cuda"):
+        raise PlacementError(
+            f"a global tensor cannot go to {type_!r}\n  {describe(x)}\n  placements are on cpu or cuda; "
+            "x.full_tensor() is a plain tensor that may go there"
+        )
     there = type(x.placement)(type_, x.placement.flat, x.placement.shape, x.placement.names)
     return x.to_global(placement=there)
 

@@ -61,6 +61,7 @@ class GlobalTensor(torch.Tensor):
     _leaf: Any = None  # what a leaf that requires grad keeps: see autograd.Leaf
     _moved: Any = None  # copies in other layouts, so that several consumers share one move: see moving
     _torn: Any = None  # made by a view op, but moved: what it was a view of, see severed
+    _apart = False  # a detached tensor: what is written to it does not go into the graph of what it was a view of
     _made = ""  # the user's line, where it is known
     _hooks: Any = None
     _asked = False  # a backward pass was told to leave the gradient here, though this is no leaf
@@ -226,7 +227,7 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def data(self) -> "GlobalTensor":
-        return wrap(tuple(shard.data for shard in self._shards), plain(self._layout))
+        return self._alias(tuple(shard.data for shard in self._shards))
 
     @data.setter
     def data(self, value: Tensor) -> None:
@@ -260,10 +261,17 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def retains_grad(self) -> bool:  # type: ignore[override]
-        return self._leaf is None and self._shards[0].retains_grad
+        held = getattr(self._hooks, "inner", None) or self._shards  # behind the hooks, which may change it
+        return self._leaf is None and held[0].retains_grad
 
     def detach(self) -> "GlobalTensor":
-        return wrap(tuple(shard.detach() for shard in self._shards), plain(self._layout))
+        return self._alias(tuple(shard.detach() for shard in self._shards))
+
+    def _alias(self, shards: tuple[Tensor, ...]) -> "GlobalTensor":
+        made = wrap(shards, plain(self._layout))
+        if self._torn is not None:  # as severed.keep does
+            made._torn, made._apart = (self._torn if isinstance(self._torn, GlobalTensor) else self), True
+        return made
 
     def add_(self, other: Any, *, alpha: Any = 1) -> "GlobalTensor":
         # Where torch wants a number, its C++ code would look for one in the shell; LBFGS passes single numbers there.

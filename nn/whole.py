@@ -13,6 +13,7 @@ from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import tensors_in
 from ..sbp.state import State
+from . import seeds
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
@@ -48,7 +49,8 @@ class Whole(Recipe):
         if not owned(where):
             return self._elsewhere(tensors, partial)
         before = [_versions(held) for held in shards]
-        results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
+        with seeds.watched(where):
+            results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
         for x, held, stamp in zip(tensors, shards, before, strict=True):
             unseen = self.changes and held[0].is_inference()  # these have no version, so that a write does not show
             if unseen or _versions(held) != stamp or held[0].shape != x.shape:

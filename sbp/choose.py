@@ -171,12 +171,13 @@ def _weighted(call: Call, match: Match, means: Sequence[int]) -> Local:
 def _order(call: Call, match: Match, factor: int, axes: list[int]) -> Factors:
     """How these axes cut a factor: as the first input that they cut already has it, else in their own order.
 
-    Holes are kept only where ranks run the op as it is: local functions count on contiguous pieces.
+    Holes are kept only where ranks run the op as it is, for local functions count on contiguous pieces, and where a
+    rank may be left with nothing, as holes leave some ranks sooner than even pieces do.
     """
     wanted = set(axes)
     for state, dims in zip(call.states, match.inputs, strict=True):
         for held, f in zip(state.dims, dims, strict=True):
-            whole = match.local is None or all(a >= 0 for a in held)
+            whole = (match.local is None and match.hollow) or all(a >= 0 for a in held)
             if f == factor and whole and {a for a in held if a >= 0} == wanted:
                 return held
     return tuple(sorted(axes))

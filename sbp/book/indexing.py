@@ -28,8 +28,9 @@ def own(index: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
 
 
 def _held(piece: Piece, at: int, dim: int) -> tuple[int, int]:
-    """Where a rank's piece of a dim lies; ranks of these rules hold one range, and it is not empty."""
-    return piece.spans(at, dim)[0]
+    """Where a rank's piece of a dim lies; ranks of these rules hold one range, or nothing."""
+    spans = piece.spans(at, dim)
+    return spans[0] if spans else (0, 0)
 
 
 def _masked(out: Tensor, inside: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sbpflow as flow
+from sbpflow import B, P, S
+from sbpflow.placement.errors import SbpError
 from tests.nn.either import Maker, X, Y, differs
 
 LAWS: dict[str, Callable[[Maker], Any]] = {}
@@ -64,6 +66,39 @@ def inputs_of_backward_are_the_only_ones_filled(make: Maker) -> Any:
     w = weights(make)
     run(make(X), w).sum().backward(inputs=[w[1]])
     return grads(w)
+
+
+@law
+def grad_calls_the_hooks_of_its_inputs(make: Maker) -> Any:
+    w = weights(make)
+    w[0].register_hook(lambda g: g * 2)
+    y = run(make(X), w) * 1
+    y.register_hook(lambda g: g * 3)
+    z = y.pow(2).sum()
+    z.backward(inputs=[y], retain_graph=True)
+    return torch.autograd.grad(z, w, retain_graph=True), torch.autograd.grad(z, y), y.grad
+
+
+@law
+def a_retained_gradient_is_what_hooks_made_of_it(make: Maker) -> Any:
+    seen = []
+    for late in (False, True):
+        y = run(make(X), weights(make)) * 1
+        if late:
+            y.retain_grad()
+        y.register_hook(lambda g: g * 3)
+        y.retain_grad()
+        y.pow(2).sum().backward()
+        seen += [y.grad, y.retains_grad]
+    return seen
+
+
+@law
+def a_deviation_of_zero_has_no_slope(make: Maker) -> Any:
+    x = make(X, True)
+    flat = x * 0 + 1
+    (flat.std(0).sum() + flat.std(1, unbiased=False).sum() + flat.std()).backward()
+    return x.grad
 
 
 @law
@@ -304,6 +339,25 @@ def test_autocast_gives_the_dtypes_of_one_tensor(said: str) -> None:
         return str(out.dtype), str(x.grad.dtype), tuple(out.shape)
 
     assert not differs(cast)
+
+
+@pytest.mark.parametrize("sbp", [(S(0), S(0)), (P, S(1)), (S(1), P), (B, S(0)), (S(0), B)], ids=str)
+def test_axes_of_one_rank_lose_no_gradient(sbp: Any) -> None:
+    x = flow.tensor(X, placement=flow.placement("cpu", [[0, 1]]), sbp=sbp, requires_grad=True)
+    (x.sort(0)[0] * x.cumsum(1) @ x.to_global(sbp=B).T).sum().backward()
+    plain = X.clone().requires_grad_()
+    (plain.sort(0)[0] * plain.cumsum(1) @ plain.T).sum().backward()
+    assert x.grad is not None
+    assert plain.grad is not None
+    assert torch.allclose(x.grad.full_tensor(), plain.grad)
+
+
+def test_a_hook_that_would_not_hear_all_of_a_gradient_is_refused() -> None:
+    y = Maker("S(0)")(X, True) * 1
+    z = y.exp()
+    y.register_hook(lambda g: g * 2)
+    with pytest.raises(SbpError, match="right after x is made"):
+        (z + y).sum().backward()
 
 
 class Cube(torch.autograd.Function):

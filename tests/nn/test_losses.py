@@ -1,5 +1,6 @@
 """Losses of split batches and classes: the mean is over the whole batch, and so is its gradient."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
+from tests.nn.either import Maker, X, differs
 from tests.ranks import Ranks
 
 LINE, GRID = "cpu:[0-3]", "cpu:[0-3] as (data=2, tensor=2)"
@@ -249,3 +251,33 @@ def test_real_ranks_get_the_same_losses(ranks4: Ranks) -> None:
     for run in ranks4(on_ranks):
         for mine, value in zip(run, wanted, strict=True):
             check(mine, value)
+
+
+IN_HALF = "F.cross_entropy(h,i) | F.nll_loss(h,i) | F.mse_loss(h,h*2) | h.prod() | F.cross_entropy(h,i,reduction='sum')"
+
+
+@pytest.mark.parametrize("said", [e.strip() for e in IN_HALF.split("|")])
+def test_autocast_runs_losses_of_half_precision_in_single(said: str) -> None:
+    def cast(make: Maker) -> Any:
+        h = make(X.bfloat16(), True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = eval(said, {"h": h, "i": torch.tensor([1, 0, 2, 3]), "F": F})
+        out.backward()
+        return out, h.grad is not None and h.grad.dtype
+
+    assert not differs(cast)
+
+
+@pytest.mark.parametrize(
+    "said", ["x.amax()", "x.amin(0)", "x.logsumexp(0)", "x.log_softmax(0)", "x.max(0)[0]", "x.softmax(0)"]
+)
+@pytest.mark.parametrize(("shape", "dim"), [((7, 2), 1), ((2, 7), 0), ((0, 3), 0), ((3, 1), 1)], ids=str)
+def test_maxima_of_pieces_without_elements(said: str, shape: tuple[int, ...], dim: int) -> None:
+    def law(make: Maker) -> Tensor:
+        x = torch.linspace(-1, 1, 14, dtype=torch.float64)[: math.prod(shape)].reshape(shape).sin()
+        if make.name is not None:
+            x = flow.tensor(x, placement=flow.placement("cpu", range(4)), sbp=S(dim))
+        made: Tensor = eval(said, {"x": x.reshape(-1)})  # of the ranks that had no column
+        return made
+
+    assert not differs(law)

@@ -194,3 +194,73 @@ def test_real_ranks_draw_the_same_numbers(ranks4: Ranks) -> None:
     wanted = everything_drawn()
     for run in ranks4(everything_drawn):
         assert all(torch.equal(mine, value) for mine, value in zip(run, wanted, strict=True))
+
+
+def told(draw: Callable[[], object]) -> str:
+    """What an error says, and how often ranks compared notes until it came."""
+    with flow.record() as moves:
+        try:
+            draw()
+            said = ""
+        except flow.SbpflowError as error:
+            said = str(error)
+    return f"{sum(move.op == 'seeds' for move in moves)} {said}"
+
+
+def drawn_unseeded(seed_of: Callable[[int], int]) -> list[str]:
+    """Every way to draw numbers, by ranks that were seeded so."""
+    line, said = flow.placement(LINE4), []
+    for n, draw in enumerate(
+        [
+            lambda: F.dropout(flow.ones(8, placement=line, sbp=S(0))),
+            lambda: flow.rand(8, placement=line, sbp=B),
+            lambda: flow.zeros(8, placement=line, sbp=B).normal_(),
+            lambda: torch.rand_like(flow.ones(8, placement=line, sbp=S(0))),
+            lambda: torch.multinomial(flow.ones(8, placement=line, sbp=B), 2),
+        ]
+    ):
+        torch.manual_seed(100 * n + seed_of(flow.owned(line)[0]))
+        said += [told(draw), told(draw)]
+    return said
+
+
+def own_seed(rank: int) -> int:
+    return rank
+
+
+def same_seed(rank: int) -> int:
+    return 2**63 + 3
+
+
+def test_ranks_with_different_seeds_do_not_draw(ranks4: Ranks) -> None:
+    for run in ranks4(drawn_unseeded, own_seed):
+        for n, text in enumerate(run):
+            assert text.startswith("1 ranks of placement"), text
+            assert f"rank 3: {100 * (n // 2) + 3}\n" in text
+            assert "torch.manual_seed(0)" in text
+
+
+def test_seeds_are_compared_once(ranks4: Ranks) -> None:
+    for run in ranks4(drawn_unseeded, same_seed):
+        assert run == ["1 ", "0 "] * 5
+
+
+def seeded_by_the_call() -> list[str]:
+    line = flow.placement(LINE4)
+    torch.manual_seed(flow.owned(line)[0])
+    mine = torch.Generator().manual_seed(5)
+    return [
+        told(lambda: flow.rand(8, placement=line, sbp=B, seed=3)),
+        told(lambda: flow.zeros(8, placement=line, sbp=S(0)).uniform_(generator=mine)),
+        told(lambda: flow.ones(8, placement=line, sbp=S(0)) + 1),
+    ]
+
+
+def test_what_does_not_draw_from_the_common_seed_needs_none(ranks4: Ranks) -> None:
+    assert all(run == ["0 "] * 3 for run in ranks4(seeded_by_the_call))
+
+
+def test_ranks_of_one_process_have_memory_of_their_own() -> None:
+    for sbp in (B, S(0), P):
+        drawn_like = torch.rand_like(flow.ones(8, placement=flow.placement(LINE4), sbp=sbp))
+        assert torch.equal(drawn_like.zero_().add_(1).full_tensor(), torch.ones(8))  # type: ignore[attr-defined]

@@ -133,3 +133,90 @@ def test_what_backward_needs_may_not_be_written_to() -> None:
         y.sum().backward()
 
     assert not differs(law)
+
+
+@pytest.mark.parametrize("said", ["z[1,2]=5.", "z[0:4:2,1:]=v", "z[1:3][0].copy_(v[0,:1])", "z[-1]+=v[0,0]"])
+def test_a_part_of_a_part_is_written_through_as_often_as_one_likes(said: str) -> None:
+    def law(make: Maker) -> Any:
+        seen = []
+        for _ in range(2):  # the second time by recipes that are known
+            x, y = make(X, True), make(Y, True)
+            z, v = x * 2, y[:2, 1:]
+            exec(said, {"z": z, "v": v})
+            (z * z * z + y * y).sum().backward()
+            seen += [z, x.grad, y.grad]
+        return seen
+
+    assert not differs(law)
+
+
+def test_views_of_a_moved_view_follow_its_base() -> None:
+    def law(make: Maker) -> tuple[Tensor, ...]:
+        x = make(X)
+        y, z = x[::2, 1:], x[1:3].expand(2, 2, 6)
+        x.mul_(0.5)
+        return x, y, z
+
+    assert not differs(law)
+
+
+def test_a_detached_view_writes_to_its_base_and_not_to_the_graph() -> None:
+    def law(make: Maker) -> tuple[Any, ...]:
+        x, w = make(X), make(Y, True)
+        x[1:3].detach().add_(1)
+        x[0].data.mul_(2)
+        x[1:2].expand(3, 6).fill_(0.5)
+        y = w * 2
+        y[1:3].detach().mul_(3)
+        with torch.no_grad():
+            w[2].detach().fill_(7)
+        y.sum().backward()
+        return x, y, w, w.grad
+
+    assert not differs(law)
+
+
+def test_what_returns_its_tensor_as_it_is_does_not_write_to_it() -> None:
+    def law(make: Maker) -> Any:
+        x = make(X, True)
+        y = +x[1:3]
+        z = x[:, 1:3].contiguous().ravel()
+        (y.sum() + z.sum()).backward()
+        return y, z, x.grad
+
+    assert not differs(law)
+
+
+def test_writing_shows_in_inference_mode() -> None:
+    def law(make: Maker) -> tuple[Tensor, ...]:
+        x = make(X)
+        with torch.inference_mode():
+            y = make(X)
+            before = x.exp(), y.sort(0)[0]
+            x.add_(1)
+            y.add_(1)
+            return *before, x.exp(), y.sort(0)[0], x, y
+
+    assert not differs(law)
+
+
+@pytest.mark.parametrize("key", ["slice(None),slice(None,4)", "slice(None,4),0", "slice(1,4),slice(0,4)"])
+def test_slices_are_not_taken_for_those_of_another_size(key: str) -> None:
+    def law(make: Maker) -> list[Tensor]:
+        seen = []
+        for shape in ((4, 4), (6, 4), (4, 6)):
+            x = make(X.reshape(-1)[: shape[0] * shape[1]].reshape(shape))
+            seen.append(x[eval(key)])
+            x[eval(key)] = 5.0
+            seen.append(x)
+        return seen
+
+    assert not differs(law)
+
+
+def test_reading_by_index_goes_on_where_there_is_nothing() -> None:
+    def law(make: Maker) -> tuple[Tensor, ...]:
+        x, none = make(X[:0, 0]), torch.zeros(0, dtype=torch.long)
+        return x.gather(0, none), torch.take_along_dim(x, x.argsort(0), 0), x.index_select(0, none), x[none]
+
+    assert not differs(law)

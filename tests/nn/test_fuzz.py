@@ -1,0 +1,35 @@
+"""Random programs give on global tensors, of whatever layout, the values and gradients that they give on one."""
+
+import time
+
+import pytest
+
+from tests.nn.fuzz import differs, draw, shrink
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of deviations of one number, transposed vectors, ...
+
+
+def report(seed: int) -> str:
+    """The difference that a program shows, and the least code that shows it."""
+    program = draw(seed)
+    if not differs(program):
+        return ""
+    least = shrink(program)
+    return f"program {seed}: {differs(least)}\n\n{least.code()}"
+
+
+@pytest.mark.parametrize("tens", range(15))
+def test_random_programs_give_what_one_tensor_gives(tens: int) -> None:
+    found = [report(seed) for seed in range(10 * tens, 10 * tens + 10)]
+    assert not any(found), "\n".join(found)
+
+
+@pytest.mark.sweep
+def test_thousands_of_random_programs_give_what_one_tensor_gives() -> None:
+    found: list[str] = []
+    until, seed = time.monotonic() + 280, 150
+    while time.monotonic() < until and len(found) < 3 and seed < 10_000:
+        found += [text for text in (report(seed),) if text]
+        seed += 1
+    assert not found, "\n".join(found)
+    assert seed > 1000, f"only {seed} programs in the time"

@@ -1,0 +1,159 @@
+"""What people do wrong at first: each is an error that says what was found and what to write instead."""
+
+import io
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import sbpflow as flow
+from sbpflow import B, P, S
+from sbpflow.placement.errors import PlacementError, SbpError, ShapeError
+from tests.ranks import Fresh, Ranks
+
+LINE = flow.placement("cpu", range(4))
+ROWS = S(0)
+
+
+def ones(*shape: int, sbp: flow.sbp.SbpLike = ROWS) -> flow.GlobalTensor:
+    return flow.ones(*shape, placement=LINE, sbp=sbp)
+
+
+def said(*mistakes: Callable[[], object]) -> list[str]:
+    """The errors, as text."""
+    texts = []
+    for mistake in mistakes:
+        with pytest.raises(flow.SbpflowError) as caught:
+            mistake()
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_a_plain_parameter_among_global_ones() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    flow.nn.to_global(model[0], LINE)
+    with pytest.raises(SbpError, match=r"(?s)^layer_norm .*\(4,\)  float32  a plain nn.Parameter.*to_global\(model"):
+        model(ones(2, 4))
+
+
+def test_a_pattern_that_fits_nothing() -> None:
+    with pytest.raises(SbpError, match=r"(?s)'wieght'.*did you mean 'weight'\?"):
+        flow.nn.to_global(nn.Linear(4, 4), LINE, {"wieght": S(0)})
+    with pytest.raises(SbpError, match=r"'data', nor an axis of placement\("):
+        flow.nn.to_global(nn.Linear(4, 4), LINE, {"data": S(0)})
+
+
+def test_a_signature_that_some_parameter_cannot_have() -> None:
+    with pytest.raises(ShapeError, match=r'(?s)^to_global of 0.bias \(4,\): S\(1\) .*\{"0.bias": flow.B'):
+        flow.nn.to_global(nn.Sequential(nn.Linear(4, 4)), LINE, S(1))
+
+
+def test_an_optimizer_made_before_the_model_was_global() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    flow.nn.to_global(model, LINE)
+    model(ones(2, 4)).sum().backward()
+    with pytest.raises(SbpError, match=r"(?s)before to_global, and holds the weight.*make the optimizer after"):
+        optimizer.step()
+
+
+def test_plain_weights_that_were_kept_may_be_trained_on() -> None:
+    model = nn.Linear(4, 4)
+    kept = model.weight
+    flow.nn.to_global(model, LINE)
+    kept.grad = torch.full((4, 4), 2.0)
+    before = kept.detach().clone()
+    torch.optim.SGD([kept], lr=1.0).step()
+    assert torch.equal(kept, before - 2)
+
+
+def test_wrong_shapes_are_told_with_the_tensors_and_without_a_crash_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match="4x3 and 5x2") as caught:
+        ones(4, 3) @ ones(5, 2, sbp=B)
+    (note,) = caught.value.__notes__
+    assert note.startswith("in matmul of global tensors\n  (4, 3)  float32  (S(0),) on cpu:[0-3]   made at ")
+    assert not caplog.records
+
+
+def test_devices_without_placements() -> None:
+    with pytest.raises(PlacementError, match=r"(?s)cannot go to 'meta'.*named weight\n.*full_tensor"):
+        flow.nn.to_global(nn.Linear(4, 4), LINE).to("meta")
+
+
+def own_weights() -> list[str]:
+    """Ranks that did not seed alike, and those that did."""
+    torch.manual_seed(flow.owned(LINE)[0])
+    models = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3)), nn.LayerNorm(3)
+    texts = said(lambda: flow.nn.to_global(models[0], LINE, S(0)))
+    flow.nn.to_global(models[1], LINE)
+    return texts
+
+
+def test_weights_that_differ_between_ranks(ranks4: Ranks) -> None:
+    for texts in ranks4(own_weights):
+        assert texts[0].startswith("to_global: ranks 0 and 1 have different values in 1.weight")
+        assert "torch.manual_seed(0)" in texts[0]
+
+
+def sent_by_torch() -> list[str]:
+    x, model = ones(4, sbp=P), flow.nn.to_global(nn.LayerNorm(4), LINE)
+    pieces = [torch.zeros(4) for _ in range(4)]
+    texts = said(
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_gather(pieces, x),
+        lambda: dist.send(x, (flow.owned(LINE)[0] + 1) % 4),
+        lambda: nn.parallel.DistributedDataParallel(model),
+    )
+    assert torch.equal(x.full_tensor(), torch.ones(4))
+    return texts
+
+
+def test_collectives_of_torch_do_not_see_the_shell(ranks4: Ranks) -> None:
+    for texts in ranks4(sent_by_torch):
+        assert all("not for global tensors" in text for text in texts)
+
+
+def asked_on_one_rank() -> str:
+    x = ones(8, 3)
+    try:
+        total = x.sum()
+        if 0 in flow.owned(LINE):
+            total.item()
+        x.sum(0).tolist()
+    except flow.SbpflowError as error:
+        return str(error)
+    return ""
+
+
+def test_a_value_asked_for_on_one_rank_is_an_error_soon(fresh: Fresh) -> None:
+    texts: Sequence[str] = [ended.answer.value for ended in fresh(4, asked_on_one_rank) if ended.answer]
+    assert "take value = x.item() on all of them, then print it on one" in texts[0]
+    for text in texts[1:]:
+        assert "rank 0: in float32 () as (P,)" in text, texts
+
+
+def saved_on(rank: int) -> bytes | None:
+    file = io.BytesIO()
+    torch.save(ones(6), file)
+    return file.getvalue() if rank in flow.owned(LINE) else None
+
+
+def test_a_file_of_one_rank_read_where_others_are(ranks4: Ranks) -> None:
+    files = [next(file for file in ranks4(saved_on, rank) if file) for rank in (0, 3)]
+    for file in files:
+        with pytest.raises(Exception, match=r"(?s)ranks \[0, 1, 2, 3\] are here.*save x.full_tensor\(\)"):
+            torch.load(io.BytesIO(file))
+
+
+def shown() -> list[str]:
+    return [str(ones(4, sbp=sbp)) for sbp in (P, S(0), B)]
+
+
+def test_a_printed_shard_says_what_it_is_of(ranks4: Ranks) -> None:
+    partial, split, whole = ranks4(shown)[1]
+    assert "only rank 1's addend (sum), shape=(4,)" in partial
+    assert "only the piece of rank 1, shape=(4,)" in split
+    assert "only" not in whole
