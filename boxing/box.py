@@ -114,7 +114,8 @@ class _Box(torch.autograd.Function):
         src, dst = ctx.way.src, ctx.way.dst
         if _extremal(src) and src.state != dst.state:
             count = len(owned(src.placement)) or 1
-            held, out = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            saved = ctx.saved_tensors  # once: under checkpoint each look unpacks them anew
+            held, out = saved[:count], saved[count:]
             return None, *_to_holders(grads, held, out, src, dst)
         return None, *box([dense(g) for g in grads], dst.dual, src.dual, op="box backward")
 

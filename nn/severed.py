@@ -21,7 +21,7 @@ from .capture import map_tensors
 from .moving import flat, shards_as
 from .tensor import GlobalTensor
 
-__all__ = ["after_write", "keep", "sever"]
+__all__ = ["after_write", "any_severed", "keep", "once", "sever"]
 
 
 class Torn(NamedTuple):
@@ -87,7 +87,7 @@ def _write_through(view: GlobalTensor) -> None:
     values = shards_as(view, flat(view._layout, grad_partial=partial), "write through")
     for whole, value in zip(wholes if owned(base.placement) else (), values, strict=True):
         there = _view(func, args, kwargs, base, whole)[at]
-        _once(there).copy_(_once(value, like=there))
+        once(there).copy_(once(value, like=there))
     bring_back(base, wholes, partial)
     after_write(base, but=view)
 
@@ -105,10 +105,10 @@ def _make_anew(view: GlobalTensor) -> None:
     made = tensors_in(dispatch(func, args, kwargs))[at]
     assert isinstance(made, GlobalTensor)
     for shard, new in zip(view._shards, shards_as(made, view._layout, "view made anew"), strict=True):
-        _once(shard).copy_(_once(new, like=shard))  # into the same memory, which views of this view share
+        once(shard).copy_(once(new, like=shard))  # into the same memory, which views of this view share
 
 
-def _once(shard: Tensor, like: Tensor | None = None) -> Tensor:
+def once(shard: Tensor, like: Tensor | None = None) -> Tensor:
     """Each place in memory once: an expanded dim shows the same one many times, and may not be written to."""
     for dim, (size, step) in enumerate(zip(shard.shape, (shard if like is None else like).stride(), strict=True)):
         if step == 0 and size > 1:

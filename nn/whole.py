@@ -17,7 +17,7 @@ from . import seeds
 from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
-from .severed import Torn, after_write, any_severed, sever
+from .severed import Torn, after_write, any_severed, once, sever
 from .tensor import GlobalTensor, has_grad, wrap
 from .tokens import pass_tokens
 
@@ -116,7 +116,7 @@ def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ..
         return
     back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")
     for shard, value in zip(x._shards, back, strict=True):
-        shard.copy_(value)
+        once(shard).copy_(once(value, like=shard))
     x._moved = None
 
 

@@ -44,7 +44,11 @@ ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameErro
 
 WRITES = re.compile(r"\w_\(|\] =|[-+*]= ")
 # What global tensors refuse though one tensor does not, and say so.
-REFUSED = ("a hook was put on a global tensor that had been used before", "function that returns multiple views")
+REFUSED = (
+    "a hook was put on a global tensor that had been used before",
+    "function that returns multiple views",
+    "modified by an inplace operation",  # other ops may run there, which save other tensors
+)
 
 
 @dataclass(frozen=True)
@@ -155,9 +159,8 @@ class Runner:
             loss.backward(retain_graph=again)
             if again:
                 (loss * 2).backward()
-        quiet = any(
-            WRITES.search(line) for line in self.program.lines
-        )  # of what was written to, grad is of either value
+        # What was written to has a gradient for either value, and one of a gradient depends on what an op saved.
+        quiet = self.program.ending == "grad of grad" or any(map(WRITES.search, self.program.lines))
         for name, t in self.tensors().items():
             if quiet and t.requires_grad and not any(t is x for x in leaves):
                 seen[name] = read(t)
