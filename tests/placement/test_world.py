@@ -254,7 +254,7 @@ for _ in range(2):
     (rank,) = flow.owned(p)
     whole, = flow.box([torch.full(rows.local_shape(rank), float(rank))], rows, rows.to(B))
     flow.close()
-print(f"rank {rank} has {whole.tolist()}")
+print(f"rank {rank} has {whole.tolist()}\\n", end="")  # the line and its end at once, or two ranks' may mix
 """
 
 
