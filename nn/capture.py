@@ -19,19 +19,13 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..sbp import Layout
-from ..sbp.call import tensors_in
+from ..sbp.call import Ref, fill, map_tensors, tensors_in
 
-__all__ = ["Captured", "Node", "Ref", "asks_for_grad", "capture", "capturing", "fakes_of", "filler", "map_tensors"]
+__all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of"]
 
 
 # A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-class Ref(NamedTuple):
-    """The tensor with this number: first the inputs of a captured function, then the outputs of its nodes."""
-
-    number: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,26 +50,6 @@ class Captured:
     result: Any
     inputs: tuple[Tensor, ...]
     fakes: tuple[Tensor, ...]  # by number
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A structure of lists, tuples and dicts with every tensor in it replaced."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        parts = [map_tensors(part, change) for part in value]
-        plain = type(value) is tuple
-        return tuple(parts) if plain else _named(type(value), parts)
-    if isinstance(value, list):
-        return [map_tensors(part, change) for part in value]
-    if isinstance(value, dict):
-        return {name: map_tensors(part, change) for name, part in value.items()}
-    return value
-
-
-def _named(kind: Any, parts: list[Any]) -> Any:
-    """torch's result tuples take one sequence, Python's named tuples their fields."""
-    return kind(*parts) if hasattr(kind, "_make") else kind(parts)
 
 
 class Seen(NamedTuple):
@@ -156,12 +130,12 @@ def _watched(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor]
 ) -> tuple[list[Seen], Any]:
     global _capturing
-    fill, watch = filler(inputs), _Watch()
+    watch = _Watch()
     _capturing += 1
     silent, _fake_log.disabled = _fake_log.disabled, True
     try:
         with torch.enable_grad(), enable_python_dispatcher(), watch:
-            return watch.calls, function(*fill(tuple(args)), **fill(kwargs))
+            return watch.calls, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
     finally:
         _capturing -= 1
         _fake_log.disabled = silent
@@ -189,8 +163,7 @@ def _of_builtin(
     kind = function, _static(args), _static(kwargs), metas
     known = _ops.get(kind)
     if known is not None:
-        fill = filler(inputs)
-        fake_args, fake_kwargs = fill(known.args), fill(known.kwargs)
+        fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
         out = known.op(*fake_args, **fake_kwargs)
         calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
         return _read(calls, out, inputs)
@@ -256,23 +229,6 @@ def _mentions(function: Any, names: frozenset[str], seen: set[Any]) -> bool:
 def _names(code: CodeType) -> set[str]:
     inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inner)
-
-
-def filler(tensors: Sequence[Any]) -> Callable[[Any], Any]:
-    """A function that puts these in the place of the `Ref`s of an argument."""
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return tensors[value.number]
-        if isinstance(value, tuple):
-            return tuple(map(fill, value))
-        if isinstance(value, list):
-            return list(map(fill, value))
-        if isinstance(value, dict):
-            return {name: fill(part) for name, part in value.items()}
-        return value
-
-    return fill
 
 
 def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:

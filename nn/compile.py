@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..placement.world import owned
 from ..sbp import Layout
-from ..sbp.call import Call, Local, Piece, Rewritten, Way, tensors_in
-from .capture import Captured, Node, Ref, asks_for_grad, capture, map_tensors
+from ..sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
+from .capture import Captured, Node, asks_for_grad, capture
 from .dispatch import dispatch, name_of, on_first
 from .factories import whole_everywhere
 from .moving import shards_as
@@ -38,8 +38,7 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
         return maker(func, args, tensors)
     if asks_for_grad(func):
         return Whole(name_of(func))
-    number = iter(range(len(tensors)))
-    named = map_tensors((args, kwargs), lambda _: Ref(next(number)))
+    named = numbered((args, kwargs))
     try:
         seen = capture(func, named[0], named[1], [x._layout for x in tensors])
     except Exception:  # data decides the shape, torch has no fake of it, or the call is wrong: then running it tells
@@ -47,9 +46,9 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
     if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
         made = _of_node(func, seen.nodes[0], tensors)
         if isinstance(made, Single):
-            made.result = _fill(seen.result, seen.fakes)
+            made.result = fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
-            made.fakes = _fill(seen.result, seen.fakes)
+            made.fakes = fill(seen.result, seen.fakes)
         return made
     if len(seen.nodes) == 1 and len(tensors) == 2:
         return _swapped(func, seen, tensors) or Program(seen)
@@ -59,27 +58,17 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
 def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Single | None:
     """The recipe of a function that hands its two tensors on the other way round, as `F.embedding` does."""
     order = (Ref(1), Ref(0))
-    node = replace(seen.nodes[0], args=_fill(seen.nodes[0].args, order), kwargs=_fill(seen.nodes[0].kwargs, order))
+    node = replace(seen.nodes[0], args=fill(seen.nodes[0].args, order), kwargs=fill(seen.nodes[0].kwargs, order))
     if node.op._schema.is_mutable or not is_the_node(replace(seen, nodes=(node,)), 2) or min(node.numbers) < 2:
         return None
     made = _of_node(func, node, tensors[::-1])
     if not isinstance(made, Single) or made.slots is None:
         return None
-    made.result = _fill(seen.result, seen.fakes)
+    made.result = fill(seen.result, seen.fakes)
     made.slots = made.slots[::-1]
     made.targets = made.targets and made.targets[::-1]
     made.views = tuple(base if base is None else 1 - base for base in made.views)
     return made
-
-
-def _refs(value: Any) -> list[int]:
-    if isinstance(value, Ref):
-        return [value.number]
-    if isinstance(value, list | tuple):
-        return [number for part in value for number in _refs(part)]
-    if isinstance(value, dict):
-        return [number for part in value.values() for number in _refs(part)]
-    return []
 
 
 def is_the_node(seen: Captured, count: int) -> bool:
@@ -88,9 +77,9 @@ def is_the_node(seen: Captured, count: int) -> bool:
     return (
         node.grad
         and handler(node.op) is None
-        and _refs([node.args, node.kwargs]) == list(range(count))
-        and len(tensors_in(node.fake_args)) + len(tensors_in(list(node.fake_kwargs.values()))) == count
-        and tuple(_refs(seen.result)) == node.numbers
+        and refs_in((node.args, node.kwargs)) == list(range(count))
+        and len(tensors_in((node.fake_args, node.fake_kwargs))) == count
+        and tuple(refs_in(seen.result)) == node.numbers
     )
 
 
@@ -156,13 +145,9 @@ def _calls(
         return None
     args = made[0][1]
     places = {a.number: at for at, a in enumerate(args) if isinstance(a, Ref)}
-    if len(_refs(list(args))) != len(places) or len(places) != len(call_inputs(node)):
+    if len(refs_in(list(args))) != len(places) or len(places) != len(refs_in((node.args, node.kwargs))):
         return None
     return [(function, list(mine)) for function, mine in made], tuple(places[k] for k in sorted(places))
-
-
-def call_inputs(node: Node) -> list[int]:
-    return _refs([node.args, node.kwargs])
 
 
 def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
@@ -206,20 +191,8 @@ class Shared(Single):
         results = []
         for i, piece in enumerate(self.pieces):
             mine = [held[i] for held in shards]
-            results.append(self.local(piece, *_fill(self.node.args, mine), **_fill(self.node.kwargs, mine)))
+            results.append(self.local(piece, *fill(self.node.args, mine), **fill(self.node.kwargs, mine)))
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
-
-
-def _fill(value: Any, tensors: Sequence[Any]) -> Any:
-    if isinstance(value, Ref):
-        return tensors[value.number]
-    if isinstance(value, tuple):
-        return tuple(_fill(part, tensors) for part in value)
-    if isinstance(value, list):
-        return [_fill(part, tensors) for part in value]
-    if isinstance(value, dict):
-        return {name: _fill(part, tensors) for name, part in value.items()}
-    return value
 
 
 class Program(Recipe):
@@ -235,19 +208,17 @@ class Program(Recipe):
         values: list[Any] = [*tensors, *[None] * (self.count - len(tensors))]
         for node in self.nodes:
             with nullcontext() if node.grad else torch.no_grad():
-                out = _answer(node.op, _fill(node.args, values), _fill(node.kwargs, values))
+                out = _answer(node.op, fill(node.args, values), fill(node.kwargs, values))
             for number, tensor in zip(node.numbers, tensors_in(out), strict=True):
                 values[number] = tensor
         where = tensors[0].placement
         return map_tensors(
-            _fill(self.result, values), lambda t: t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
+            fill(self.result, values), lambda t: t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
         )
 
 
 def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found: list[Tensor] = []
-    map_tensors((args, kwargs), found.append)
-    if any(isinstance(t, GlobalTensor) for t in found):
+    if any(isinstance(t, GlobalTensor) for t in tensors_in((args, kwargs))):
         return dispatch(op, args, kwargs)
     return op(*args, **kwargs)
 

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..sbp.call import Call
+from ..sbp.call import Call, fill
 from ..sbp.state import State
 from . import seeds
-from .capture import Node, Ref
+from .capture import Node
 from .ghost import Ghost
 from .moving import shards_as
 from .recipe import Recipe
@@ -33,12 +33,7 @@ class Handler(Recipe):
         self.function, self.node = function, node
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        def fill(value: Any) -> Any:
-            if isinstance(value, Ref):
-                return tensors[value.number]
-            return type(value)(map(fill, value)) if isinstance(value, list | tuple) else value
-
-        return self.function(*fill(self.node.args), **{k: fill(v) for k, v in self.node.kwargs.items()})
+        return self.function(*fill(self.node.args, tensors), **fill(self.node.kwargs, tensors))
 
 
 def composite(call: Call, node: Node) -> Recipe | None:

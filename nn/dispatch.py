@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..placement.errors import PlacementError, SbpError, SbpflowError
-from .capture import map_tensors
+from ..sbp.call import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import ByGrad, Recipe, Single, WrongRule, wants_grad
 from .severed import keep

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from ..placement import Placement
 from ..placement.errors import SbpError
 from ..sbp import B, Layout
-from ..sbp.call import tensors_in
+from ..sbp.call import fill, map_tensors, numbered, tensors_in
 from ..sbp.state import State
-from .capture import Captured, Node, Ref, asks_for_grad, capture, filler, map_tensors
+from .capture import Captured, Node, asks_for_grad, capture
 from .compile import is_the_node
 from .composites import Handler
 from .dispatch import adopt, meeting, name_of
@@ -47,8 +47,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     >>> [(str(choice), choice.bytes) for choice in explain(torch.matmul, x, w).steps[0].choices]
     [('S(1), S(0) -> P', 0), ('B, B -> B', 96)]
     """
-    found: list[Tensor] = []
-    map_tensors((args, kwargs), found.append)
+    found = tensors_in((args, kwargs))
     if isinstance(func, nn.Module):
         found += [*func.parameters(), *func.buffers()]
     if not any(isinstance(t, GlobalTensor) for t in found):
@@ -96,9 +95,7 @@ class Teller(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         args, kwargs = map_tensors((args, kwargs), self.known)
-        tensors: list[Any] = []
-        map_tensors((args, kwargs), tensors.append)
-        found = [t for t in tensors if isinstance(t, Ghost)]
+        found = [t for t in tensors_in((args, kwargs)) if isinstance(t, Ghost)]
         if not found:
             return func(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
@@ -106,8 +103,7 @@ class Teller(TorchFunctionMode):
             return self._own(func, args, kwargs)
         where = meeting(func, found)
         args, kwargs = map_tensors((args, kwargs), lambda t: self._meet(t, where))
-        homes: list[Any] = []
-        map_tensors((args, kwargs), homes.append)
+        homes: list[Any] = tensors_in((args, kwargs))
         return self._call(func, args, kwargs, homes)
 
     def _meet(self, t: Tensor, where: Placement) -> Ghost:
@@ -151,8 +147,7 @@ class Teller(TorchFunctionMode):
             return self._node(func, node, tensors, None)
         if asks_for_grad(func):
             return self._gathered(func, tensors, "it looks at requires_grad itself", None, None)
-        number = iter(range(len(tensors)))
-        named = map_tensors((args, kwargs), lambda _: Ref(next(number)))
+        named = numbered((args, kwargs))
         try:
             seen = capture(func, named[0], named[1], [x._layout for x in tensors])
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -198,7 +193,7 @@ class Teller(TorchFunctionMode):
             made = tuple(outs.values())
             return made[0] if len(made) == 1 else made
         values = [outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))]
-        return filler(values)(seen.result)
+        return fill(seen.result, values)
 
     def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
         """Several calls, each answered on its own."""
@@ -208,17 +203,15 @@ class Teller(TorchFunctionMode):
         values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
         with self._inside() if apart else nullcontext():
             for node in seen.nodes:
-                fill = filler(values)
-                held: list[Tensor] = []
-                map_tensors((fill(node.args), fill(node.kwargs)), held.append)
+                args, kwargs = fill(node.args, values), fill(node.kwargs, values)
                 out: Any = node.outputs
-                if any(isinstance(t, Ghost) for t in held):
+                if any(isinstance(t, Ghost) for t in tensors_in((args, kwargs))):
                     with nullcontext() if node.grad else torch.no_grad():
-                        out = self.__torch_function__(node.op, (), fill(node.args), fill(node.kwargs))
+                        out = self.__torch_function__(node.op, (), args, kwargs)
                 for n, made in zip(node.numbers, tensors_in(out), strict=True):
                     values[n] = made
         where = tensors[0].placement
-        return map_tensors(filler(values)(seen.result), lambda t: self._meet(t, where))
+        return map_tensors(fill(seen.result, values), lambda t: self._meet(t, where))
 
     def _gathered(
         self, func: Any, tensors: Sequence[Ghost], why: str, seen: Captured | None = None, found: Verdict | None = None
@@ -241,7 +234,7 @@ class Teller(TorchFunctionMode):
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         made = [ghost(of, learns and has_grad(of), self.moved) for of in outs]
         if seen is not None:
-            return filler([*tensors, *made])(seen.result)
+            return fill(seen.result, [*tensors, *made])
         return made[0] if len(made) == 1 else tuple(made)
 
     def _say(

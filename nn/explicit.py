@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..boxing import plan
 from ..boxing.plan import Plan
 from ..placement.errors import SbpError
 from ..sbp import B, Layout, S, layout
+from ..sbp.call import map_tensors, tensors_in
 from . import moving
-from .capture import map_tensors
 from .dispatch import name_of
 from .explain import explain
 from .explanation import Explanation
@@ -52,9 +51,7 @@ class Fix(NamedTuple):
 
 
 def _told(refused: Refused, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SbpError:
-    found: list[Tensor] = []
-    map_tensors((args, kwargs), found.append)
-    tensors = [t for t in found if isinstance(t, GlobalTensor)]
+    tensors = [t for t in tensors_in((args, kwargs)) if isinstance(t, GlobalTensor)]
     said = explain(func, *args, **kwargs)
     first = next((step for step in said.steps if step.inputs == tuple(x._layout for x in tensors)), None)
     names = first.names if first is not None else tuple(f"input {i}" for i in range(len(tensors)))

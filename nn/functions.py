@@ -16,10 +16,10 @@ from torch.overrides import handle_torch_function
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ..placement.errors import SbpError
-from ..sbp.call import tensors_in
+from ..sbp.call import fill, numbered, tensors_in
 from ..sbp.registry import known
 from . import copies, refusals
-from .capture import Node, Ref, capturing, fakes_of, map_tensors
+from .capture import Node, capturing, fakes_of
 from .compile import makers, single
 from .dispatch import name_of
 from .recipe import Recipe
@@ -86,10 +86,8 @@ def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTe
 def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Node:
     """A Function's call as it would have been captured; only its forward runs, on fakes."""
     fakes = fakes_of([x._layout for x in tensors])
-    number = iter(range(len(fakes)))
-    named = map_tensors(args, lambda _: Ref(next(number)))
-    put = iter(fakes)
-    faked = map_tensors(args, lambda _: next(put))
+    named = numbered(args)
+    faked = fill(named, fakes)
     with torch.no_grad():
         outputs = tuple(tensors_in(func(*faked)))
     op: Any = FunctionOp(func.cls, faked, len(outputs))

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..placement.errors import SbpError
 from ..placement.world import owned
 from ..sbp import Layout
-from ..sbp.call import tensors_in
-from .capture import map_tensors
+from ..sbp.call import map_tensors, tensors_in
 from .moving import shards_as
 from .severed import Torn, after_write, any_severed, keep, sever
 from .shell import shell
@@ -204,10 +203,10 @@ class Single(Recipe):
         """The shards must be what their layouts say, and a view that is none must be known for it."""
         if self.elsewhere:  # tokens tell nothing
             return
-        found: list[Tensor] = []
-        map_tensors(result, found.append)
         severed, layouts = [], []
-        for y, of, same, base in zip(found, self.outputs.layouts, self.outputs.same, self.views, strict=True):
+        for y, of, same, base in zip(
+            tensors_in(result), self.outputs.layouts, self.outputs.same, self.views, strict=True
+        ):
             assert isinstance(y, GlobalTensor)
             assert of is not None
             if not of.state.split and same is None:  # about some shapes torch's fakes are wrong: embedding_bag's
@@ -272,11 +271,7 @@ def _put(value: Any, shards: Iterator[Tensor]) -> Any:
 
 def assembled(results: Sequence[Any], outputs: Outputs, tensors: Sequence[GlobalTensor]) -> Any:
     """One structure of global tensors from the structures of local ones that the ranks returned."""
-    per_rank: list[list[Tensor]] = []
-    for result in results:
-        found: list[Tensor] = []
-        map_tensors(result, found.append)
-        per_rank.append(found)
+    per_rank = [tensors_in(result) for result in results]
     made: list[GlobalTensor] = []
     for at, (of, same) in enumerate(zip(outputs.layouts, outputs.same, strict=True)):
         if same is not None:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..placement.world import owned
-from ..sbp.call import tensors_in
-from .capture import map_tensors
+from ..sbp.call import map_tensors, tensors_in
 from .moving import flat, shards_as
 from .tensor import GlobalTensor
 

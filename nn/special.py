@@ -10,9 +10,9 @@ from torch.overrides import handle_torch_function
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError
 from ..sbp import Layout
+from ..sbp.call import map_tensors, tensors_in
 from ..sbp.state import State
 from . import autograd, seeds
-from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
 from .refusals import refuse_sending
@@ -56,17 +56,11 @@ class Foreach(Recipe):
             to = x._layout if same else type(there)(there.placement, there.state, there.shape, x.dtype)
             return shards_as(x, to, func.__name__, implicit=True)
 
-        found: list[Tensor] = []
-        map_tensors((args, kwargs), found.append)
-        shards = [lie(x) for x in found]
+        shards = [lie(x) for x in tensors_in((args, kwargs))]
         results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if results[0] is None:
             return None
-        per_rank = []
-        for result in results:
-            mine: list[Tensor] = []
-            map_tensors(result, mine.append)
-            per_rank.append(mine)
+        per_rank = [tensors_in(result) for result in results]
         made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
         return map_tensors(results[0], lambda _: next(made))
 
@@ -80,8 +74,7 @@ def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: P
         return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
 
     args, kwargs = map_tensors((args, kwargs), adopt)
-    tensors: list[Any] = []
-    map_tensors((args, kwargs), tensors.append)
+    tensors: list[Any] = tensors_in((args, kwargs))
     moved = [shards_as(x, flat(x._layout), func.__name__, implicit=True) for x in tensors]
     held = [tuple(s.clone() for s in shards) for shards in moved]
     results = [func(*a, **k) for a, k in each_rank(args, kwargs, held)]

@@ -7,11 +7,11 @@ import torch
 
 from ..placement import Placement, default_cluster
 from ..sbp import Layout
-from ..sbp.call import Call, Way
+from ..sbp.call import Call, Way, numbered
 from ..sbp.choose import Price, candidates, choose, quick
 from ..sbp.registry import find, has_rule
 from ..sbp.state import State
-from .capture import Captured, Node, Ref, capture, map_tensors
+from .capture import Captured, Node, capture
 from .composites import composite
 from .recipe import Recipe
 from .tensor import GlobalTensor, has_grad
@@ -51,8 +51,7 @@ def verdict(node: Node, tensors: Sequence[GlobalTensor]) -> Verdict:
         way, costs = choose(call, ways, price(tensors, where))
         return Verdict(call, ways=ways, costs=costs, way=way)
     if node.op._can_decompose() and not node.op._schema.is_mutable and call.name not in _WHOLE and not statistics(call):
-        number = iter(range(len(tensors)))
-        named = map_tensors((node.fake_args, node.fake_kwargs), lambda _: Ref(next(number)))
+        named = numbered((node.fake_args, node.fake_kwargs))
         try:
             seen = capture(node.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)
         except Exception:

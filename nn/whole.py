@@ -11,10 +11,9 @@ from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError
 from ..placement.world import owned
 from ..sbp import Layout
-from ..sbp.call import tensors_in
+from ..sbp.call import map_tensors, tensors_in
 from ..sbp.state import State
 from . import seeds
-from .capture import map_tensors
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
 from .severed import Torn, after_write, any_severed, once, sever
@@ -65,8 +64,7 @@ class Whole(Recipe):
 
     def _elsewhere(self, tensors: Sequence[GlobalTensor], partial: tuple[int, ...]) -> Any:
         """Tokens of the results; their shapes must be known without the values."""
-        found: list[Tensor] = []
-        map_tensors(self.fakes, found.append)
+        found = tensors_in(self.fakes)
         if not found:
             raise PlacementError(
                 f"{self.name} on {tensors[0].placement!r}: this process owns none of its ranks, and what comes out "
@@ -130,11 +128,7 @@ def _global(
 
     An input that came back is itself.
     """
-    per_rank: list[list[Tensor]] = []
-    for result in results:
-        found: list[Tensor] = []
-        map_tensors(result, found.append)
-        per_rank.append(found)
+    per_rank = [tensors_in(result) for result in results]
     where = tensors[0].placement
     made: list[Tensor] = []
     bases: list[GlobalTensor | None] = []

@@ -6,10 +6,10 @@ Way      one signature of a call: the state of every tensor that goes in and com
 Piece    one rank's share of a way; what a local function may ask for
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,18 +17,92 @@ from torch import Tensor
 from .layout import Layout
 from .state import Spans, State
 
-__all__ = ["NEVER", "Call", "Local", "Match", "Piece", "Rewritten", "Way", "tensors_in"]
+__all__ = [
+    "NEVER",
+    "Call",
+    "Local",
+    "Match",
+    "Piece",
+    "Ref",
+    "Rewritten",
+    "Way",
+    "fill",
+    "map_tensors",
+    "numbered",
+    "refs_in",
+    "tensors_in",
+]
 
 NEVER = -1  # in place of a factor: this dim is never split
 
 
+class Ref(NamedTuple):
+    """In an argument: the tensor with this number stands here."""
+
+    number: int
+
+
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument or result, lists and tuples taken apart, in order."""
+    """The tensors of an argument or result, lists, tuples and dicts taken apart, in order."""
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
+
+
+def refs_in(value: Any) -> list[int]:
+    """The numbers of the `Ref`s of an argument, in order."""
+    if isinstance(value, Ref):
+        return [value.number]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [number for part in value for number in refs_in(part)]
+    return []
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A structure of lists, tuples and dicts with every tensor in it replaced."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Ref):
+        return value
+    if isinstance(value, tuple):
+        parts = [map_tensors(part, change) for part in value]
+        plain = type(value) is tuple
+        return tuple(parts) if plain else _named(type(value), parts)
+    if isinstance(value, list):
+        return [map_tensors(part, change) for part in value]
+    if isinstance(value, dict):
+        return {name: map_tensors(part, change) for name, part in value.items()}
+    return value
+
+
+def _named(kind: Any, parts: list[Any]) -> Any:
+    """torch's result tuples take one sequence, Python's named tuples their fields."""
+    return kind(*parts) if hasattr(kind, "_make") else kind(parts)
+
+
+def numbered(value: Any) -> Any:
+    """A structure with `Ref`s in the place of its tensors, numbered in order."""
+    number = iter(range(1 << 30))
+    return map_tensors(value, lambda _: Ref(next(number)))
+
+
+def fill(value: Any, tensors: Sequence[Any] | Mapping[int, Any]) -> Any:
+    """A structure with these in the place of its `Ref`s."""
+    if isinstance(value, Ref):
+        return tensors[value.number]
+    if isinstance(value, tuple):
+        return tuple([fill(part, tensors) for part in value])
+    if isinstance(value, list):
+        return [fill(part, tensors) for part in value]
+    if isinstance(value, dict):
+        return {name: fill(part, tensors) for name, part in value.items()}
+    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.boxing import plan
-from sbpflow.nn.capture import Ref, capture
+from sbpflow.nn.capture import capture
 from sbpflow.nn.ghost import Ghost, ghost
 from sbpflow.sbp import Layout
-from sbpflow.sbp.call import Call, Match, Way
+from sbpflow.sbp.call import Call, Match, Ref, Way
 from sbpflow.sbp.check import expand_line
 from sbpflow.sbp.choose import everywhere
 from sbpflow.sbp.registry import find

@@ -1,0 +1,40 @@
+"""The moves of gradients: each box backwards, and for each parameter what brings its gradient together."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...sbp import Layout
+from .physical import Back, Box, Graph, Op, Source
+
+__all__ = ["with_backs"]
+
+
+def with_backs(graph: Graph) -> Graph:
+    """The graph with the gradient moves that its boxes ask for, in the order in which a backward pass reaches them.
+
+    A box of a parameter goes back to where the optimizer wants the gradient, at once.
+    """
+    if not graph.losses:
+        return replace(graph, backs=())
+    return replace(graph, backs=tuple(_backs(graph)))
+
+
+def _backs(graph: Graph) -> Iterator[Back]:
+    sources = {s.value.name: s for s in graph.sources}
+    direct = {name for step in graph.steps if isinstance(step, Op) for name in step.inputs}
+    first_use = {name: at for at, step in reversed(list(enumerate(graph.steps))) for name in step.inputs}
+    ends = {at: [s for s in graph.sources if first_use.get(s.value.name) == at] for at in set(first_use.values())}
+    for at, step in reversed(list(enumerate(graph.steps))):
+        if isinstance(step, Box) and step.output.grad and graph.values[step.source].grad:
+            yield Back(step.output.name, step.source, step.output.layout.dual, _target(graph, sources, step.source))
+        for source in ends.get(at, ()):
+            of = source.value
+            if of.grad and source.kind == "parameter" and of.name in direct and of.layout.dual != source.home:
+                yield Back(of.name, of.name, of.layout.dual, source.home)
+
+
+def _target(graph: Graph, sources: dict[str, Source], name: str) -> Layout:
+    source = sources.get(name)
+    if source is not None and source.kind == "parameter":
+        return source.home
+    return graph.layout(name).dual

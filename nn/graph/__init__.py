@@ -1,0 +1,1 @@
+"""Graphs: a model captured, its signatures chosen together, and run."""

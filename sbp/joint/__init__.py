@@ -1,0 +1,1 @@
+"""Choosing all signatures of a graph together."""

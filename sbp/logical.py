@@ -1,0 +1,106 @@
+"""The logical graph: what a model computes, as if there were one device. Values in, no signatures yet.
+
+Values are numbered: first the sources, then what the ops make. Every op is functional: what wrote in place stands here
+as a new value, and what a buffer holds after the step is in `writes`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..placement import Placement
+from .call import Call, fill, refs_in
+
+__all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where in the user's program an op comes from, for errors and pictures."""
+
+    module: str = ""  # the path of the innermost module, as `blocks.3.attn.qkv`
+    line: str = ""  # the user's file and line
+    block: str = ""  # the path of the outermost repeated module, as `blocks.3`; ops of equal blocks match one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A value that is there before anything runs; its number is its place among the sources.
+
+    An input's name is its path in the arguments (`0`, `1.mask`, `labels`), others' is that in the model. A constant is
+    a plain tensor that a module holds as an attribute, read anew at each step.
+    """
+
+    name: str
+    kind: Literal["input", "parameter", "buffer", "constant"]
+    fake: Tensor
+    requires_grad: bool = False
+    placement: Placement | None = None  # where it was annotated to live
+
+
+@dataclass(frozen=True, eq=False)
+class LogicalOp:
+    """One ATen call; its tensors are `Ref`s, and `outputs` fakes of what it makes, one for each of `numbers`."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[Tensor, ...]
+    numbers: tuple[int, ...]
+    grad: bool = True  # whether gradients flow through it
+    origin: Origin = Origin()
+    placement: Placement | None = None  # that of the innermost annotated module around it
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the tensors that go in, in the order of the schema."""
+        at = {p.name: i for i, p in enumerate(self.op._schema.arguments)}
+        named = sorted(self.kwargs.items(), key=lambda item: at.get(item[0], len(at)))
+        return tuple(refs_in([*self.args, *(value for _, value in named)]))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A value that `backward()` was called on, and the number of the gradient it was given (None: one)."""
+
+    number: int
+    gradient: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Logical:
+    """A captured step."""
+
+    sources: tuple[Source, ...]
+    ops: tuple[LogicalOp, ...]
+    result: Any  # what the function returned, with Refs for tensors
+    losses: tuple[Loss, ...] = ()
+    writes: Mapping[str, int] = field(default_factory=dict)  # of buffers that change: name -> number of the new value
+
+    @cached_property
+    def fakes(self) -> dict[int, Tensor]:
+        """A tensor of the shape and dtype of every value."""
+        made = {n: y for op in self.ops for n, y in zip(op.numbers, op.outputs, strict=True)}
+        return {**{n: s.fake for n, s in enumerate(self.sources)}, **made}
+
+    @cached_property
+    def wants_grad(self) -> frozenset[int]:
+        """The values through which gradients reach a parameter (or an input that requires grad)."""
+        found = {n for n, s in enumerate(self.sources) if s.requires_grad}
+        for op in self.ops:
+            if op.grad and any(n in found for n in op.inputs):
+                floats = [n for n, y in zip(op.numbers, op.outputs, strict=True) if _differentiable(y)]
+                found.update(floats)
+        return frozenset(found)
+
+    def call(self, op: LogicalOp) -> Call:
+        """The op as rules look at it."""
+        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+
+
+def _differentiable(y: Tensor) -> bool:
+    return y.dtype.is_floating_point or y.dtype.is_complex
