@@ -1,6 +1,7 @@
 """nn: what users write. Global tensors and their factories, modules with global parameters."""
 
 from . import functions as _functions
+from .annotate import place, shard
 from .explain import explain
 from .explanation import Explanation
 from .explicit import explicit
@@ -19,13 +20,19 @@ from .factories import (
     tensor,
     zeros,
 )
+from .graph import Graph
 from .interop import from_dtensor, to_dtensor
+from .materialise import materialise
 from .modules import to_global
+from .outline import Annotations, annotations
 from .rules import check_rule, rule
 from .tensor import GlobalTensor
 
 __all__ = [
+    "Annotations",
     "GlobalTensor",
+    "Graph",
+    "annotations",
     "arange",
     "check_rule",
     "empty",
@@ -37,12 +44,15 @@ __all__ = [
     "from_local",
     "full",
     "linspace",
+    "materialise",
     "ones",
+    "place",
     "rand",
     "randint",
     "randn",
     "randperm",
     "rule",
+    "shard",
     "tensor",
     "to_dtensor",
     "to_global",

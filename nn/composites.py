@@ -20,7 +20,7 @@ from .moving import shards_as
 from .recipe import Recipe
 from .tensor import GlobalTensor, wrap
 
-__all__ = ["Handler", "composite"]
+__all__ = ["Handler", "composite", "formula_named"]
 
 When: TypeAlias = Callable[[Call], bool]
 _composites: dict[str, tuple[When, Callable[..., Any]]] = {}
@@ -53,6 +53,11 @@ def formula(*names: str, when: When) -> Callable[[Callable[..., Any]], Callable[
         return function
 
     return put
+
+
+def formula_named(name: str) -> Callable[..., Any]:
+    """The formula of an op that has one, as a function of the op's arguments."""
+    return _composites[name][1]
 
 
 def always(call: Call) -> bool:

@@ -47,7 +47,7 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
     return module
 
 
-def _same_values(module: nn.Module, placement: Placement) -> None:
+def _same_values(module: nn.Module, placement: Placement, asked: str = "to_global") -> None:
     """Refuse plain values that differ between ranks."""
     values = dict((*module.named_parameters(), *module.named_buffers()))
     plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
@@ -56,7 +56,7 @@ def _same_values(module: nn.Module, placement: Placement) -> None:
         other = next((name for name, mine, first in zip(plain, row, rows[0], strict=True) if mine != first), None)
         if other is not None:
             raise SbpError(
-                f"to_global: ranks {placement.flat[0]} and {rank} have different values in {other}\n"
+                f"{asked}: ranks {placement.flat[0]} and {rank} have different values in {other}\n"
                 "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
                 "or load the same weights first"
             )

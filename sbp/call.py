@@ -165,6 +165,7 @@ class Match:
     addends: frozenset[int] = frozenset()
     hollow: bool = False  # whether ranks may be left with no element at all (amax, convolutions and others refuse)
     local: "Local | None" = None
+    also: "tuple[Way, ...]" = ()  # ways that no factor says, from the states in which the inputs lie now
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from .registry import Answer
 from .signature import Reduction
 from .state import Factors, State
 
-__all__ = ["Price", "candidates", "choose", "everywhere"]
+__all__ = ["Doing", "Order", "Price", "candidates", "choose", "everywhere", "way_by"]
 
 # Seconds of bringing this input into this state, and of bringing its gradient back.
 Price: TypeAlias = Callable[[int, State], tuple[float, float]]
 Doing: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
+Order: TypeAlias = Callable[[int, list[int]], Factors]  # how these axes cut a factor
 NOTHING: Doing = ("nothing", 0)
 
 
@@ -41,10 +42,10 @@ def candidates(call: Call, answer: Answer) -> list[Way]:
     options = [_suggested(call, answer, axis) for axis in range(len(call.sizes))]
     found = {}
     for doing in product(*options):
-        way = _way(call, answer, doing)
+        way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes))
         if way is not None:
             found[way.inputs, way.outputs] = way
-    return list(found.values())
+    return [*found.values(), *answer.also]
 
 
 def choose(call: Call, ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
@@ -113,7 +114,7 @@ def _groups(call: Call, match: Match, axis: int, i: int) -> list[int]:
     return [g for g, group in enumerate(match.linear) if i in group and all(map(joins, group))]
 
 
-def _way(call: Call, match: Match, doing: Sequence[Doing]) -> Way | None:
+def way_by(call: Call, match: Match, doing: Sequence[Doing], order: Order) -> Way | None:
     """The way in which each axis does this; None if that cannot be."""
     axes_of: dict[int, list[int]] = {}
     sums: list[int] = []
@@ -141,7 +142,7 @@ def _way(call: Call, match: Match, doing: Sequence[Doing]) -> Way | None:
             return None
         if not match.hollow and match.sizes[factor] < prod(call.sizes[a] for a in axes):
             return None
-        splits[factor] = _order(call, match, factor, axes)
+        splits[factor] = order(factor, axes)
     reduction, partial_out = next(iter(extremes.items()), ("sum", sums))
     inputs = tuple(
         State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial)))

@@ -4,7 +4,7 @@ Values are numbered: first the sources, then what the ops make. Every op is func
 as a new value, and what a buffer holds after the step is in `writes`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -71,15 +71,20 @@ class Loss:
     gradient: int | None = None
 
 
+def _same(result: Any) -> Any:
+    return result
+
+
 @dataclass(frozen=True, eq=False)
 class Logical:
     """A captured step."""
 
     sources: tuple[Source, ...]
     ops: tuple[LogicalOp, ...]
-    result: Any  # what the function returned, with Refs for tensors
+    result: Any  # what the function returned, with Refs for tensors; flat where `fill` could not put it together again
     losses: tuple[Loss, ...] = ()
     writes: Mapping[str, int] = field(default_factory=dict)  # of buffers that change: name -> number of the new value
+    rebuild: Callable[[Any], Any] = _same  # makes of the result, tensors in it, what the function returned
 
     @cached_property
     def fakes(self) -> dict[int, Tensor]:

@@ -27,6 +27,7 @@ from .nn import (
     to_dtensor,
     zeros,
 )
+from .nn.graph import Graph, compile
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
 from .placement.world import close, init, owned
 from .sbp import B, Layout, P, S, layout
@@ -40,6 +41,7 @@ __all__ = [
     "B",
     "Cluster",
     "GlobalTensor",
+    "Graph",
     "Layout",
     "P",
     "Placement",
@@ -53,6 +55,7 @@ __all__ = [
     "check_rule",
     "close",
     "cluster",
+    "compile",
     "empty",
     "explain",
     "explicit",

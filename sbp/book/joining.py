@@ -1,10 +1,18 @@
-"""Tensors joined to one, and one taken apart: the dim along which that happens stays whole, all others pass."""
+"""Tensors joined to one, and one taken apart: the dim along which that happens stays whole, all others pass.
+
+Equal parts of a dim that is cut within each part, as heads of packed q, k and v, keep this cut.
+"""
 
 from collections.abc import Hashable
+from dataclasses import replace
 
-from ..call import Call, Match
+import torch
+
+from ..call import Call, Match, Rewritten, Way
 from ..registry import register
+from ..state import State
 from .labels import labelled
+from .views import carried
 
 __all__: list[str] = []
 
@@ -50,7 +58,21 @@ def split(call: Call) -> Match:
     dim = call.bound["dim"] % ndim
     labels: list[Hashable] = [None if d == dim else d for d in range(ndim)]
     out = labels[:dim] + labels[dim + 1 :] if call.name == "unbind.int" else labels
-    return labelled(call, [labels], [out] * len(call.outputs), linear=[(0,)], hollow=True)
+    match = labelled(call, [labels], [out] * len(call.outputs), linear=[(0,)], hollow=True)
+    return replace(match, also=_within_parts(call, dim)) if call.states and call.name != "unbind.int" else match
+
+
+def _within_parts(call: Call, dim: int) -> tuple[Way, ...]:
+    """The way in which a cut inside each of the equal parts stays."""
+    state, shape, parts = call.states[0], tuple(call.inputs[0].shape), len(call.outputs)
+    if not state.dims[dim] or parts < 2 or len({y.shape[dim] for y in call.outputs}) > 1:
+        return ()
+    apart = (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :])
+    dims = carried(shape, apart, state.dims, call.sizes)
+    if dims is None or dims[dim]:
+        return ()
+    out = State((*dims[:dim], *dims[dim + 1 :]), state.partial, state.reduction)
+    return (Way((state,), (out,) * parts, Rewritten(lambda piece, x, *args, **kwargs: (torch.chunk, (x, parts, dim)))),)
 
 
 @register("meshgrid", "meshgrid.indexing")

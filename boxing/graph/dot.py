@@ -1,0 +1,200 @@
+"""The picture of a graph as text that Graphviz reads: frames for placements and modules, moves as chips in colours.
+
+Everything has a class (`op`, `gather`, ...), so that a page may colour it again for a dark screen.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..look import FAMILIES, duration, family, volume
+from .ledger import MoveRow, moves_of
+from .paint import paint
+from .physical import Graph, Op
+from .scene import Edge, Node, Scene, some
+
+__all__ = ["graph_dot"]
+
+FONT = "Helvetica,Arial,sans-serif"
+DARK = "#1f2328"
+LINE = "#7d8590"  # lines and plain text: readable on white and on near black
+EM = 0.074  # inches that a character of 10 points takes at most, on average: fonts differ between machines
+LISTED, ACROSS = 8, 4  # moves in the legend, and in a row of it
+LOOKS = {
+    "op": 'fillcolor="#ffffff"',
+    "shape": 'fillcolor="#f6f8fa", fontcolor="#57606a", color="#c4cad1"',
+    "input": 'fillcolor="#fff3b8", color="#b08800", fontcolor="#5c4700"',
+    "note": 'shape=note, style=filled, fillcolor="#f6f8fa", fontcolor="#57606a", color="#c4cad1", fontsize=9',
+    "module": 'fillcolor="#ffffff", penwidth=1.6, fontsize=11, margin="0.16,0.1"',
+    "outside": f'style="rounded,dashed", fontcolor="{LINE}"',
+}
+
+
+def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None) -> str:
+    """The graph in the DOT language.
+
+    `depth` draws each module at that depth as one node (a number belongs to its list: `blocks.3` is one level), `focus`
+    one module alone, completely and with its borders. Blocks that are alike are drawn once, from three on.
+    """
+    what = paint(graph, depth, focus)
+    places = list(dict.fromkeys(node.place for node in what.nodes.values() if node.place))
+    ops = sum(isinstance(step, Op) for step in graph.steps)
+    title = [f"{graph.name}{f', {focus}' if focus else ''}:  {ops} ops, {len(graph.boxes)} moves"]
+    title += [f"on {places[0]}"] if len(places) == 1 else []
+    levels = _levels(what)
+    edges = (_edge(edge, levels) for edge in what.edges if not edge.side)
+    body = [*_frame(what, places), *_loose(what), *_legend(moves_of(graph), levels), *edges]
+    return "\n".join([*_head(title), *body, "}", ""])
+
+
+def _levels(what: Scene) -> dict[str, int]:
+    """How many edges lie between each node and the end of the graph, on the longest way."""
+    below: dict[str, list[str]] = {name: [] for name in what.nodes}
+    for edge in what.edges:
+        if not edge.back and not edge.side:
+            below[edge.tail].append(edge.head)
+    levels: dict[str, int] = {}
+    for start in what.nodes:
+        stack, open_ = [start], set[str]()
+        while stack:
+            name = stack[-1]
+            open_.add(name)
+            left = [head for head in below[name] if head not in levels and head not in open_]
+            if left:
+                stack.append(left[0])
+            else:
+                levels[name] = max((levels.get(head, 0) + 1 for head in below[name]), default=0)
+                stack.pop()
+    return levels
+
+
+def _head(title: Sequence[str]) -> Iterator[str]:
+    yield "digraph {"
+    yield f'  graph [rankdir=TB, bgcolor=transparent, pad=0.2, nodesep=0.22, ranksep=0.26, fontname="{FONT}"]'
+    yield f'  graph [fontsize=14, fontcolor="{LINE}", labelloc=t, labeljust=l, label={_quoted(title, left=True)}]'
+    yield f'  node [shape=box, style="rounded,filled", color="{LINE}", fillcolor="#ffffff"]'
+    yield '  node [height=0.3, margin="0.12,0.05"]'
+    yield f'  node [fontname="{FONT}", fontsize=10, fontcolor="{DARK}"]'
+    yield f'  edge [color="{LINE}", fontname="{FONT}", fontsize=9, fontcolor="{LINE}", arrowsize=0.6]'
+
+
+def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
+    """The nodes of each placement, framed where there are several, in the frames of their modules."""
+    several = len(places) > 1
+    for k, place in enumerate(places):
+        here = [node for node in what.nodes.values() if node.place == place]
+        if several:
+            yield f"  subgraph cluster_p{k} {{"
+            look = f'style="rounded,dashed", color="{LINE}", class=place, labeljust=r, margin=14, fontsize=12'
+            yield f"    graph [label={_roomy(place)}, {look}]"
+        yield from _modules(here, (), what, str(k))
+        if several:
+            yield "  }"
+
+
+def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: str) -> Iterator[str]:
+    """The nodes in a module, then its parts in their frames, in the order of the graph."""
+    pad = "  " * (len(path) + 1)
+    inner: dict[tuple[str, ...], list[Node]] = {}
+    for node in nodes:
+        if node.path == path:
+            yield pad + _node(node)
+            row = [node.name, *what.beside(node.name)]
+            if len(row) > 1:  # written in their own frame, or they would be drawn outside of it
+                names = " -> ".join(_quoted([name]) for name in row)
+                yield f"{pad}{{ rank=same; {names} [style=dotted, arrowhead=none, class=side] }}"
+        else:
+            inner.setdefault(node.path[: len(path) + 1], []).append(node)
+    for k, (below, members) in enumerate(inner.items()):
+        yield f"{pad}subgraph cluster_p{name}_{k} {{"
+        look = 'style="rounded,filled", fillcolor="#8c959f14", color="#8c959f66", class=frame, labeljust=r, margin=10'
+        yield f"{pad}  graph [label={_roomy(what.titles[below[-1]])}, fontsize=11, {look}]"
+        yield from _modules(members, below, what, f"{name}_{k}")
+        yield f"{pad}}}"
+
+
+def _loose(what: Scene) -> Iterator[str]:
+    """Moves between placements and what is outside stand in no frame."""
+    yield from ("  " + _node(node) for node in what.nodes.values() if not node.place)
+
+
+def _node(node: Node) -> str:
+    tip = f", tooltip={_quoted(node.tip.split(chr(10)))}" if node.tip else ""
+    small = node.note or node.look == "note"
+    points = 9 if small else 11 if node.look == "module" else 10
+    look = f"{_look(node.look, node.dashed, node.note)}, width={_width(node.lines, points):.2f}"
+    classes = " ".join([node.look, *["dashed"] * node.dashed, *["note"] * node.note])
+    return f'{_quoted([node.name])} [label={_quoted(node.lines)}, class="{classes}", {look}{tip}]'
+
+
+def _width(lines: Sequence[str], points: int = 10) -> float:
+    return EM * points / 10 * max(map(len, lines)) + 0.16
+
+
+def _look(look: str, dashed: bool = False, note: bool = False) -> str:
+    known = FAMILIES.get(look)
+    if known is None:
+        return LOOKS[look]
+    if note:
+        return f'{LOOKS["note"]}, style="filled,dashed", color="{known.ink}", fontcolor="{known.ink}"'
+    line = f'style="rounded,filled,dashed", color="{known.ink}"' if dashed else f'color="{known.fill}"'
+    return f'{line}, fillcolor="{known.fill}", fontcolor="{known.ink}"'
+
+
+def _edge(edge: Edge, levels: dict[str, int]) -> str:
+    """What goes straight on is kept straight; what skips over something is led around it."""
+    look = [f"label={_roomy(edge.text)}"] if edge.text else []
+    if edge.back:
+        look += ["dir=back", "style=dashed", "class=back"]
+    if not edge.back and levels[edge.tail] == levels[edge.head] + 1:
+        look.append("weight=6")
+    return f"  {_quoted([edge.tail])} -> {_quoted([edge.head])} [{', '.join(look)}]"
+
+
+def _legend(rows: Iterable[MoveRow], levels: dict[str, int]) -> Iterator[str]:
+    """The heaviest moves, each in its colour, and what all of them come to."""
+    sent = [row for row in rows if not row.free]
+    if not sent:
+        return
+    yield "  subgraph cluster_legend {"
+    yield f"    graph [label={_roomy('the heaviest moves of a step')}, fontsize=11, class=legend, margin=8]"
+    yield '    graph [style=rounded, color="#8c959f66"]'
+    chips: list[tuple[tuple[str, ...], str]] = []
+    for row in sent[:LISTED]:
+        kind = max((m for plan in row.plans for m in plan.moves), key=lambda move: move.price.time).kind
+        many = f" x {row.count}" if row.count > 1 else ""
+        said = f"{duration(row.spent)}, {volume(row.bytes * row.count)} a rank{many}"
+        name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}"
+        dashed = row.direction != "forward"
+        classes = f"{family(kind)}{' dashed' * dashed}"
+        chips.append(((said, name, row.route), f'class="{classes}", {_look(family(kind), dashed)}'))
+    words = []
+    for direction in ("forward", "backward", "update"):
+        of = [row for row in sent if row.direction == direction]
+        if of:
+            n, size = sum(row.count for row in of), sum(row.bytes * row.count for row in of)
+            words.append(
+                f"{direction}: {some(n, 'move')}, {volume(size)} a rank, {duration(sum(row.spent for row in of))}"
+            )
+    chips.append((tuple(words), f'shape=plaintext, style=solid, fontcolor="{LINE}"'))
+    width = max(_width(lines) for lines, _ in chips)
+    for k, (lines, look) in enumerate(chips):
+        yield f'    "legend {k}" [label={_quoted(lines, left=True)}, {look}, width={width:.2f}]'
+    for k in range(0, len(chips), ACROSS):
+        names = [f'"legend {n}"' for n in range(k, min(k + ACROSS, len(chips)))]
+        yield f"    {{ rank=same; edge [style=invis]; {' -> '.join(names)} }}"
+    for k in range(ACROSS, len(chips)):
+        yield f'    "legend {k - ACROSS}" -> "legend {k}" [style=invis]'
+    yield "  }"
+    first = max(levels, key=lambda name: levels[name])
+    yield f'  "legend {(len(chips) - 1) // ACROSS * ACROSS}" -> {_quoted([first])} [style=invis]'
+
+
+def _roomy(text: str) -> str:
+    """A line with spaces around it, as other fonts may be wider than the one that Graphviz thinks of."""
+    room = " " * (2 + len(text) // 5)
+    return _quoted([room + text + room])
+
+
+def _quoted(lines: Sequence[str], left: bool = False) -> str:
+    """A DOT string of these lines, centred or to the left; a backslash or a quote in them stands for itself."""
+    plain = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"' + ("".join(f"{line}\\l" for line in plain) if left else "\\n".join(plain)) + '"'

@@ -1,0 +1,200 @@
+"""Inserting the moves: from a logical graph and what was chosen for each of its parts to the physical graph.
+
+A value is moved once for each way in which it is wanted. One with several users is moved as its copy lies first, and on
+from there, as it was priced.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...placement import Placement
+from ...sbp import Layout
+from ...sbp.call import Ref, refs_in
+from ...sbp.joint.homes import Homes
+from ...sbp.joint.prices import Lie
+from ...sbp.joint.sources import Stored
+from ...sbp.joint.spread import Spread
+from ...sbp.joint.ways import Option
+from ...sbp.logical import Logical, LogicalOp, Origin
+from .physical import Box, Graph, Op, Source, Step, Value, Var
+from .transpose import with_backs
+
+__all__ = ["Choice", "insert"]
+
+NOWHERE = Origin()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: for each source and op in order, and by number for tensors of several users and results."""
+
+    sources: Sequence[Stored]
+    ops: Sequence[Option | Spread]
+    copies: Mapping[int, tuple[Placement, Lie]]
+    results: Mapping[int, Lie]
+
+
+def insert(logical: Logical, where: Homes, choice: Choice, name: str = "graph") -> tuple[Graph, dict[int, str]]:
+    """The physical graph, with the moves of gradients; and what each value of the logical graph is called in it."""
+    made = _Insertion(logical, choice)
+    sources = [made.source(n, stored, where.sources[n]) for n, stored in enumerate(choice.sources)]
+    scope = _Scope(logical, {n: s.value.name for n, s in enumerate(sources)})
+    for op, chosen, there in zip(logical.ops, choice.ops, where.ops, strict=True):
+        made.run(scope, op, chosen, there)
+    home = dict(enumerate(where.sources)) | {
+        n: there for op, there in zip(logical.ops, where.ops, strict=True) for n in op.numbers
+    }
+    numbers = {s.name: n for n, s in enumerate(logical.sources)}
+    writes = {
+        buffer: made.wanted(scope, n, choice.sources[numbers[buffer]].lie, where.sources[numbers[buffer]])
+        for buffer, n in logical.writes.items()
+    }
+    results = {n: made.wanted(scope, n, lie, home[n]) for n, lie in choice.results.items()}
+    losses = tuple(
+        (scope.names[loss.number], None if loss.gradient is None else scope.names[loss.gradient])
+        for loss in logical.losses
+    )
+    graph = Graph(
+        name,
+        tuple(sources),
+        tuple(made.steps),
+        result=_named(logical.result, results),
+        losses=losses,
+        writes=writes,
+    )
+    return with_backs(graph), scope.names
+
+
+@dataclass
+class _Scope:
+    """The names of a graph's values; formulas that ops are taken apart into have scopes of their own."""
+
+    logical: Logical
+    names: dict[int, str]
+    prefix: str = ""
+    origin: Origin | None = None
+
+
+class _Insertion:
+    def __init__(self, logical: Logical, choice: Choice) -> None:
+        self.choice = choice
+        self.steps: list[Step] = []
+        self.values: dict[str, Value] = {}
+        self.moved: dict[tuple[str, Layout], str] = {}
+        self.counts: dict[str, int] = {}
+        self.outer = logical
+
+    def source(self, number: int, stored: Stored, there: Placement) -> Source:
+        source = self.outer.sources[number]
+        of = _layout(source.fake, stored.lie, there)
+        trained = source.kind == "parameter" and source.requires_grad
+        home = _layout(source.fake, stored.home, there)
+        value = Value(self._fresh(source.name), of, source.requires_grad)
+        self.values[value.name] = value
+        return Source(value, source.kind, home if trained and home is not of else None)
+
+    def run(self, scope: _Scope, op: LogicalOp, chosen: Option | Spread, there: Placement) -> None:
+        """Put the ops of one call, with the moves that they need before them."""
+        if isinstance(chosen, Spread):
+            return self._spread(scope, op, chosen, there)
+        wanted = scope.logical.wants_grad
+        origin = scope.origin or op.origin
+        inputs = iter(
+            [self.wanted(scope, n, lie, there, origin) for n, lie in zip(op.inputs, chosen.inputs, strict=True)]
+        )
+        args, kwargs = _put(op, inputs)
+        base = scope.prefix or (f"{origin.module}." if origin.module else "")
+        base += op.op._schema.name.rpartition("::")[2]
+        outputs = []
+        for at, (n, y, lie) in enumerate(zip(op.numbers, op.outputs, chosen.outputs, strict=True)):
+            name = self._fresh(base if len(op.numbers) == 1 else f"{base}.{at}")
+            value = Value(name, _layout(y, lie if n in wanted else lie._replace(grads=()), there), n in wanted)
+            scope.names[n] = name
+            self.values[name] = value
+            outputs.append(value)
+        self.steps.append(Op(op.op, args, kwargs, tuple(outputs), op.grad, origin))
+
+    def _spread(self, scope: _Scope, op: LogicalOp, chosen: Spread, there: Placement) -> None:
+        inside = chosen.inside
+        names = {0: self.wanted(scope, op.inputs[0], chosen.lie, there, op.origin)}
+        kind = op.op._schema.name.rpartition("::")[2]
+        base = f"{op.origin.module}." if op.origin.module else ""
+        inner = _Scope(inside, names, f"{base}{kind}.", op.origin)
+        for part, option in zip(inside.ops, chosen.chosen, strict=True):
+            self.run(inner, part, option, there)
+        for outer, n in zip(op.numbers, refs_in(inside.result), strict=True):
+            scope.names[outer] = inner.names[n]
+
+    def wanted(self, scope: _Scope, number: int, lie: Lie, there: Placement, origin: Origin = NOWHERE) -> str:
+        """The name of a value as it is wanted, moved if it does not lie so."""
+        name = scope.names[number]
+        value = self.values[name]
+        if not value.grad:
+            lie = lie._replace(grads=())
+        copy = self.choice.copies.get(number) if scope.logical is self.outer else None
+        if copy is not None:
+            at, between = copy
+            if not value.grad:
+                between = between._replace(grads=())
+            name = self._move(name, name, _like(value.layout, between, at), origin)
+        return self._move(scope.names[number], name, _like(value.layout, lie, there), origin)
+
+    def _move(self, of: str, source: str, to: Layout, origin: Origin) -> str:
+        """One move of `source`, which is the value `of` in some layout; what is there already is taken."""
+        if self.values[of].layout is to:
+            return of
+        known = self.moved.get((of, to))
+        if known is None:
+            value = Value(self._fresh(f"{of}@1"), to, self.values[of].grad)
+            self.values[value.name] = value
+            self.steps.append(Box(source, value, origin))
+            known = self.moved[of, to] = value.name
+        return known
+
+    def _fresh(self, base: str) -> str:
+        """A name that no other value has: `mul`, `mul_1`, and `x@1`, `x@2` for what is moved."""
+        count = self.counts.get(base, 0)
+        self.counts[base] = count + 1
+        if base.endswith("@1"):
+            return base[:-1] + str(count + 1)
+        return base if not count else self._fresh(f"{base}_{count}")
+
+
+def _put(op: LogicalOp, names: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with Vars, in the schema's order, in which the inputs come."""
+    at = {p.name: i for i, p in enumerate(op.op._schema.arguments)}
+    args = tuple(_replaced(a, names) for a in op.args)
+    order = sorted(op.kwargs, key=lambda name: at.get(name, len(at)))
+    found = {name: _replaced(op.kwargs[name], names) for name in order}
+    return args, found
+
+
+def _replaced(value: Any, names: Any) -> Any:
+    if isinstance(value, Ref):
+        return Var(next(names))
+    if isinstance(value, list | tuple):
+        return type(value)([_replaced(part, names) for part in value])
+    return value
+
+
+def _named(value: Any, names: Mapping[int, str]) -> Any:
+    if isinstance(value, Ref):
+        return Var(names[value.number])
+    if isinstance(value, list | tuple):
+        return type(value)([_named(part, names) for part in value])
+    if isinstance(value, dict):
+        return {key: _named(part, names) for key, part in value.items()}
+    return value
+
+
+def _layout(fake: Tensor, lie: Lie, there: Placement) -> Layout:
+    is_float = fake.dtype.is_floating_point or fake.dtype.is_complex
+    return Layout(there, lie.state, tuple(fake.shape), fake.dtype, lie.grads if is_float else ())
+
+
+def _like(of: Layout, lie: Lie, there: Placement) -> Layout:
+    is_float = of.dtype.is_floating_point or of.dtype.is_complex
+    return Layout(there, lie.state, of.shape, of.dtype, lie.grads if is_float else ())

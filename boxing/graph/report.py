@@ -1,0 +1,315 @@
+"""What a graph costs and why: time, memory of each rank, every move, every op with the choice it was given.
+
+    print(report)              tables as text
+    report.dict()              the same for a program
+    report.html("step.html")   a page of its own, with the picture
+
+What nobody told (costs of ops, memory, how the choice was made) is said to be unknown, never guessed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...sbp import Layout
+from ..look import duration, volume
+from .blocks import Blocks
+from .ledger import MoveRow, Total, moves_of, totals
+from .physical import Graph, Op
+from .scene import lie, op_name
+
+__all__ = [
+    "Cost",
+    "Held",
+    "Memory",
+    "OpRow",
+    "Report",
+    "Solution",
+    "change",
+    "headline",
+    "moves_of",
+    "ops_of",
+    "time_line",
+    "totals",
+]
+
+SHOWN = 24  # rows of a table of text
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the chooser knows of one op: its seconds, and by how many more the next best signature would cost."""
+
+    of: int | str  # its place among the steps of the graph, or the name of what it makes
+    seconds: float
+    runner_up: str = ""
+    extra: float = 0.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes."""
+
+    parameters: int
+    gradients: int
+    states: int
+    activations: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of each rank, and how much there is on each, if that is known."""
+
+    ranks: Mapping[int, Held]
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound."""
+
+    optimum: float
+    greedy: float | None = None
+    bound: float | None = None
+    method: str = ""
+    spent: float | None = None  # seconds that choosing took
+
+    @property
+    def proved(self) -> bool:
+        """Whether no choice can be better."""
+        return self.bound is not None and self.optimum <= self.bound * (1 + 1e-9)
+
+    def __str__(self) -> str:
+        text = duration(self.optimum) + (f" by {self.method}" if self.method else "")
+        text += f" in {duration(self.spent)}" if self.spent is not None else ""
+        if self.greedy is not None:
+            more = f" ({self.greedy / self.optimum - 1:+.0%})" if self.optimum else ""
+            text += f"; op after op would give {duration(self.greedy)}{more}"
+        if self.bound is not None:
+            text += "; proved best" if self.proved else f"; none is below {duration(self.bound)}"
+        return text
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op, or `count` equal ones of repeated blocks; seconds are of one of them."""
+
+    op: str
+    module: str
+    inputs: tuple[str, ...]  # signatures
+    outputs: tuple[str, ...]
+    seconds: float | None = None
+    runner_up: str = ""
+    extra: float = 0.0
+    line: str = ""
+    count: int = 1
+
+    @property
+    def signature(self) -> str:
+        return f"{', '.join(self.inputs)} -> {', '.join(dict.fromkeys(self.outputs))}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A graph with what is known of it; `exposed` are seconds of moves during which nothing is computed."""
+
+    graph: Graph
+    costs: Sequence[Cost] = ()
+    memory: Memory | None = None
+    solution: Solution | None = None
+    exposed: float | None = None
+
+    @cached_property
+    def moves(self) -> list[MoveRow]:
+        return moves_of(self.graph)
+
+    @cached_property
+    def totals(self) -> list[Total]:
+        return totals(self.moves)
+
+    @cached_property
+    def ops(self) -> list[OpRow]:
+        return ops_of(self.graph, self.costs)
+
+    @property
+    def compute(self) -> float | None:
+        """Seconds of all ops, if any are known."""
+        return sum(cost.seconds for cost in self.costs) if self.costs else None
+
+    @property
+    def moving(self) -> float:
+        """Seconds of all moves, one after the other."""
+        return sum(total.seconds for total in self.totals)
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds of a step; where nobody told what is exposed, as if nothing overlapped."""
+        return None if self.compute is None else self.compute + (self.moving if self.exposed is None else self.exposed)
+
+    @property
+    def placements(self) -> list[str]:
+        return list(dict.fromkeys(str(value.layout.placement) for value in self.graph.values.values()))
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self))
+
+    def html(self, path: str | Path | None = None) -> str:
+        """A page that needs nothing from elsewhere; written to the path if there is one."""
+        from .page import page
+
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts, numbers and text, as json has them."""
+        chosen = self.solution and {**asdict(self.solution), "proved": self.solution.proved}
+        return {
+            "name": self.graph.name,
+            "placements": self.placements,
+            "time": {
+                "predicted": self.predicted,
+                "compute": self.compute,
+                "moves": self.moving,
+                "exposed": self.exposed,
+            },
+            "choice": chosen,
+            "memory": self.memory
+            and {
+                "limit": self.memory.limit,
+                "ranks": {str(rank): asdict(held) for rank, held in self.memory.ranks.items()},
+            },
+            "moves": [_move(row) for row in self.moves],
+            "totals": [_total(total) for total in self.totals],
+            "ops": [{**asdict(row), "inputs": list(row.inputs), "outputs": list(row.outputs)} for row in self.ops],
+        }
+
+
+def ops_of(graph: Graph, costs: Iterable[Cost] = ()) -> list[OpRow]:
+    """Every op in the order of the graph; equal ones of repeated blocks are one row with a count."""
+    blocks, known = Blocks(graph), {cost.of: cost for cost in costs}
+    rows: dict[OpRow, OpRow] = {}
+    for at, step in enumerate(graph.steps):
+        if not isinstance(step, Op):
+            continue
+        names = (y.name for y in step.outputs)
+        cost = known.get(at) or next((known[name] for name in names if name in known), None)
+        module = blocks.generic(step.origin.module, step.origin.block)
+        inputs = tuple(lie(graph.layout(name)) for name in step.inputs)
+        outputs = tuple(lie(y.layout) for y in step.outputs)
+        row = OpRow(op_name(step.op), module, inputs, outputs, line=step.origin.line)
+        if cost:
+            row = replace(row, seconds=cost.seconds, runner_up=cost.runner_up, extra=cost.extra)
+        before = rows.get(row)
+        rows[row] = replace(row, count=before.count + 1) if before else replace(row, module=step.origin.module)
+    return list(rows.values())
+
+
+def _move(row: MoveRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "direction": row.direction,
+        "from": str(row.src),
+        "to": str(row.dst),
+        "route": [{"kind": way.kind, "axes": list(way.axes)} for way in row.ways],
+        "bytes": row.bytes,
+        "total": row.total,
+        "seconds": row.seconds,
+        "count": row.count,
+        "module": row.module,
+        "line": row.line,
+    }
+
+
+def _total(of: Total) -> dict[str, Any]:
+    return {**asdict(of), "ways": [{"kind": way.kind, "axes": list(way.axes)} for way in of.ways], "route": of.route}
+
+
+def change(src: Layout, dst: Layout) -> str:
+    """From which signature to which, and where to if that is elsewhere."""
+    there = "" if src.placement is dst.placement else f" on {dst.placement}"
+    return f"{lie(src)} -> {lie(dst)}{there}"
+
+
+def headline(report: Report) -> str:
+    ops = sum(isinstance(step, Op) for step in report.graph.steps)
+    return f"{report.graph.name}: {ops} ops, {len(report.graph.boxes)} moves on {', '.join(report.placements)}"
+
+
+def time_line(report: Report) -> str:
+    """Seconds of a step in words."""
+    exposed = "exposed unknown" if report.exposed is None else f"{duration(report.exposed)} of them exposed"
+    moves = f"moves {duration(report.moving)}, {exposed}"
+    if report.compute is None or report.predicted is None:
+        return f"compute unknown; {moves}"
+    return f"{duration(report.predicted)} predicted: compute {duration(report.compute)}, {moves}"
+
+
+def _text(report: Report) -> Iterator[str]:
+    yield headline(report)
+    yield f"  time    {time_line(report)}"
+    yield f"  choice  {report.solution or 'unknown'}"
+    yield ""
+    yield from _memory(report.memory)
+    sent = [row for row in report.moves if not row.free]
+    free = sum(row.count for row in report.moves if row.free)
+    yield ""
+    yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
+    rows = [
+        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
+         change(r.src, r.dst), r.route, r.line)
+        for r in sent[:SHOWN]
+    ]  # fmt: skip
+    yield from _table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
+    if len(sent) > SHOWN:
+        left = sum(r.spent for r in sent[SHOWN:])
+        yield f"  and {len(sent) - SHOWN} more of {duration(left)}"
+    yield ""
+    yield "totals"
+    of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in report.totals]
+    yield from _table(("time", "a rank", "", "", "route"), of, "rr")
+    yield ""
+    yield "ops"
+    yield from _ops(report)
+
+
+def _memory(memory: Memory | None) -> Iterator[str]:
+    if memory is None:
+        yield "memory: unknown"
+        return
+    most = max((held.total for held in memory.ranks.values()), default=0)
+    full = memory.limit or most or 1
+    yield f"memory of a rank{f', of {volume(memory.limit)}' if memory.limit else ''}"
+    rows = []
+    for rank, held in memory.ranks.items():
+        bar = "#" * min(24, round(24 * held.total / full))
+        over = "  too much" if memory.limit and held.total > memory.limit else ""
+        parts = map(volume, (held.parameters, held.gradients, held.states, held.activations, held.total))
+        rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}"))
+    yield from _table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
+
+
+def _ops(report: Report) -> Iterator[str]:
+    rows = []
+    for row in report.ops:
+        cost = "?" if row.seconds is None else duration(row.seconds * row.count)
+        other = f"{row.runner_up} (+{duration(row.extra)})" if row.runner_up else ""
+        many = f"x {row.count}" if row.count > 1 else ""
+        rows.append((cost, many, row.module, row.op, row.signature, other, row.line))
+    yield from _table(("time", "", "module", "op", "signature", "runner-up", "line"), rows, "r")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+    """Rows in columns; the first ones to the right where `sides` says r. Columns without anything are left out."""
+    if not rows:
+        yield "  none"
+        return
+    kept = [c for c in range(len(heads)) if any(row[c] for row in rows)]
+    wide = {c: max(len(row[c]) for row in [heads, *rows]) for c in kept}
+    for row in [heads, *rows]:
+        cells = (row[c].rjust(wide[c]) if sides[c : c + 1] == "r" else row[c].ljust(wide[c]) for c in kept)
+        yield ("  " + "  ".join(cells)).rstrip()

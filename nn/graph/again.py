@@ -1,0 +1,59 @@
+"""What a segment's backward reads of its inputs, found by running it on tensors without values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...boxing.graph.physical import Graph
+from ...sbp.call import fill, tensors_in
+from .local import metas, renamed
+from .segments import Segment
+
+__all__ = ["read_again"]
+
+
+def read_again(graph: Graph, segment: Segment) -> frozenset[str]:
+    """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
+    held = metas([graph.layout(name) for name in segment.inputs])
+    if not segment.wants:
+        return frozenset()
+    values = {
+        name: x.requires_grad_() if name in segment.wants else x for name, x in zip(segment.inputs, held, strict=True)
+    }
+    try:
+        with _kept() as memory:
+            _run(segment, values)
+    except Exception:  # an op without a meta function: then all it might read
+        return frozenset(segment.inputs)
+    return frozenset(name for name in segment.inputs if values[name].untyped_storage()._cdata in memory)
+
+
+@contextmanager
+def _kept() -> Iterator[set[int]]:
+    """The memory of all tensors that autograd keeps meanwhile; they stay, so that no number is used twice."""
+    held: list[Tensor] = []
+    memory: set[int] = set()
+
+    def pack(x: Tensor) -> Tensor:
+        held.append(x)
+        memory.add(x.untyped_storage()._cdata)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        yield memory
+
+
+def _run(segment: Segment, values: dict[str, Tensor]) -> None:
+    for op in segment.ops:
+        number = {name: i for i, name in enumerate(op.inputs)}
+        given = [values[name] for name in op.inputs]
+        kwargs = renamed(dict(op.kwargs), number)
+        if not given and "device" in {parameter.name for parameter in op.op._schema.arguments}:
+            kwargs["device"] = "meta"
+        with torch.set_grad_enabled(op.grad):
+            made = op.op(*fill(renamed(op.args, number), given), **fill(kwargs, given))
+        for y, value in zip(op.outputs, tensors_in(made), strict=True):
+            values[y.name] = value

@@ -1,0 +1,163 @@
+"""Backends: from a local segment to a callable forward and backward.
+
+    autograd   torch runs the ops and keeps what its backward needs; right for anything
+    code       both are traced once and run as generated Python, outside autograd
+    inductor   both are traced once and compiled to kernels
+    auto       inductor on CUDA where it works, else code
+
+One that cannot take a segment hands it on to the one above it, and says why in `reason`. All keep to one convention:
+forward(*inputs) returns the outputs and, last, a tuple of what was saved; backward(*saved, *again, *cotangents) returns
+the gradients of the wanted inputs, where `again` are the inputs of these numbers.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...placement.errors import MissingError, ShapeError
+from .joint import Traced, gradients, trace
+from .local import Local
+
+__all__ = ["Backend", "Compiled", "compiled"]
+
+Backend: TypeAlias = Literal["auto", "autograd", "code", "inductor"]
+Function: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A segment that can run, and what it is: the backend, and why an earlier choice was passed over."""
+
+    forward: Function
+    backward: Function | None
+    again: tuple[int, ...]
+    owns: tuple[bool, ...]  # for each gradient, whether its memory is nobody else's
+    backend: Backend
+    reason: str = ""
+
+
+def compiled(local: Local, backend: Backend) -> Compiled:
+    """The segment by this backend, or by the next that can."""
+    reasons: list[str] = []
+    cuda = any(spec.device.type == "cuda" for spec in (*local.inputs, *local.makes))
+    for name in _order(backend, cuda):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of its own parts; where they are errors, so too
+                return replace(_BY[name](local), reason="; ".join(reasons))
+        except ShapeError:
+            raise  # the rule is wrong, and stays so
+        except Exception as error:  # whatever a tracer or compiler may say
+            reasons.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    raise AssertionError(reasons)
+
+
+def _order(backend: Backend, cuda: bool) -> tuple[Backend, ...]:
+    if backend == "auto":
+        backend = "inductor" if cuda and inductor_works() else "code"
+    chain: tuple[Backend, ...] = ("inductor", "code", "autograd")
+    return chain[chain.index(backend) :]
+
+
+def by_autograd(local: Local) -> Compiled:
+    wants = frozenset(local.wants)
+
+    def forward(*inputs: Tensor) -> tuple[Any, ...]:
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() if i in wants else x.detach() for i, x in enumerate(inputs)]
+            outputs = local.run(leaves)
+        return *(y.detach() for y in outputs), ((leaves, outputs),)
+
+    def backward(saved: tuple[list[Tensor], list[Tensor]], *cotangents: Tensor) -> tuple[Tensor, ...]:
+        leaves, outputs = saved
+        with torch.enable_grad():
+            return tuple(gradients(local, leaves, outputs, cotangents))
+
+    def plain(*inputs: Tensor) -> tuple[Any, ...]:
+        return *local.run(inputs), ()
+
+    if not wants:
+        return Compiled(plain, None, (), (), "autograd")
+    return Compiled(forward, backward, (), (False,) * len(wants), "autograd")
+
+
+def by_code(local: Local) -> Compiled:
+    made = trace(local)
+    backward = made.backward and made.backward.forward
+    return Compiled(made.forward.forward, backward, made.again, made.owns, "code")
+
+
+@cache
+def inductor_works() -> bool:
+    """Whether inductor can compile for CUDA here."""
+    from torch.utils._triton import has_triton
+
+    return bool(torch.cuda.is_available() and has_triton())
+
+
+def by_inductor(local: Local) -> Compiled:
+    from torch._inductor import compile_fx, decomposition
+
+    inner = getattr(compile_fx, "compile_fx_inner", None)
+    table = getattr(decomposition, "select_decomp_table", None)
+    if inner is None or table is None:
+        raise MissingError(f"torch {torch.__version__} has no compile_fx_inner\n  use backend='code'")
+    made = trace(local, table(), strided=True)
+    count, saved = len(local.outputs), made.saved
+    run = _kernels(inner, made, made.forward, backward=False)
+
+    def forward(*inputs: Tensor) -> tuple[Any, ...]:
+        out = run(inputs)
+        return *out[:count], tuple(out[count : count + saved])
+
+    if made.backward is None:
+        return Compiled(forward, None, (), (), "inductor")
+    rerun = _kernels(inner, made, made.backward, backward=True)
+
+    def backward(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(rerun(values))
+
+    return Compiled(forward, backward, made.again, made.owns, "inductor")
+
+
+def _kernels(inner: Any, made: Traced, module: Any, *, backward: bool) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
+    """A graph compiled; tensors that lie in memory otherwise than it counts on are copied first."""
+    from torch._guards import TracingContext, tracing
+
+    graph = module.graph
+    (result,) = graph.output_node().args
+    flat = [node for part in result for node in (part if isinstance(part, tuple) else (part,))]
+    graph.output_node().args = (tuple(flat),)
+    module.recompile()
+    examples = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    with torch.no_grad(), tracing(TracingContext(made.fakes)):
+        run = inner(module, examples, is_backward=backward)
+    strides = [tuple(x.stride()) for x in examples]
+    sizes = [tuple(x.shape) for x in examples]
+
+    def call(values: Sequence[Tensor]) -> Sequence[Any]:
+        given = [
+            x if x.stride() == stride or not x.numel() else _restrided(x, size, stride)
+            for x, size, stride in zip(values, sizes, strides, strict=True)
+        ]
+        del values
+        out: Sequence[Any] = run(given)
+        return out
+
+    return call
+
+
+def _restrided(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+_BY: dict[Backend, Callable[[Local], Compiled]] = {
+    "autograd": by_autograd,
+    "code": by_code,
+    "inductor": by_inductor,
+}

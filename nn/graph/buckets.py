@@ -1,0 +1,124 @@
+"""Buckets: the gradients of many parameters brought together in one exchange.
+
+    all_reduce        the local gradients behind each other, as one line of addends that becomes whole
+    reduce_scatter    each cut into what the ranks are to hold, as one row a rank, of which each gets its own
+
+What is sent is what the moves would have sent one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...boxing.graph.physical import Back, Graph
+from ...placement import Placement
+from ...sbp import Layout, State
+
+__all__ = ["LIMIT", "Packed", "bucketed", "packed"]
+
+LIMIT = 25 * 2**20  # bytes
+
+# What members of a bucket have in common: kind, placement, axes, dtype.
+Kind: TypeAlias = tuple[str, Placement, tuple[int, ...], torch.dtype]
+Pair: TypeAlias = tuple[Layout, Layout]
+
+
+def bucketed(graph: Graph, limit: int = LIMIT) -> Graph:
+    """The graph with the moves of its parameters' gradients in buckets of up to `limit` bytes, in backward order."""
+    parameters = {s.value.name for s in graph.sources if s.kind == "parameter"}
+    open_: dict[Kind, tuple[int, int]] = {}  # number and bytes so far
+    count = 0
+    backs = []
+    for move in graph.backs:
+        kind = _kind(move) if move.into in parameters else None
+        if kind is not None:
+            size = prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
+            number, held = open_.get(kind, (-1, limit))
+            if held + size > limit:
+                number, held, count = count, 0, count + 1
+            open_[kind] = number, held + size
+            move = replace(move, bucket=number)
+        backs.append(move)
+    return replace(graph, backs=tuple(backs))
+
+
+def _kind(move: Back) -> Kind | None:
+    """What a move may be put together with; None if it has to go alone."""
+    src, dst = move.src, move.dst
+    ways = move.plan.moves
+    if len(ways) != 1 or src.placement is not dst.placement or not src.numel:
+        return None
+    if len({src.local_shape(rank) for rank in src.placement.flat}) > 1:
+        return None
+    kind = {"all_reduce_once": "all_reduce"}.get(ways[0].kind, ways[0].kind)
+    axes = ways[0].axes
+    if kind == "all_reduce" and set(axes) == set(src.state.partial):
+        return kind, src.placement, axes, src.dtype
+    if kind == "reduce_scatter" and set(axes) == set(src.state.partial) and _dim(src, dst, axes) is not None:
+        return kind, src.placement, axes, src.dtype
+    return None
+
+
+def _dim(src: Layout, dst: Layout, axes: tuple[int, ...]) -> int | None:
+    """The dim that a reduce_scatter cuts, if every rank's share of it lies in one piece and all are as large."""
+    ranks = prod(src.placement.shape[a] for a in axes)
+    changed = [d for d, (a, b) in enumerate(zip(src.state.dims, dst.state.dims, strict=True)) if a != b]
+    if len(changed) != 1:
+        return None
+    (d,) = changed
+    size = src.local_shape(src.placement.flat[0])[d]
+    joined = dst.state.dims[d] == (*src.state.dims[d], *axes)
+    return d if joined and size % ranks == 0 and all(a >= 0 for a in src.state.dims[d]) else None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The one move of a bucket, and how gradients get into and out of it on each rank."""
+
+    src: Layout
+    dst: Layout
+    pack: Callable[[Sequence[Tensor]], Tensor]
+    unpack: Callable[[Tensor], list[Tensor]]
+
+
+def packed(pairs: Sequence[Pair]) -> Packed:
+    """The bucket of moves that `bucketed` found alike."""
+    src, dst = pairs[0]
+    where, axes = src.placement, src.state.partial
+    others = tuple(a for a, n in enumerate(where.shape) if n > 1 and a not in axes)
+    sizes = [prod(a.local_shape(where.flat[0])) for a, _ in pairs]
+    apart = prod(where.shape[a] for a in others)  # each of these groups has an exchange of its own
+    shapes = [b.local_shape(where.flat[0]) for _, b in pairs]
+    if src.state.dims == dst.state.dims:
+        line = Layout(where, State((others,), axes), (sum(sizes) * apart,), src.dtype)
+        return Packed(
+            line,
+            line.with_state(State((others,))),
+            lambda parts: torch.cat([part.reshape(-1) for part in parts]),
+            lambda whole: [x.view(shape) for x, shape in zip(torch.split(whole, sizes), shapes, strict=True)],
+        )
+    dims = [next(d for d, cut in enumerate(b.state.dims) if cut != a.state.dims[d]) for a, b in pairs]
+    order = dst.state.dims[dims[0]][len(src.state.dims[dims[0]]) :]
+    ranks = prod(where.shape[a] for a in order)
+    rows = Layout(where, State(((), others), axes), (ranks, sum(sizes) // ranks * apart), src.dtype)
+
+    def pack(parts: Sequence[Tensor]) -> Tensor:
+        cut = [_rows(part, d, ranks) for part, d in zip(parts, dims, strict=True)]
+        return torch.cat(cut, 1)
+
+    def unpack(row: Tensor) -> list[Tensor]:
+        pieces = torch.split(row.view(-1), [size // ranks for size in sizes])
+        return [x.view(shape) for x, shape in zip(pieces, shapes, strict=True)]
+
+    return Packed(rows, rows.with_state(State((order, others))), pack, unpack)
+
+
+def _rows(part: Tensor, dim: int, ranks: int) -> Tensor:
+    """One row for each rank along a dim."""
+    shape = part.shape
+    cut = part.reshape(*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :])
+    return cut.movedim(dim, 0).reshape(ranks, -1)

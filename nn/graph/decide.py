@@ -1,0 +1,107 @@
+"""Deciding: a captured graph, its placements and limits in; the physical graph that costs least out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...boxing.graph.insert import Choice, insert
+from ...boxing.graph.physical import Graph
+from ...boxing.look import volume
+from ...placement import Placement, default_cluster
+from ...placement.errors import SbpError
+from ...sbp import Sbp, State
+from ...sbp.joint.formulate import Demands, Formulated, formulate
+from ...sbp.joint.homes import homes
+from ...sbp.joint.solve import Solution, solve
+from ...sbp.logical import Logical, LogicalOp
+from .expand import expand, formula_of
+
+__all__ = ["Decided", "Pins", "decide"]
+
+Pins: TypeAlias = Mapping[str, tuple[Sbp, ...] | State]
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """The graph that runs, and how it was found."""
+
+    graph: Graph
+    logical: Logical
+    formulated: Formulated
+    solution: Solution
+    names: Mapping[int, str]  # of the logical graph's values in the graph
+
+
+def decide(
+    logical: Logical,
+    placement: Placement | None,
+    *,
+    pins: Callable[[Mapping[str, Placement]], Pins] = lambda homes: {},
+    states: int = 0,
+    limit: float | None = None,
+    name: str = "graph",
+) -> Decided:
+    """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
+
+    `pins` is asked which sources must lie how, once it is known where they live.
+    With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces.
+    """
+    first = homes(logical, placement)
+    ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
+    logical = expand(logical, lambda op: ranks.get(id(op), 2))
+    where = homes(logical, placement)
+    pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
+    demands = Demands(pinned, states, limit is not None)
+    posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
+    solution = solve(posed.problem, limit=limit)
+    _check(solution, pinned, limit)
+    choice = _choice(posed, solution, where.sources, where.ops)
+    graph, names = insert(logical, where, choice, name)
+    return Decided(graph, logical, posed, solution, names)
+
+
+class _Formulas:
+    """What ops are along a split dim; equal ones are captured once."""
+
+    def __init__(self, logical: Logical) -> None:
+        self.logical = logical
+        self.known: dict[object, Logical | None] = {}
+
+    def __call__(self, op: LogicalOp) -> Logical | None:
+        call = self.logical.call(op)
+        key = (op.op, tuple((tuple(x.shape), x.dtype) for x in call.inputs), str(op.args), str(op.kwargs), op.grad)
+        if key not in self.known:
+            self.known[key] = formula_of(op, call)
+        return self.known[key]
+
+
+def _choice(
+    posed: Formulated, solution: Solution, sources: tuple[Placement, ...], ops: tuple[Placement, ...]
+) -> Choice:
+    stored, chosen, copies, results = {}, {}, {}, {}
+    for node, k in zip(posed.nodes, solution.choice, strict=True):
+        taken = node.candidates[k]
+        if node.kind == "source":
+            stored[node.index] = taken
+        elif node.kind == "op":
+            chosen[node.index] = posed.spreads.get((node.index, k), taken)
+        elif node.kind == "copy":
+            copies[node.index] = posed.copy_homes[node.index], taken
+        else:
+            results[node.index] = taken
+    return Choice([stored[n] for n in range(len(sources))], [chosen[n] for n in range(len(ops))], copies, results)
+
+
+def _check(solution: Solution, pins: Pins, limit: float | None) -> None:
+    if limit is not None and not solution.fits:
+        raise SbpError(
+            f"no plan fits into {volume(limit)} a rank\n"
+            f"  the one that needs least takes {volume(solution.least)}: parameters, gradients, optimizer states and "
+            "what the backward keeps\n  use more ranks, a smaller batch, or a higher memory= limit"
+        )
+    if not solution.choice:
+        said = ", ".join(f"{name}: {sbp}" for name, sbp in list(pins.items())[:4])
+        raise SbpError(
+            f"no choice of signatures fits what was asked for\n  pinned are {said or 'none'}\n"
+            "  take back one by flow.nn.shard(model, {name: None})"
+        )

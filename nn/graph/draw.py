@@ -1,0 +1,60 @@
+"""Draws: random numbers of whole tensors, of which every rank keeps its part; the numbers are those of one device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...boxing.graph.physical import Graph
+from ...placement.errors import SbpError
+from ...placement.world import device, owned
+from ...sbp.call import fill, tensors_in
+from .. import seeds
+from .local import part, placed, renamed
+from .segments import Draw
+
+__all__ = ["Drawer"]
+
+
+class Drawer:
+    """Runs one op that draws, once a process, with torch's own generator; also where this process keeps no part,
+    so that every process's generator goes the same way."""
+
+    def __init__(self, graph: Graph, draw: Draw) -> None:
+        op = draw.op
+        self.op, self.outputs = op.op, [y.layout for y in op.outputs]
+        self.where = self.outputs[0].placement
+        here = owned(self.where)
+        self.device = device(self.where, here[0]) if here else torch.device(self.where.type)
+        number = {name: i for i, name in enumerate(op.inputs)}
+        self.args: Any = renamed(op.args, number)
+        kwargs: Any = renamed(dict(op.kwargs), number)
+        self.kwargs = kwargs if op.inputs else placed(op.op, kwargs, self.device)
+        self.reads = bool(draw.inputs)
+        self.layouts = [graph.layout(name) for name in op.inputs]
+        for of in self.layouts if self.reads else ():
+            if of.state.split or of.state.partial:
+                raise SbpError(
+                    f"{op.op} draws by the values of a tensor that lies as {of.lie}, at {op.origin.line or 'no line'}\n"
+                    "  random numbers are drawn for the whole tensor; it has to be B there"
+                )
+
+    def __call__(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The owned parts of each output; `inputs` are the owned shards of each input, where values matter."""
+        seeds.agree(self.where)
+        if inputs and inputs[0]:
+            given = [held[0] for held in inputs]
+        elif self.reads:  # of values that are elsewhere: as many numbers are drawn of any others
+            given = [torch.full(of.shape, 0.5, device=self.device).to(of.dtype) for of in self.layouts]
+        else:
+            given = [torch.empty(of.shape, dtype=of.dtype, device=self.device) for of in self.layouts]
+        wholes = tensors_in(self.op(*fill(self.args, given), **fill(self.kwargs, given)))
+        here = owned(self.where)
+        if len(here) == 1 and not any(of.state.split or of.state.partial for of in self.outputs):
+            return [(whole,) for whole in wholes]
+        # A view of the whole would keep all of it alive.
+        return [
+            tuple(part(whole, of, rank).to(device(self.where, rank), copy=True) for rank in here)
+            for whole, of in zip(wholes, self.outputs, strict=True)
+        ]

@@ -1,0 +1,209 @@
+"""Ops taken apart before signatures are chosen: losses and statistics into sums that may be partial, what has no rule
+into what has, and dropout into random numbers and a product.
+
+On one rank only what draws random numbers is taken apart, so that these are the same on any placement.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...placement import Placement
+from ...placement.grid import placement as make_placement
+from ...sbp import Layout
+from ...sbp.call import Call, Ref, fill, refs_in
+from ...sbp.joint.ways import answer_of
+from ...sbp.logical import Logical, LogicalOp, Source
+from ...sbp.registry import has_rule
+from ...sbp.state import State
+from .. import composites
+from ..capture import Captured, capture
+
+__all__ = ["expand", "formula_of"]
+
+ALWAYS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
+ALONG = {"softmax.int", "_softmax", "log_softmax.int", "_log_softmax", "logsumexp", "var.correction", "std.correction"}
+KEPT = {"scaled_dot_product_attention"}  # taken apart on fakes it may become another kernel than the device's
+
+
+def expand(logical: Logical, ranks: Callable[[LogicalOp], int]) -> Logical:
+    """The graph with such ops replaced by what they are made of; `ranks` says on how many an op may run."""
+    taken = _Apart(logical)
+    for op in logical.ops:
+        taken.put(op, ranks(op))
+    return taken.made()
+
+
+class _Apart:
+    def __init__(self, logical: Logical) -> None:
+        self.logical = logical
+        self.ops: list[LogicalOp] = []
+        self.same: dict[int, int] = {}  # a value that is another, since an op turned out to do nothing
+        self.next = max(logical.fakes, default=-1) + 1
+        self.fakes = dict(logical.fakes)
+
+    def put(self, op: LogicalOp, ranks: int) -> None:
+        op = replace(op, args=self._renamed(op.args), kwargs=self._renamed(dict(op.kwargs)))
+        call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+        function = _formula(call, ranks)
+        if function is None:
+            self.ops.append(op)
+            self.fakes.update(zip(op.numbers, op.outputs, strict=True))
+            return
+        seen = _captured(function, call, op)
+        if seen is None:
+            self.ops.append(op)
+            return
+        names = dict(enumerate(op.inputs))
+        for node in seen.nodes:
+            for n, y in zip(node.numbers, node.outputs, strict=True):
+                if n not in names:
+                    names[n] = self.next
+                    self.fakes[self.next] = y
+                    self.next += 1
+            refs = {n: Ref(m) for n, m in names.items()}
+            part = LogicalOp(
+                *(node.op, fill(node.args, refs), fill(node.kwargs, refs), node.outputs),
+                tuple(names[n] for n in node.numbers),
+                op.grad and node.grad and node.op._schema.name != "aten::detach",
+                op.origin,
+                op.placement,
+            )
+            self.put(part, ranks)
+        for n, m in zip(op.numbers, refs_in(seen.result), strict=True):
+            self.same[n] = self._of(names[m])
+
+    def _of(self, number: int) -> int:
+        return self.same.get(number, number)
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(self._of(value.number))
+        if isinstance(value, list | tuple):
+            return type(value)([self._renamed(part) for part in value])
+        if isinstance(value, dict):
+            return {name: self._renamed(part) for name, part in value.items()}
+        return value
+
+    def made(self) -> Logical:
+        logical = self.logical
+        losses = tuple(
+            replace(
+                loss, number=self._of(loss.number), gradient=None if loss.gradient is None else self._of(loss.gradient)
+            )
+            for loss in logical.losses
+        )
+        writes = {name: self._of(n) for name, n in logical.writes.items()}
+        return Logical(logical.sources, tuple(self.ops), self._renamed(logical.result), losses, writes)
+
+
+def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
+    """What a call is to be replaced by, as a function of its own arguments."""
+    name = call.name
+    if name == "dropout":
+        return _dropout
+    if name == "scaled_dot_product_attention" and call.bound["dropout_p"]:
+        return _attention
+    if ranks == 1:
+        return None
+    if name in ALWAYS or (name == "batch_norm" and call.bound["training"]):
+        return composites.formula_named(name)
+    if torch.Tag.nondeterministic_seeded in call.op.tags or name in KEPT or call.op._schema.is_mutable:
+        return None
+    if answer_of(call) is None and not has_rule(call.op) and call.op._can_decompose():
+        return call.op.decompose
+    return None
+
+
+def formula_of(op: LogicalOp, call: Call) -> Logical | None:
+    """What an op does along a dim that is split, as a graph of its own; None if it has no such formula."""
+    if call.name not in ALONG or len(call.inputs) != 1 or not call.inputs[0].numel():
+        return None
+    function = composites.formula_named(call.name)
+    seen = _captured(function, call, op)
+    if seen is None:
+        return None
+    x = call.inputs[0]
+    ops = tuple(
+        LogicalOp(
+            *(node.op, node.args, node.kwargs, node.outputs, node.numbers),
+            op.grad and node.grad and node.op._schema.name != "aten::detach",
+            op.origin,
+            op.placement,
+        )
+        for node in seen.nodes
+    )
+    return Logical((Source("x", "input", x, requires_grad=op.grad),), ops, seen.result)
+
+
+def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Captured | None:
+    named = _in_order(op)
+    try:
+        return capture(function, named[0], named[1], [_one(x) for x in call.inputs], grad=False)
+    except Exception:  # what cannot be captured stays as it is, and runs whole
+        return None
+
+
+def _in_order(op: LogicalOp) -> Any:
+    """The arguments with Refs numbered in the order of the inputs."""
+    order = iter(range(len(op.inputs)))
+    at = {p.name: i for i, p in enumerate(op.op._schema.arguments)}
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(next(order))
+        if isinstance(value, list | tuple):
+            return type(value)([put(part) for part in value])
+        return value
+
+    args = tuple(map(put, op.args))
+    return args, {name: put(op.kwargs[name]) for name in sorted(op.kwargs, key=lambda name: at.get(name, len(at)))}
+
+
+def _one(x: Tensor) -> Layout:
+    """The layout of a tensor on one rank: capturing looks at shape and dtype only."""
+    return Layout(_ALONE, State(((),) * x.ndim), tuple(x.shape), x.dtype)
+
+
+_ALONE: Placement = make_placement("cpu", range(1))
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    with torch.no_grad():
+        noise: Tensor = torch.ops.aten.bernoulli.p(x.detach(), 1 - p).div(1 - p)
+    return x * noise
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention with dropout on its weights, which is drawn as a device that has no fused kernel draws it."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    if is_causal:
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    if attn_mask is not None:
+        blocked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if blocked else scores + attn_mask
+    mixed: Tensor = _dropout(torch.softmax(scores, -1), dropout_p, True) @ value
+    return mixed

@@ -1,0 +1,124 @@
+"""Likeness: what Python code could tell two modules, or the arguments of two calls, apart by, as values to compare."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Unlike", "blocks_of", "of_module", "of_value"]
+
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(...), range,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+_SAME = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, nn.Module, torch._ops.OpOverloadPacket)
+_TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+class Unlike(Exception):
+    """Something that is like nothing else, as it may change or do more than it shows."""
+
+
+def of_value(value: Any, tensors: list[Tensor], *, objects: bool = False) -> Any:
+    """A value as far as it is plain data; its tensors are collected, and stand there by shape and kind alone.
+
+    With `objects` others count too, by identity and what they hold; without, they raise Unlike.
+    """
+    return _Looking(tensors, objects).value(value)
+
+
+def of_module(module: nn.Module, constants: list[Tensor]) -> Any:
+    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected."""
+    return _Looking(constants, True).module(module)
+
+
+class _Looking:
+    def __init__(self, tensors: list[Tensor], objects: bool) -> None:
+        self.tensors, self.objects = tensors, objects
+        self.around: set[int] = set()  # objects being looked at: one may be in itself
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return of_tensor(value)
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, list | tuple):
+            return type(value), tuple([self.value(part) for part in value])
+        if type(value) is dict or (isinstance(value, Mapping) and dataclasses.is_dataclass(value)):
+            return type(value), tuple([(self.value(name), self.value(part)) for name, part in value.items()])
+        if isinstance(value, set | frozenset) and all(isinstance(part, _PLAIN) for part in value):
+            return type(value), frozenset(value)
+        if isinstance(value, _SAME):
+            return "is", id(value)
+        if isinstance(value, partial):
+            return "partial", self.value(value.func), self.value(value.args), self.value(value.keywords)
+        if not self.objects:
+            raise Unlike(type(value).__name__)
+        return self.object(value)
+
+    def object(self, value: Any) -> Any:
+        held = getattr(value, "__dict__", None)
+        if held is None or id(value) in self.around:
+            return "is", id(value)
+        self.around.add(id(value))
+        parts = tuple([(name, self.value(part)) for name, part in held.items()])
+        self.around.discard(id(value))
+        if dataclasses.is_dataclass(value) and len(parts) == len(dataclasses.fields(value)):
+            return type(value), parts
+        return "is", id(value), parts
+
+    def module(self, module: nn.Module) -> Any:
+        held = module.__dict__
+        settings = []
+        for name, value in held.items():
+            if name in _TENSORS:
+                continue
+            if name.endswith("_hooks") or name.startswith("_forward_hooks") or name.startswith("_forward_pre_hooks"):
+                if value:
+                    raise Unlike("a hook")
+                continue
+            settings.append((name, self.value(value)))
+        own = [
+            (name, None if x is None else of_tensor(x))
+            for kind in ("_parameters", "_buffers")
+            for name, x in held[kind].items()
+        ]
+        inner = [(name, None if child is None else self.module(child)) for name, child in held["_modules"].items()]
+        return type(module), tuple(settings), tuple(own), tuple(inner)
+
+
+def of_tensor(x: Tensor) -> Any:
+    """A tensor by what code may ask of it without its values."""
+    bits = x.is_conj(), x.is_neg()
+    return Tensor, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, str(x.device), bits
+
+
+def blocks_of(modules: Mapping[int, str], held: list[nn.Module]) -> dict[int, str]:
+    """The repeated modules: those of a list or a sequence of which another there has the same parts and shapes."""
+    found: dict[int, str] = {}
+    for container in held:
+        if not isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        alike: dict[Any, list[nn.Module]] = {}
+        for child in container.children():
+            if next(child.children(), None) is not None or not type(child).__module__.startswith("torch.nn."):
+                alike.setdefault(_shape_of(child), []).append(child)
+        for group in alike.values():
+            if len(group) > 1:
+                found.update((id(child), modules[id(child)]) for child in group)
+    return found
+
+
+def _shape_of(module: nn.Module) -> Any:
+    return tuple((name, type(part), tuple(_shapes(part))) for name, part in module.named_modules())
+
+
+def _shapes(module: nn.Module) -> Iterator[Any]:
+    for name, x in (*module._parameters.items(), *module._buffers.items()):
+        yield name, None if x is None else (tuple(x.shape), x.dtype)

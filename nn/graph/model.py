@@ -1,0 +1,93 @@
+"""The modules of a graph: where their parameters live, how these are to lie, and how they are made to."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from ...placement import Placement
+from ...sbp import Layout, Sbp, State
+from ...sbp.logical import Logical
+from ..annotate import checked_hints, placement_of
+from ..materialise import materialise
+from ..tensor import GlobalTensor
+
+__all__ = ["default_placement", "globalised", "named_values", "pins_of", "placed"]
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def named_values(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """All parameters and buffers by their full names, tied ones under each of them."""
+    return {
+        _join(prefix, name): value
+        for prefix, module in modules.items()
+        for values in (module.named_parameters, module.named_buffers)
+        for name, value in values(remove_duplicate=False)
+    }
+
+
+def default_placement(modules: Mapping[str, nn.Module], given: Placement | None) -> Placement | None:
+    """Where what nobody placed lives: as the graph was told, or where a global parameter is."""
+    if given is not None:
+        return given
+    return next((v.placement for v in named_values(modules).values() if isinstance(v, GlobalTensor)), None)
+
+
+def placed(logical: Logical, modules: Mapping[str, nn.Module]) -> Logical:
+    """The graph with the annotated placements on its ops and parameters."""
+    where = {
+        _join(prefix, path): there for prefix, module in modules.items() for path, there in placement_of(module).items()
+    }
+    held = named_values(modules)
+    if not where and not any(isinstance(v, GlobalTensor) for v in held.values()):
+        return logical
+
+    def home(name: str) -> Placement | None:
+        value = held.get(name)
+        return value.placement if isinstance(value, GlobalTensor) else where.get(name.rpartition(".")[0])
+
+    sources = tuple(
+        s if s.kind == "input" else replace(s, placement=s.placement or home(s.name)) for s in logical.sources
+    )
+    ops = tuple(replace(op, placement=where.get(op.origin.module)) for op in logical.ops)
+    return replace(logical, sources=sources, ops=ops)
+
+
+def pins_of(
+    modules: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
+) -> dict[str, tuple[Sbp, ...] | State]:
+    """What must lie in a certain way: hinted parameters, and what is global already."""
+    pins: dict[str, tuple[Sbp, ...] | State] = {}
+    for prefix, module in modules.items():
+        local = {name: homes[full] for name in _names(module) if (full := _join(prefix, name)) in homes}
+        pins.update({_join(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
+    held = {**named_values(modules), **inputs}
+    return pins | {name: value._layout.state for name, value in held.items() if isinstance(value, GlobalTensor)}
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters(remove_duplicate=False)]
+
+
+def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement) -> dict[int, Tensor]:
+    """Make all parameters and buffers global as told, in place; what the graph does not use is B on `rest`.
+
+    Returns for the id of each tensor that was there before what stands in its place.
+    """
+    before = named_values(modules)
+    for prefix, module in modules.items():
+        names = {_join(prefix, name): name for values in (module.named_parameters, module.named_buffers)
+                 for name, _ in values(remove_duplicate=False)}  # fmt: skip
+        wanted = {local: layouts.get(full) or _whole(before[full], rest) for full, local in names.items()}
+        materialise(module, wanted, device=rest.type)
+    after = named_values(modules)
+    return {id(value): after[name] for name, value in before.items()}
+
+
+def _whole(value: Tensor, rest: Placement) -> Layout:
+    if isinstance(value, GlobalTensor):
+        return value._layout.with_state(value._layout.state)
+    return Layout(rest, State(((),) * value.ndim), tuple(value.shape), value.dtype)

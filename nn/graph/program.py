@@ -1,0 +1,103 @@
+"""Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...boxing.graph.physical import Graph
+from ...placement.errors import ShapeError
+from ...placement.world import owned
+from .backend import Backend, Compiled, compiled
+from .liveness import Memory, memory
+from .local import Local, Localiser
+from .schedule import schedule
+from .segments import Segment, segments
+from .straight import Shards, straight
+
+__all__ = ["Outcome", "Program"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step made. `values` are its results, losses and what buffers are to hold; `grads` lie where each source
+    has its home. Shards are those owned here, one empty token where none is."""
+
+    values: dict[str, Shards]
+    grads: dict[str, Shards]
+
+
+class Program:
+    """A graph compiled for this process. Calling it runs one step, outside autograd.
+
+    `overlap` has moves go on beside segments: None, where it pays; True or False, everywhere or nowhere.
+    Equal segments are compiled once, whatever layer or rank they are of. `reasons` says where a backend had to pass a
+    segment on to another.
+    """
+
+    def __init__(self, graph: Graph, *, backend: Backend = "auto", overlap: bool | None = None) -> None:
+        self.graph, self.backend, self.overlap = graph, backend, overlap
+        self.stages = segments(graph)
+        self._localiser = Localiser(graph)
+        self._known: dict[Any, Compiled] = {}
+        held: dict[tuple[int, int], Compiled] = {}
+        again: dict[int, tuple[str, ...]] = {}
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, Segment):
+                for rank in owned(stage.placement):
+                    held[number, rank] = self._compiled(self._localiser.segment(stage, rank))
+                ours = {at for rank in owned(stage.placement) for at in held[number, rank].again}
+                again[number] = tuple(stage.inputs[at] for at in sorted(ours))
+        self.schedule = schedule(graph, self.stages, again, regather=backend != "autograd", overlap=overlap)
+        self._step, self.text = straight(graph, self.stages, self.schedule, held, again)
+        self._expected = {
+            s.value.name: [s.value.layout.local_shape(rank) for rank in owned(s.value.layout.placement)]
+            for s in graph.sources
+        }
+        self._seen = False
+
+    def _compiled(self, local: Local) -> Compiled:
+        known = self._known.get(local.key)
+        if known is None:
+            known = self._known[local.key] = compiled(local, self.backend)
+        return known
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The distinct segments."""
+        return tuple(self._known.values())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why segments were not compiled by the backend that was asked for."""
+        return tuple(dict.fromkeys(made.reason for made in self._known.values() if made.reason))
+
+    def __call__(self, shards: Mapping[str, Shards]) -> Outcome:
+        """One step. `shards` has for each source those that this process owns, in the order of its placement."""
+        self._check(shards)
+        with torch.no_grad():
+            if torch._C._is_any_autocast_enabled():  # the graph holds its casts
+                with torch._C._DisableAutocast():
+                    return Outcome(*self._step(shards))
+            return Outcome(*self._step(shards))
+
+    def _check(self, shards: Mapping[str, Shards]) -> None:
+        """Inputs at each step, what does not change at the first."""
+        for source in self.graph.sources:
+            if self._seen and source.kind != "input":
+                continue
+            name, expected = source.value.name, self._expected[source.value.name]
+            found = [tuple(x.shape) for x in shards.get(name, ())] if expected else []
+            if found != expected:
+                raise ShapeError(
+                    f"step of {self.graph.name}: {source.kind} {name} has shards of {found}\n"
+                    f"  {source.value.layout} gives the ranks owned here {expected}\n"
+                    "  pass one tensor for each of them; a graph of other shapes has to be made anew"
+                )
+        self._seen = True
+
+    def memory(self) -> dict[int, Memory]:
+        """The bytes that a step takes at its peak on every rank of the graph, owned here or not."""
+        regather = self.backend != "autograd"
+        return memory(self.graph, self.stages, self._localiser, regather=regather, overlap=self.overlap)

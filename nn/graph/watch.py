@@ -1,0 +1,181 @@
+"""The watch: sees every ATen call of a function on fakes, above autograd and before any decomposition.
+
+What it cannot put on the tape it refuses, with the user's line: values that are not there, tensors from nowhere.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...boxing.record import user_line
+from ...placement.errors import SbpError
+from ...sbp.call import map_tensors, tensors_in
+from ...sbp.logical import Origin
+from .functional import Tape
+from .statistics import statistics
+
+__all__ = ["Known", "Watch", "data_dependent"]
+
+aten = torch.ops.aten
+_LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+# The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
+Known = Callable[[Tensor], Tensor | None]
+
+
+def data_dependent(asked: str, line: str, module: str) -> SbpError:
+    """The error for Python code, or an op, whose course depends on what a tensor holds."""
+    where = f" in {module}" if module else ""
+    return SbpError(
+        f"capture: {asked} needs to know what a tensor holds\n"
+        f"  called at {line}{where}; a graph is made once, before there are values\n"
+        "  choose by torch.where, keep shapes fixed (masks instead of picking), or do it outside of the graph"
+    )
+
+
+# SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
+class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
+
+    def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.tape, self.known, self.literal = tape, known, literal
+        self.module = self.block = ""
+        self.inner: nn.Module | None = None
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let calls go by that the program did not make."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        self.tape.origin = Origin(self.module, user_line(), self.block)
+        if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
+            if func in _LITERALS and self.known(args[0]) is None:
+                out = self._run(func, args, kwargs)
+                self.literal(args[0], out)
+                return out
+            args, kwargs = map_tensors(args, self._fake), map_tensors(kwargs, self._fake)
+        if torch._C._is_any_autocast_enabled() and (cast := self._cast(func, args, kwargs)) is not None:
+            return cast[0]
+        if func in _NORMS:
+            args = statistics(self.tape, func, args)
+        if func._schema.is_mutable:  # known before it is another view or size
+            for tensor in tensors_in([args, kwargs]):
+                self.tape.view(tensor)
+        out = self._run(func, args, kwargs)
+        if any(y.layout is not torch.strided for y in tensors_in(out)):
+            raise SbpError(
+                f"capture: {func} makes a sparse tensor, at {self.tape.origin.line}\n"
+                "  a graph has dense ones alone: leave it dense, or do it outside of the graph"
+            )
+        self.tape.record(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            error = data_dependent(str(func), self.tape.origin.line, self.module)
+            if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
+                name = self.module or type(self.inner).__name__
+                error = SbpError(
+                    f"capture: {name} has momentum=None: how much a batch counts depends on a counter's value\n"
+                    f"  called at {self.tape.origin.line}\n  give it a momentum, as in momentum=0.1"
+                )
+            raise error from None
+        except UnsupportedOperatorException as error:
+            raise SbpError(
+                f"capture: {func} cannot run without values\n"
+                f"  called at {self.tape.origin.line}; torch knows no shapes of what it makes: {error}\n"
+                "  give it a fake by torch.library.register_fake, or call it outside of the graph"
+            ) from None
+        except SbpError:
+            raise
+        except Exception as error:
+            error.add_note(f"while a graph was captured: {func} at {self.tape.origin.line}")
+            raise
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self.known(tensor)
+        if fake is None and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise SbpError(
+                f"capture: torch.vmap and the transforms of torch.func are not captured, at {self.tape.origin.line}\n"
+                "  write it on whole batches"
+            )
+        if fake is None:
+            raise SbpError(
+                f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that is no input, parameter or buffer\n"
+                f"  used at {self.tape.origin.line}; what it holds would be frozen into the graph\n"
+                "  register it as a buffer of its module, or pass it as an argument"
+            )
+        return fake
+
+    def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """Have autocast say its casts aloud: it calls them and the op anew, which come by here again."""
+        key = next(
+            (
+                _AUTOCAST[kind]
+                for kind in {t.device.type for t in tensors_in([args, kwargs])}
+                if kind in _AUTOCAST and torch.is_autocast_enabled(kind)
+            ),
+            None,
+        )
+        if key is None or torch._C._dispatch_tls_is_dispatch_key_excluded(key):
+            return None
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), str(key).rpartition(".")[2]):
+            with self:
+                return (func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs),)
+        if func._can_decompose() and self._casts(func, key, args, kwargs):
+            with self:
+                return (func.decompose(*args, **kwargs),)
+        return None
+
+    @staticmethod
+    def _casts(func: Any, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether autocast knows one of the ops that this one is made of."""
+        with _Names() as inner:
+            func.decompose(*args, **kwargs)
+        return any(torch._C._dispatch_has_kernel_for_dispatch_key(n, str(key).rpartition(".")[2]) for n in inner.names)
+
+
+class _Names(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Notes the names of all ops, and of those that they are made of."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.name())
+        if func._can_decompose():
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

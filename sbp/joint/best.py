@@ -1,0 +1,91 @@
+"""The best plan of a folded problem: presolve, then elimination; where the graph is too wide, HiGHS or bounds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from .bounded import estimated
+from .eliminate import components, order, read_back, second_best, sweep
+from .ilp import installed, programmed
+from .presolve import Model, Step, presolve
+from .problem import Vector
+from .table import Table
+
+__all__ = ["Best", "Method", "best"]
+
+Method: TypeAlias = Literal["elimination", "ilp", "bounded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A choice for each variable; () if none is allowed, or none was found."""
+
+    choice: tuple[int, ...]
+    value: float
+    bound: float  # no choice has less
+    method: Method
+    second: tuple[int, ...]  # the next best; of all under elimination, else of what else is so near at hand
+
+
+def best(
+    costs: Sequence[Vector], tables: Sequence[Table], *, table: int = 3 * 10**7, wide: Method | None = None
+) -> Best:
+    """Exact while no table passes `table` cells; parts of the graph that are wider go to `wide`.
+
+    That is HiGHS where it is installed; "elimination" eliminates whatever the size.
+    """
+    wide = wide or ("ilp" if installed() else "bounded")
+    model = Model(costs, tables)
+    presolve(model)
+    method: Method = "elimination"
+    hard: list[list[int]] = []
+    for part in [] if model.dead else components(model):
+        way, peak = order(model, part)
+        if peak <= table or wide == "elimination":
+            sweep(model, way)
+        else:
+            hard.append(part)
+    known: dict[int, int] = {}
+    found, bound = not model.dead, model.constant
+    for part in hard if found else []:
+        method = wide
+        choice, low = _wide(model, part, wide, table)
+        bound += low
+        known.update(choice or {})
+        found = found and choice is not None
+    if not found:
+        return Best((), np.inf, bound, method, ())
+    value = model.value(known)
+    choice = read_back(model.steps, known)
+    second = second_best([*model.steps, *_looks(model, known)], choice)[1]
+    every = range(len(costs))
+    return Best(
+        tuple(choice[n] for n in every),
+        value,
+        min(bound, value),
+        method,
+        tuple(second[n] for n in every) if second else (),
+    )
+
+
+def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict[int, int] | None, float]:
+    """A choice for a part that is too wide, and its bound."""
+    if wide == "bounded":
+        return estimated(model, part, table)
+    choice, bound = programmed(model, part)
+    if choice is None and bound < np.inf:  # it gave up
+        choice, other = estimated(model, part, table)
+        bound = max(bound, other)
+    return choice, bound
+
+
+def _looks(model: Model, known: dict[int, int]) -> list[Step]:
+    """What the nodes that no step eliminated could take instead, one at a time."""
+    steps = []
+    for n, own in known.items():
+        others = model.lives[n][model.lives[n] != own]
+        if len(others):
+            steps.append(Step(n, others, model.costs[n], tuple(model.around[n].values()), eliminated=False))
+    return steps

@@ -1,0 +1,367 @@
+"""From a logical graph to the problem of choosing: a node for each source, op, and tensor of several users.
+
+A tensor with several users has a node of its own between them, whose choice is how it is moved: once for all that want
+it so. Its gradient comes back the same way. Equal calls share their options and equal pairs their matrix, so that a
+model of a hundred layers takes little longer than one of three.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...placement import Cluster, Placement
+from ..call import Call, Ref, refs_in
+from ..logical import Logical, LogicalOp
+from ..signature import Sbp
+from ..state import Factors, State
+from .homes import Homes
+from .prices import Lie, Network, dual, local_bytes, moved, network
+from .problem import Edge, Problem, Vector
+from .sources import stored
+from .spread import Spread, spreads
+from .ties import ties
+from .ways import Option, Reach, options
+from .wishes import wishes
+from .work import LINEAR, is_view, seconds
+
+__all__ = ["Demands", "Formulated", "Lies", "formulate"]
+
+
+class Lies(NamedTuple):
+    """How one tensor of a node lies in each of its candidates; shared by equal nodes, and told apart by identity."""
+
+    each: tuple[Lie, ...]
+    back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What the choice has to respect, and what it may do.
+
+    `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
+    parameter itself does not.
+    """
+
+    pins: Mapping[str, tuple[Sbp, ...] | State] = field(default_factory=dict)  # of sources, by name
+    states: int = 0
+    sharded: bool = False
+
+
+@dataclass
+class Node:
+    """A node under construction."""
+
+    kind: str  # source, op, copy, result
+    index: int  # of the source, of the op, or the value's number
+    candidates: Sequence[Any]  # Stored, Option, or Lie
+    cost: Vector
+    memory: Vector
+    slots: dict[int, Lies] = field(default_factory=dict)  # of op nodes: input slot -> lies; of others 0
+
+
+@dataclass(frozen=True, eq=False)
+class Formulated:
+    problem: Problem
+    nodes: tuple[Node, ...]
+    copy_homes: Mapping[int, Placement]  # of values of several users: where the copy lies
+    producers: Mapping[int, tuple[int, int]]  # value -> the node that makes it, and which of its outputs it is
+    spreads: Mapping[tuple[int, int], Spread]  # (op, candidate) -> how it is taken apart where its dim is split
+
+
+def formulate(
+    logical: Logical,
+    where: Homes,
+    cluster: Callable[[Placement], Cluster],
+    demands: Demands,
+    parts: Callable[[LogicalOp], Logical | None] = lambda op: None,
+) -> Formulated:
+    """The problem of a graph whose sources and ops live where `where` says."""
+    return _Formulation(logical, where, cluster, demands, parts).made()
+
+
+class _Formulation:
+    def __init__(
+        self,
+        logical: Logical,
+        where: Homes,
+        cluster: Callable[[Placement], Cluster],
+        demands: Demands,
+        parts: Callable[[LogicalOp], Logical | None],
+    ) -> None:
+        self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
+        self.cluster = cluster
+        self.networks: dict[Placement, Network] = {}
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.made_by: dict[int, tuple[int, Lies]] = {}
+        self.producers: dict[int, tuple[int, int]] = {}
+        self.copies: dict[int, int] = {}
+        self.spread: dict[tuple[int, int], Spread] = {}
+        self.known: dict[Hashable, Any] = {}
+        self.matrices: dict[Hashable, Vector] = {}
+        self.states: dict[int, tuple[State, ...]] = {}
+        self.partial: set[int] = set()
+        self.users = _users(logical)
+
+    def network(self, placement: Placement) -> Network:
+        found = self.networks.get(placement)
+        if found is None:
+            found = self.networks[placement] = network(placement, self.cluster(placement))
+        return found
+
+    def home(self, value: int) -> Placement:
+        node = self.nodes[self.producers[value][0]]
+        return (self.where.sources if node.kind == "source" else self.where.ops)[node.index]
+
+    def made(self) -> Formulated:
+        calls = [
+            (_on(self.logical.call(op), there), op.inputs, op.numbers)
+            for op, there in zip(self.logical.ops, self.where.ops, strict=True)
+        ]
+        wished = wishes(calls)
+        for number in range(len(self.logical.sources)):
+            self._source(number, wished.get(number, {}))
+        for index, (call, _, _) in enumerate(calls):
+            self._op(index, call)
+        self._ends()
+        tied, block = ties(self.logical, [(n.kind, n.index, id(n.candidates)) for n in self.nodes], self.producers)
+        problem = Problem(
+            tuple(n.cost for n in self.nodes),
+            tuple(self.edges),
+            tuple(n.memory for n in self.nodes),
+            tied,
+            block,
+        )
+        homes = {number: self.copy_home(number) for number in self.copies}
+        return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread)
+
+    def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
+        source, there = self.logical.sources[number], self.where.sources[number]
+        pinned = self.demands.pins.get(source.name)
+        shape = tuple(source.fake.shape)
+        trained = source.kind == "parameter" and source.requires_grad
+        key = (
+            *("source", shape, source.fake.dtype, there, trained, source.kind, tuple(wished)),
+            pinned,
+        )
+        if key not in self.known:
+            device = self.cluster(there).device
+            demands, net = self.demands, self.network(there)
+            found = stored(source, wished, pinned, demands.states, demands.sharded, device, net)
+            self.known[key] = (
+                found,
+                Lies(tuple(c.lie for c in found.candidates), tuple(c.home for c in found.candidates)),
+            )
+        found, lies = self.known[key]
+        at = self._add(Node("source", number, found.candidates, found.cost, found.memory, {0: lies}))
+        self.states[number] = found.states
+        self._makes(number, at, 0, lies)
+
+    def _op(self, index: int, call: Call) -> None:
+        op, there = self.logical.ops[index], self.where.ops[index]
+        grads = [n in self.logical.wants_grad for n in op.numbers]
+        reach = [Reach(self.states[n], n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
+        saved = tuple(self._is_saved(n) for n in op.numbers)
+        key = (_static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), tuple(grads), saved, there)
+        if key not in self.known:
+            self.known[key] = self._candidates(op, call, reach, grads, saved, there)
+        candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
+        at = self._add(Node("op", index, candidates, cost, memory, dict(enumerate(ins))))
+        self.spread.update({(index, k): how for k, how in apart.items()})
+        for slot, number in enumerate(op.inputs):
+            self._uses(at, slot, number, ins[slot], there)
+        for slot, number in enumerate(op.numbers):
+            self.states[number] = states[slot]
+            if partial[slot]:
+                self.partial.add(number)
+            self._makes(number, at, slot, outs[slot])
+
+    def _candidates(
+        self,
+        op: LogicalOp,
+        call: Call,
+        reach: Sequence[Reach],
+        grads: Sequence[bool],
+        saved: Sequence[bool],
+        there: Placement,
+    ) -> tuple[Any, ...]:
+        found: list[Option] = options(call, reach, grads)
+        net, device = self.network(there), self.cluster(there).device
+        backward = any(grads)
+        view = is_view(call)
+        cost = [0.0 if view else seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
+        apart: dict[int, Spread] = {}
+        inside = self.parts(op)
+        if inside is not None:
+            taken = {o.inputs[0].state for o in found}
+            for option, how in spreads(call, inside, taken, reach[0], net, device):
+                apart[len(found)] = how
+                found.append(option)
+                cost.append(how.seconds)
+        memory = np.zeros(len(found))
+        for slot, y in enumerate(call.outputs):
+            if saved[slot] and not view:
+                lying = [o.outputs[slot].state for o in found]
+                memory += local_bytes(lying, tuple(y.shape), y.dtype.itemsize, call.sizes)
+        ins = tuple(Lies(tuple(o.inputs[i] for o in found), ()) for i in range(len(call.inputs)))
+        outs = tuple(Lies(tuple(o.outputs[i] for o in found), ()) for i in range(len(call.outputs)))
+        states = tuple(
+            self._shared(tuple(dict.fromkeys(lie.state._replace(partial=(), reduction="sum") for lie in y.each)))
+            for y in outs
+        )
+        partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
+        return tuple(found), np.array(cost), memory, ins, outs, states, partial, apart
+
+    def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
+        """One object for equal sets, since they are told apart by identity."""
+        return self.known.setdefault(("states", states), states)  # type: ignore[no-any-return]
+
+    def _is_saved(self, number: int) -> bool:
+        """Whether a backward pass looks at this value, so that it is kept until then."""
+        users = [self.logical.ops[at] for at in self.users.get(number, ()) if at < len(self.logical.ops)]
+        return number in self.logical.wants_grad and any(
+            op.grad and op.op._schema.name.removeprefix("aten::") not in LINEAR for op in users
+        )
+
+    def _add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _makes(self, number: int, at: int, slot: int, lies: Lies) -> None:
+        self.producers[number] = at, slot
+        self.made_by[number] = at, lies
+
+    def _uses(self, at: int, slot: int, number: int, lies: Lies, there: Placement) -> None:
+        """An edge from where the value comes from; through its copy where it has several users."""
+        if len(self.users[number]) == 1:
+            source, have = self.made_by[number]
+            self._edge(source, at, number, have, lies, self.home(number), there)
+            return
+        if number not in self.copies:
+            self.copies[number] = self._copy(number)
+        copy = self.copies[number]
+        have = self.nodes[copy].slots[0]
+        self._edge(copy, at, number, have, lies, self.copy_home(number), there)
+
+    def copy_home(self, number: int) -> Placement:
+        """Copies lie where most users are: all of them, unless a value crosses placements."""
+        first = self.users[number][0]
+        return self.where.ops[first] if first < len(self.where.ops) else self.home(number)
+
+    def _copy(self, number: int) -> int:
+        """The node of a tensor with several users; it may lie as it is made, and as its first users want it."""
+        source, have = self.made_by[number]
+        there = self.copy_home(number)
+        wanted: dict[Lie, None] = {}
+        if there is self.home(number):
+            wanted.update(dict.fromkeys(have.each))
+        key = "copy", id(have), there
+        lies = self.known.get(key)
+        if lies is None:
+            lies = self.known[key] = self._copy_lies(number, wanted, there)
+        zero = np.zeros(len(lies.each))
+        at = self._add(Node("copy", number, lies.each, zero, zero, {0: lies}))
+        self._edge(source, at, number, have, lies, self.home(number), there)
+        return at
+
+    def _copy_lies(self, number: int, wanted: dict[Lie, None], there: Placement) -> Lies:
+        """Without addends it may lie in every way; addends and their gradients only as it comes."""
+        grad = number in self.logical.wants_grad
+        axes = [a for a, n in enumerate(there.shape) if n > 1]
+        for state in self.states[number]:
+            free = [a for a in axes if a not in state.split]
+            for bits in range(1 << len(free) if grad else 1):
+                wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None
+        return Lies(tuple(wanted), ())
+
+    def _edge(self, i: int, j: int, number: int, have: Lies, need: Lies, here: Placement, there: Placement) -> None:
+        fake = self.logical.fakes[number]
+        grad = number in self.logical.wants_grad
+        key = id(have), id(need), tuple(fake.shape), fake.dtype, grad, here, there
+        matrix = self.matrices.get(key)
+        if matrix is None:
+            matrix = self._matrix(have, need, tuple(fake.shape), fake.dtype.itemsize, grad, here, there)
+            self.matrices[key] = matrix
+        self.edges.append(Edge(i, j, matrix))
+
+    def _matrix(
+        self, have: Lies, need: Lies, shape: tuple[int, ...], itemsize: int, grad: bool, p: Placement, q: Placement
+    ) -> Vector:
+        """Of all pairs of candidates; what is the same in several is worked out once.
+
+        A parameter that is gathered for an op is gathered again for its backward, for it is not kept between. The
+        gradients of parameters go many at once, so that the latency of a single one does not count.
+        """
+        back = have.back or tuple(map(dual, have.each))
+        rows, at = _distinct(list(zip(have.each, back, strict=True)))
+        columns, to = _distinct(need.each)
+        here, there = self.network(p), self.network(q)
+        small = moved([lie for lie, _ in rows], columns, shape, itemsize, here, there)
+        if grad:
+            if have.back:
+                here, there = here.without_latency, there.without_latency
+            home = moved([dual(lie) for lie in columns], [home for _, home in rows], shape, itemsize, there, here)
+            small = small * (2.0 if have.back else 1.0) + home.T
+        return small[np.ix_(at, to)]
+
+    def _ends(self) -> None:
+        """What is returned is not left as addends; a buffer's new value goes to where the buffer lies."""
+        for number in dict.fromkeys(refs_in(self.logical.result)):
+            self._uses(self._result(number), 0, number, self._result_lies(number), self.home(number))
+        names = {s.name: n for n, s in enumerate(self.logical.sources)}
+        for name, number in self.logical.writes.items():
+            at, lies = self.made_by[names[name]]
+            self._uses(at, 0, number, lies, self.where.sources[names[name]])
+
+    def _result(self, number: int) -> int:
+        lies = self._result_lies(number)
+        zero = np.zeros(len(lies.each))
+        return self._add(Node("result", number, lies.each, zero, zero, {0: lies}))
+
+    def _result_lies(self, number: int) -> Lies:
+        """Single numbers are to be whole; others stay as they are but for addends."""
+        states = self.states[number]
+        key = "result", id(states)
+        if key not in self.known:
+            self.known[key] = Lies(tuple(Lie(state) for state in states), ())
+        return self.known[key]  # type: ignore[no-any-return]
+
+
+def _on(call: Call, placement: Placement) -> Call:
+    return replace(call, sizes=placement.shape)
+
+
+def _users(logical: Logical) -> dict[int, list[int]]:
+    """The ops that use each value, once for each use; results and written buffers count as uses by nobody."""
+    found: dict[int, list[int]] = {}
+    for at, op in enumerate(logical.ops):
+        for number in op.inputs:
+            found.setdefault(number, []).append(at)
+    for number in (*dict.fromkeys(refs_in(logical.result)), *logical.writes.values()):
+        found.setdefault(number, []).append(len(logical.ops))
+    return found
+
+
+def _distinct(items: Sequence[Hashable]) -> tuple[list[Any], list[int]]:
+    numbers: dict[Hashable, int] = {}
+    at = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), at
+
+
+def _static(op: LogicalOp, call: Call) -> Hashable:
+    """What of a call decides its options, without its place in the graph."""
+    shapes = tuple((tuple(x.shape), x.dtype) for x in (*call.inputs, *call.outputs))
+    order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
+
+    def plain(value: Any) -> Hashable:
+        if isinstance(value, Ref):
+            return "ref", order[value.number]
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(plain, value))
+        if isinstance(value, dict):
+            return tuple((name, plain(part)) for name, part in value.items())
+        return type(value).__name__, str(value)
+
+    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad

@@ -1,0 +1,101 @@
+"""Solving: all signatures of a graph at the least cost together, with a bound that proves it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from .best import Best, Method, best
+from .fold import fold
+from .limit import fitted
+from .nearby import greedy
+from .problem import Problem, Vector
+
+__all__ = ["Plan", "Solution", "solve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A choice for every node and its seconds."""
+
+    choice: tuple[int, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What was found, and how good that is. Equal problems give equal solutions in every process.
+
+    `bound` holds for plans in which tied nodes choose alike: none of them that fits costs less. It equals `cost` where
+    the choice is proven; of plans that break the ties it says nothing.
+    """
+
+    choice: tuple[int, ...]  # the candidate of each node; () if no plan is allowed, or none fits
+    cost: float  # seconds
+    bound: float
+    greedy: (
+        float  # seconds where each node in turn takes what is cheapest after those before it; inf if that ends badly
+    )
+    method: Method | Literal["greedy"]  # how `choice` was found
+    memory: float  # bytes
+    fits: bool  # in the limit of memory
+    least: float  # bytes of the plan that needs least, where a limit made it worth asking; else those of this plan
+    runner_up: Plan | None  # the next best
+    seconds: float  # that solving took
+
+    @property
+    def gap(self) -> float:
+        """The share of the cost that a better plan could save at most."""
+        return max(0.0, self.cost - self.bound) / abs(self.cost) if self.choice and self.cost else 0.0
+
+
+def solve(
+    problem: Problem, *, limit: float | None = None, table: int = 3 * 10**7, wide: Method | None = None
+) -> Solution:
+    """The best plan of at most `limit` bytes; exact while no table on the way passes `table` cells.
+
+    Wider graphs go to HiGHS where scipy is installed, else to bounds (`wide` says which; "elimination" is exact however
+    long it takes). With a limit the plan is the best found at all prices of a byte, and `bound` says how far the best
+    can be. The runner-up is the second-best of all plans that keep the ties where elimination found the best one; else
+    the next best that was met.
+    """
+    start = perf_counter()
+    folded = fold(problem)
+
+    def solver(costs: Sequence[Vector]) -> Best:
+        return best(costs, folded.tables, table=table, wide=wide)
+
+    free = solver(folded.costs)
+    bound, method = free.bound, free.method
+    plans = [folded.expand(plan) for plan in (free.choice, free.second) if plan or not folded.costs]
+    if plans and free.bound >= free.value:
+        bound = problem.cost(plans[0])  # the same but for rounding
+    least = problem.bytes(plans[0]) if plans else 0.0
+    if plans and limit is not None and least > limit:
+        found = fitted(problem, folded, free, limit, solver)
+        bound, least = found.bound, found.least
+        plans = [plan for plan in (found.choice, found.other) if plan]
+    first = greedy(problem)
+    plans.append(first)  # breaking a tie may pay; else it is no better, as far as rounding lets it be
+    plans = [plan for plan in plans if limit is None or problem.bytes(plan) <= limit]
+    costs = [problem.cost(plan) for plan in plans]
+    ranked = sorted((k for k in range(len(plans)) if costs[k] < np.inf), key=lambda k: (costs[k], k))
+    known = problem.cost(first)
+    if not ranked:
+        return Solution((), np.inf, bound, known, method, 0.0, False, least, None, perf_counter() - start)
+    best_plan = plans[ranked[0]]
+    others = [k for k in ranked if plans[k] != best_plan]
+    return Solution(
+        choice=best_plan,
+        cost=costs[ranked[0]],
+        bound=min(bound, costs[ranked[0]]),
+        greedy=known,
+        method="greedy" if plans[ranked[0]] is first else method,
+        memory=problem.bytes(best_plan),
+        fits=True,
+        least=least,
+        runner_up=Plan(plans[others[0]], costs[others[0]]) if others else None,
+        seconds=perf_counter() - start,
+    )

@@ -1,0 +1,57 @@
+"""Which nodes choose alike: those at the same place of repeated blocks, but for the first and the last block."""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from ..logical import Logical
+
+__all__ = ["ties"]
+
+Kind = tuple[str, int, int]  # of a node: what it is, its number among these, and which object its candidates are
+
+
+def ties(
+    logical: Logical, nodes: Sequence[Kind], producers: Mapping[int, tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """For each node the number of its tie (-1: none), and which of the repeated blocks it belongs to (-1: none)."""
+    known = {op.origin.block for op in logical.ops if op.origin.block}
+    blocks = [_block(logical, known, node, nodes, producers) for node in nodes]
+    members: dict[str, list[int]] = {}
+    for at, block in enumerate(blocks):
+        if block:
+            members.setdefault(block, []).append(at)
+    order = list(members)
+    shape: dict[str, Hashable] = {b: tuple((nodes[at][0], nodes[at][2]) for at in members[b]) for b in order}
+    tied, instance = [-1] * len(nodes), [-1] * len(nodes)
+    numbers: dict[Hashable, int] = {}
+    for k, block in enumerate(order):
+        for at in members[block]:
+            instance[at] = k
+        around = [order[i] for i in (k - 1, k + 1) if 0 <= i < len(order)]
+        alike = [b for b in around if _family(b) == _family(block) and shape[b] == shape[block]]
+        if len(alike) == 2:
+            for place, at in enumerate(members[block]):
+                tied[at] = numbers.setdefault((_family(block), shape[block], place), len(numbers))
+    return tied, instance
+
+
+def _family(block: str) -> str:
+    return block.rpartition(".")[0]
+
+
+def _block(
+    logical: Logical, known: set[str], node: Kind, nodes: Sequence[Kind], producers: Mapping[int, tuple[int, int]]
+) -> str:
+    kind, index, _ = node
+    if kind == "op":
+        return logical.ops[index].origin.block
+    if kind == "source":
+        return _owner(logical.sources[index].name, known)
+    if kind == "copy":
+        return _block(logical, known, nodes[producers[index][0]], nodes, producers)
+    return ""
+
+
+def _owner(name: str, blocks: set[str]) -> str:
+    """The repeated block that a parameter belongs to, by its name."""
+    parts = name.split(".")
+    return next((path for k in range(1, len(parts)) if (path := ".".join(parts[:k])) in blocks), "")

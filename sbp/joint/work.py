@@ -1,0 +1,81 @@
+"""What an op costs where it runs: the roofline of a device, for FLOPs and bytes of forward and backward."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...placement.cluster import Device
+from ..call import Call
+from .prices import Lie, local_numel
+
+__all__ = ["LINEAR", "flops", "is_view", "rate", "seconds"]
+
+
+def flops(call: Call) -> float:
+    """Floating point operations of the forward of a product, convolution or attention; 0 for all else."""
+    count = _COUNTS.get(call.op._schema.name)
+    return count(call) if count else 0.0
+
+
+def _product(name: str, dim: int = -1) -> Callable[[Call], float]:
+    return lambda call: float(2 * call.outputs[0].numel() * call.bound[name].shape[dim])
+
+
+def _convolution(call: Call) -> float:
+    weight = call.bound["weight"]
+    return float(2 * call.outputs[0].numel() * prod(weight.shape[1:]))
+
+
+def _attention(call: Call) -> float:
+    query, key, value = (call.bound[name] for name in ("query", "key", "value"))
+    return float(2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+
+
+_COUNTS: dict[str, Callable[[Call], float]] = {
+    "aten::mm": _product("self"),
+    "aten::addmm": _product("mat1"),
+    "aten::bmm": _product("self"),
+    "aten::baddbmm": _product("batch1"),
+    "aten::matmul": _product("self"),
+    "aten::linear": _product("input"),
+    "aten::mv": _product("self"),
+    "aten::scaled_dot_product_attention": _attention,
+    **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
+    "aten::convolution": _convolution,
+}
+
+# Ops whose backward looks at none of their inputs' values.
+LINEAR = frozenset({
+    "add", "sub", "rsub", "neg", "sum", "mean", "view", "reshape", "_unsafe_view", "transpose", "permute", "t",
+    "expand", "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack",
+    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "flatten", "unflatten", "embedding",
+})  # fmt: skip
+
+
+def is_view(call: Call) -> bool:
+    """Whether nothing is computed, since all that comes out lies in the memory of what went in."""
+    held = {x.untyped_storage()._cdata for x in call.inputs}
+    return bool(held) and all(y.untyped_storage()._cdata in held for y in call.outputs)
+
+
+def rate(device: Device, dtype: torch.dtype) -> float:
+    """FLOP/s of a device for a dtype; an unknown one counts as float32."""
+    name = str(dtype).removeprefix("torch.")
+    return device.flops.get(name) or device.flops["float32"]
+
+
+def seconds(
+    call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie], share: int, device: Device, backward: bool
+) -> float:
+    """Of one rank, where the work is shared among so many; the backward of a product is two products."""
+
+    def held(tensors: Sequence[Tensor], lies: Sequence[Lie]) -> int:
+        pairs = zip(tensors, lies, strict=True)
+        return sum(local_numel(lie.state, tuple(x.shape), call.sizes) * x.dtype.itemsize for x, lie in pairs)
+
+    times = 3.0 if backward else 1.0
+    moved = (held(call.inputs, inputs) + held(call.outputs, outputs)) / device.memory_bandwidth
+    computed = flops(call) / share / rate(device, call.outputs[0].dtype) if call.outputs else 0.0
+    return times * max(computed, moved)

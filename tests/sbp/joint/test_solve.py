@@ -1,0 +1,102 @@
+"""A plan is the best of all plans, proven; and the same wherever it is looked for."""
+
+from dataclasses import replace
+from time import process_time
+
+import numpy as np
+import pytest
+
+from sbpflow.sbp.joint.best import Method
+from sbpflow.sbp.joint.problem import Edge, Problem
+from sbpflow.sbp.joint.solve import solve
+from tests.sbp.joint.graphs import GRAPHS, plans, small, transformer
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
+def test_the_plan_is_the_best_of_all_and_the_runner_up_the_next(tied: bool) -> None:
+    solvable = 0
+    for seed in range(2 * GRAPHS):
+        problem = small(seed, tied=tied, dense=seed % 3 == 0)
+        known, found = plans(problem), solve(problem)
+        # Ties may cost something, and the greedy plan keeps none.
+        if not known or found.greedy < known[0][0] - 1e-9:
+            assert found.choice == () or found.method == "greedy"
+            continue
+        solvable += 1
+        assert found.method == "elimination"
+        assert found.cost == pytest.approx(known[0][0])
+        assert found.cost == found.bound == problem.cost(found.choice)
+        assert found.memory == problem.bytes(found.choice)
+        assert found.cost <= found.greedy
+        second = min([known[1][0] if len(known) > 1 else np.inf, *([found.greedy] if tied else [])])
+        if len(known) > 1:
+            assert found.runner_up is not None
+            assert found.runner_up.choice != found.choice
+            assert problem.cost(found.runner_up.choice) == found.runner_up.cost
+            assert second - 1e-9 <= found.runner_up.cost <= known[1][0] + 1e-9
+    assert solvable > GRAPHS // 2
+
+
+def test_without_a_candidate_the_plan_is_the_best_of_all_that_do_not_take_it() -> None:
+    for seed in range(GRAPHS // 6):
+        problem = small(seed)
+        best = solve(problem).choice
+        for node, taken in enumerate(best):
+            others = [seconds for seconds, _, choice in plans(problem) if choice[node] != taken]
+            assert solve(problem.without(node, taken)).cost == pytest.approx(min(others, default=np.inf))
+
+
+def test_without_a_candidate_tied_nodes_lose_it_together() -> None:
+    costs = tuple(np.array([0.0, 1.0]) for _ in range(4))
+    problem = Problem(costs, (), tied=(3, -1, 3, -1))
+    assert solve(problem.without(2, 0)).choice == (1, 0, 1, 0)
+    assert solve(problem).choice == (0, 0, 0, 0)
+
+
+def test_nothing_to_choose_and_nothing_allowed() -> None:
+    empty = solve(Problem((), ()))
+    assert (empty.choice, empty.cost, empty.bound, empty.fits) == ((), 0.0, 0.0, True)
+    never = np.full((2, 2), np.inf)
+    found = solve(Problem((np.zeros(2), np.zeros(2)), (Edge(0, 1, never),)))
+    assert (found.choice, found.cost, found.bound, found.fits, found.runner_up) == ((), np.inf, np.inf, False, None)
+
+
+def test_greedy_that_runs_into_what_is_forbidden_is_told_as_such() -> None:
+    matrix = np.array([[np.inf, np.inf], [0.0, 5.0]])
+    found = solve(Problem((np.array([0.0, 1.0]), np.zeros(2)), (Edge(0, 1, matrix),)))
+    assert (found.choice, found.cost, found.greedy) == ((1, 0), 1.0, np.inf)
+
+
+def test_a_tie_that_costs_more_than_greedy_is_broken() -> None:
+    costs = (np.array([0.0, 3.0]), np.array([3.0, 0.0]))
+    found = solve(Problem(costs, (), tied=(0, 0)))
+    assert (found.choice, found.cost, found.method) == ((0, 1), 0.0, "greedy")
+
+
+def test_of_equal_plans_the_one_with_early_candidates_is_taken() -> None:
+    costs = tuple(np.zeros(5) for _ in range(6))
+    edges = tuple(Edge(i, j, np.zeros((5, 5))) for i in range(6) for j in range(i))
+    assert solve(Problem(costs, edges)).choice == (0,) * 6
+
+
+@pytest.mark.parametrize("wide", ["elimination", "bounded"])
+def test_equal_problems_give_equal_plans_whatever_lies_where_in_memory(wide: Method) -> None:
+    for seed in range(0, GRAPHS, 2):  # whole numbers, so that there are many equal plans
+        problem = small(seed)
+        edges = tuple(Edge(e.i, e.j, e.matrix.copy()) for e in problem.edges)
+        again = replace(problem, edges=edges, costs=tuple(cost.copy() for cost in problem.costs))
+        table = 4 if wide == "bounded" else 10**7
+        one, other = solve(problem, table=table, wide=wide), solve(again, table=table, wide=wide)
+        assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+
+
+def test_a_deep_transformer_takes_two_seconds_at_most() -> None:
+    problem = transformer(96, 60, 40)
+    assert len(problem.costs) == 5760
+    start = process_time()
+    found = solve(problem)
+    assert process_time() - start < 2.0
+    assert found.method == "elimination"
+    assert found.bound == pytest.approx(found.cost)
+    assert found.cost < found.greedy
+    assert found.seconds > 0
