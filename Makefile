@@ -8,6 +8,7 @@ PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
+	@echo; $(RUN) examples/gpt.py --check
 
 test: lint
 	@echo "tests: pytest, doctests, the README's code"
