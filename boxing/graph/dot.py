@@ -159,7 +159,7 @@ def _legend(rows: Iterable[MoveRow], levels: dict[str, int]) -> Iterator[str]:
     yield '    graph [style=rounded, color="#8c959f66"]'
     chips: list[tuple[tuple[str, ...], str]] = []
     for row in sent[:LISTED]:
-        kind = max((m for plan in row.plans for m in plan.moves), key=lambda move: move.price.time).kind
+        kind = max(row.plan.moves, key=lambda move: move.price.time).kind
         many = f" x {row.count}" if row.count > 1 else ""
         said = f"{duration(row.spent)}, {volume(row.bytes * row.count)} a rank{many}"
         name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}"

@@ -1,7 +1,7 @@
 """Every move of a graph with its bytes and price: those of values, of gradients, and of parameters after the update.
 
-Moves that are equal in repeated blocks are one row with a count. The gradients of one bucket go together, so that each
-kind of collective starts once.
+Moves that are equal in repeated blocks are one row with a count, and the gradients of a bucket are one move. What is
+gathered again for the backward is there again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +12,13 @@ from ...placement import Placement
 from ...sbp import Layout
 from ..look import SHORT
 from ..plan import Plan, plan
-from ..price import Network
 from .blocks import Blocks
+from .buckets import exchange
 from .physical import Back, Graph, Source
 
 __all__ = ["Direction", "MoveRow", "Total", "Way", "axes_of", "buckets", "moves_of", "totals", "update_of", "ways_of"]
 
-Direction: TypeAlias = Literal["forward", "backward", "update"]
+Direction: TypeAlias = Literal["forward", "again", "backward", "update"]
 
 
 class Way(NamedTuple):
@@ -33,25 +33,33 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class MoveRow:
-    """One move, or `count` equal ones of repeated blocks; figures are of one of them.
-
-    `bytes` are those that the busiest rank receives, `total` what all ranks send.
-    """
+    """One move, or `count` equal ones of repeated blocks; figures are of one of them."""
 
     name: str  # of the value; a star stands for the number of a repeated block
     direction: Direction
-    plans: tuple[Plan, ...]  # several in a bucket
-    bytes: int
-    total: int
-    seconds: float
+    plan: Plan
     line: str = ""
     module: str = ""
     count: int = 1
 
     @property
+    def bytes(self) -> int:
+        """Bytes that the busiest rank receives."""
+        return self.plan.bytes
+
+    @property
+    def total(self) -> int:
+        """Bytes that all ranks send."""
+        return self.plan.total
+
+    @property
+    def seconds(self) -> float:
+        return self.plan.price.time
+
+    @property
     def ways(self) -> tuple[Way, ...]:
         """Each kind of collective with its axes, once."""
-        return tuple(dict.fromkeys(way for one in self.plans for way in ways_of(one)))
+        return tuple(dict.fromkeys(ways_of(self.plan)))
 
     @property
     def route(self) -> str:
@@ -60,11 +68,11 @@ class MoveRow:
 
     @property
     def src(self) -> Layout:
-        return self.plans[0].src
+        return self.plan.src
 
     @property
     def dst(self) -> Layout:
-        return self.plans[0].dst
+        return self.plan.dst
 
     @property
     def free(self) -> bool:
@@ -87,34 +95,13 @@ def ways_of(plan: Plan) -> tuple[Way, ...]:
     return tuple(Way(m.kind, axes_of(m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
 
 
-def _bytes(plans: Sequence[Plan]) -> int:
-    """Bytes that the busiest rank receives when these go together."""
-    if len(plans) == 1:
-        return plans[0].bytes
-    ranks = dict.fromkeys(rank for one in plans for rank in one.ranks)
-    return max((sum(one.received(rank) for one in plans) for rank in ranks), default=0)
-
-
-def _seconds(plans: Sequence[Plan]) -> float:
-    """The price of these together: what starts a collective is paid once for all that run over the same axes."""
-    seconds, started = 0.0, set[tuple[Placement, str, tuple[int, ...]]]()
-    for one in plans:
-        for move in one.moves:
-            seconds += move.price.time
-            key = (move.src.placement, move.kind, move.axes)
-            if key in started and move.axes:
-                seconds -= Network.of(move.src.placement, one.cluster).moved(move.kind, move.axes, 0.0).time
-            started.add(key)
-    return seconds
-
-
-def moves_of(graph: Graph) -> list[MoveRow]:
-    """Every move in a graph, the one that takes longest first, with all its repeats."""
+def moves_of(graph: Graph, again: Sequence[str] = ()) -> list[MoveRow]:
+    """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
-    for block, row in _rows(graph, blocks):
+    for block, row in _rows(graph, blocks, again):
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
-        key = (name, row.direction, row.plans, row.line)
+        key = (name, row.direction, row.plan, row.line)
         known = rows.get(key)
         rows[key] = row if known is None else replace(row, name=name, module=module, count=known.count + 1)
     return sorted(rows.values(), key=lambda row: (-row.spent, -row.bytes * row.count))
@@ -157,28 +144,30 @@ def totals(rows: Iterable[MoveRow]) -> list[Total]:
     )
 
 
-def _rows(graph: Graph, blocks: Blocks) -> Iterator[tuple[str, MoveRow]]:
+def _rows(graph: Graph, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[str, MoveRow]]:
     """Each move, and the block it is in."""
     makers = {y.name: step for step in graph.steps for y in step.outputs}
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}
 
-    def row(name: str, direction: Direction, plans: Sequence[Plan], of: str) -> tuple[str, MoveRow]:
+    def row(name: str, direction: Direction, way: Plan, of: str) -> tuple[str, MoveRow]:
         """A move of `name`, which the user's code knows by who makes or first uses the value `of`."""
         step = makers.get(of) or users.get(of)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
-        cost = _bytes(plans), sum(one.total for one in plans), _seconds(plans)
-        return blocks.of(of), MoveRow(name, direction, tuple(plans), *cost, line, module)
+        return blocks.of(of), MoveRow(name, direction, way, line, module)
 
+    boxes = {box.output.name: box for box in graph.boxes}
     for box in graph.boxes:
-        yield row(box.source, "forward", [graph.plan(box)], box.output.name)
+        yield row(box.source, "forward", graph.plan(box), box.output.name)
+    for name in again:
+        yield row(boxes[name].source, "again", graph.plan(boxes[name]), name)
     for together in buckets(graph.backs):
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
-        yield row(first.into + more, "backward", [back.plan for back in together], first.of)
+        yield row(first.into + more, "backward", exchange(together), first.of)
     for source in graph.sources:
         way = update_of(source)
         if way is not None:
-            yield row(source.value.name, "update", [way], source.value.name)
+            yield row(source.value.name, "update", way, source.value.name)
 
 
 def update_of(source: Source) -> Plan | None:

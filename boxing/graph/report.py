@@ -114,17 +114,22 @@ class OpRow:
 
 @dataclass(frozen=True)
 class Report:
-    """A graph with what is known of it; `exposed` are seconds of moves during which nothing is computed."""
+    """A graph with what is known of it.
+
+    `exposed` are seconds of moves during which nothing is computed; `again` names what is moved a second time, as
+    gathered parameters are for the backward.
+    """
 
     graph: Graph
     costs: Sequence[Cost] = ()
     memory: Memory | None = None
     solution: Solution | None = None
     exposed: float | None = None
+    again: Sequence[str] = ()
 
     @cached_property
     def moves(self) -> list[MoveRow]:
-        return moves_of(self.graph)
+        return moves_of(self.graph, self.again)
 
     @cached_property
     def totals(self) -> list[Total]:

@@ -20,7 +20,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import LogicalOp, Origin
-from .writes import RESHAPES, Geometry, back, functional, geometry, written
+from .writes import RESHAPES, Geometry, back, functional, geometry, overload_like, written
 
 __all__ = ["Memory", "Tape", "View"]
 
@@ -179,7 +179,7 @@ class Tape:
 
     def _same(self, tensor: Tensor, view: View, grad: bool) -> View:
         """A tensor that is another one; if gradients stop between the two, a `detach` says so."""
-        if view.fake.requires_grad and not tensor.requires_grad:
+        if view.fake.requires_grad and not (grad and tensor.requires_grad):
             step = Step(aten.detach.default, (Ref(0),), {}, (view,), view, 0, (tensor,), False)
             (number,) = self._put(aten.detach.default, (Ref(self.read(view)),), {}, (tensor,), False)
             view = View(tensor, view.memory, number, view.memory.version, view.where, step)
@@ -272,7 +272,7 @@ class Tape:
         where = geometry(tensor)
         if where == view.where and not (name == "detach" and view.fake.requires_grad):
             return
-        same: Op = getattr(getattr(aten, name), op._overloadname)
+        same = overload_like(op, name)
         before = self.read(view)
         if where != view.where:  # the values so far keep a fake of the old shape
             self._stand_in(

@@ -97,6 +97,12 @@ class Program:
                 )
         self._seen = True
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The values that are moved a second time for the backward, once for each time."""
+        written = (name for do in self.schedule.todo if do.what in ("box", "wait") for name in do.writes)
+        return tuple(name.partition(" again ")[0] for name in written if " again " in name)
+
     def memory(self) -> dict[int, Memory]:
         """The bytes that a step takes at its peak on every rank of the graph, owned here or not."""
         regather = self.backend != "autograd"

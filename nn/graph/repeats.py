@@ -116,8 +116,8 @@ class Repeats:
         constants: list[Tensor] = []
         given: list[Tensor] = []
         try:
-            like = of_module(module, constants)
             taken = of_value((args, kwargs), given)
+            like = of_module(module, constants)
         except (Unlike, RecursionError):
             return None
         own = [x for part in module.modules() for kept in (part._parameters, part._buffers) for x in kept.values()]

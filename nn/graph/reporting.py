@@ -1,6 +1,6 @@
 """What `explain` tells of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from ...boxing.graph.physical import Graph
@@ -23,11 +23,12 @@ def report(
     trained: Mapping[str, Trained],
     kept: int,
     limit: float | None,
+    again: Sequence[str],
 ) -> Report:
     """All that is known of a graph; `kept` tensors belong to the optimizer for each trained parameter."""
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    return Report(graph, tuple(_costs(decided)), _memory(live, trained, kept, limit), solution)
+    return Report(graph, tuple(_costs(decided)), _memory(live, trained, kept, limit), solution, again=again)
 
 
 def _costs(decided: Decided) -> Iterator[Cost]:

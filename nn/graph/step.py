@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.draw import draw, svg
 from ...boxing.graph.physical import Graph, Var
 from ...boxing.graph.report import Report
@@ -17,7 +18,6 @@ from ...placement.errors import SbpError
 from ..agree import told
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
-from .buckets import bucketed
 from .decide import Decided, decide
 from .inputs import cutter, tensors_by_path
 from .model import default_placement, globalised, named_values, pins_of, placed
@@ -156,7 +156,9 @@ class Step:
     def explain(self) -> Report:
         """What was chosen and why."""
         kept = states_of(self.optimizers)
-        return report(self.graph, self.decided, self.program.memory(), self.trained, kept, self.limit)
+        return report(
+            self.graph, self.decided, self.program.memory(), self.trained, kept, self.limit, self.program.again
+        )
 
     def __repr__(self) -> str:
         sent = sum(back.plan.total for back in self.graph.backs) + sum(

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ...boxing import Pending, box, box_async
 from ...boxing.execute import token
+from ...boxing.graph.buckets import packed
 from ...boxing.graph.physical import Graph
 from ...placement.world import device, owned
 from ...sbp import Layout, State
 from .backend import Compiled
-from .buckets import packed
 from .draw import Drawer
 from .overlap import Do, Transfer
 from .schedule import Schedule

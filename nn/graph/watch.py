@@ -30,6 +30,11 @@ __all__ = ["Known", "Watch", "data_dependent"]
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+_DROPS = tuple(
+    getattr(aten, name + suffix).default
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
+)
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
@@ -81,6 +86,8 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
             args, kwargs = map_tensors(args, self._fake), map_tensors(kwargs, self._fake)
         if torch._C._is_any_autocast_enabled() and (cast := self._cast(func, args, kwargs)) is not None:
             return cast[0]
+        if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show
+            return args[0]
         if func in _NORMS:
             args = statistics(self.tape, func, args)
         if func._schema.is_mutable:  # known before it is another view or size

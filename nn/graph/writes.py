@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...sbp.call import Ref
 
-__all__ = ["RESHAPES", "Geometry", "back", "functional", "geometry", "written"]
+__all__ = ["RESHAPES", "Geometry", "back", "functional", "geometry", "overload_like", "written"]
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
@@ -65,18 +65,29 @@ def functional(op: Op) -> tuple[Op, frozenset[str]] | None:
     namespace, _, name = schema.name.partition("::")
     if not outs:
         name = OTHER.get(name) or (name[:-1] if name.endswith("_") and not name.endswith("__") else name)
-    packet = getattr(getattr(torch.ops, namespace), name, None)
+    found = _alike(getattr(getattr(torch.ops, namespace), name, None), op, outs)
+    return None if found is None else (found, outs)
+
+
+def overload_like(op: Op, name: str) -> Op:
+    """Of an ATen op the overload that takes what this one does."""
+    found = _alike(getattr(aten, name), op, frozenset())
+    assert found is not None, (op, name)
+    return found
+
+
+def _alike(packet: Any, op: Op, outs: frozenset[str]) -> Op | None:
     if packet is None:
         return None
-    wanted = _arguments(schema, outs)
-    order = sorted(packet.overloads(), key=lambda overload: overload != op._overloadname)
+    wanted = _arguments(op._schema, outs)
+    order = sorted(packet.overloads(), key=lambda overload: bool(overload != op._overloadname))
     for overload in order:
         other: Op = getattr(packet, overload)
         said = _arguments(other._schema, frozenset())
         if not other._schema.is_mutable and (
             said == wanted or (said[: len(wanted)] == wanted and _optional(other, len(wanted)))
         ):
-            return other, outs
+            return other
     return None
 
 

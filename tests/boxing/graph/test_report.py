@@ -94,10 +94,9 @@ def test_rows_are_all_moves_and_their_bytes_those_of_the_plans() -> None:
 def test_gradients_of_one_bucket_go_together_and_start_once() -> None:
     alone = [row for row in moves_of(gpt(3)) if row.direction == "backward" and "weight" in row.name]
     (bucket,) = (row for row in moves_of(gpt(3, bucket=7)) if "more" in row.name)
-    assert len(bucket.plans) == 35
-    assert bucket.bytes == sum(plan.bytes for plan in bucket.plans)
-    assert max(row.seconds for row in alone) < bucket.seconds < sum(plan.price.time for plan in bucket.plans)
-    assert [way.kind for way in bucket.ways] == ["all_reduce", "all_reduce_once"]
+    assert bucket.name.endswith("and 34 more")
+    assert max(row.seconds for row in alone) < bucket.seconds < sum(row.spent for row in alone)
+    assert len(bucket.plan.moves) <= 2
 
 
 def test_what_the_optimizer_changes_in_pieces_is_gathered_after_the_update() -> None:

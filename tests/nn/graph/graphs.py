@@ -240,8 +240,8 @@ def nothing() -> Graph:
 def thrice() -> Graph:
     """One value with three users, in two other layouts."""
     b = Build(LINE)
-    x, w = b.source("x", (8, 8), S(0)), b.source("w", (8, 8), S(0))
-    h = b.op(aten.sin.default, x, out=S(0))
+    x, w, d = b.source("x", (8, 8), S(0)), b.source("w", (8, 8), S(0)), b.input("d", (8, 8), S(0))
+    h = b.op(aten.mul.Tensor, x, d, out=S(0))
     cut, whole = b.box(h, S(1)), b.box(h, B, P)
     first = b.op(aten.cos.default, cut, out=S(1))
     second = b.op(aten.linear.default, whole, w, out=S(1))

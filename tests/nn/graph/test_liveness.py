@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sbpflow import B, P, S
+from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Graph
-from sbpflow.nn.graph.buckets import bucketed
 from sbpflow.nn.graph.program import Program
 from sbpflow.placement.world import owned
 from sbpflow.sbp.call import tensors_in

@@ -9,9 +9,9 @@ from torch import Tensor
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing import gather, record
+from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Graph, Op, Value, Var
 from sbpflow.nn.graph.backend import Backend
-from sbpflow.nn.graph.buckets import bucketed
 from sbpflow.nn.graph.program import Program
 from tests.ranks import Ranks
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sbpflow import B, P, S
+from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Graph
 from sbpflow.nn.graph.again import read_again
-from sbpflow.nn.graph.buckets import bucketed
 from sbpflow.nn.graph.overlap import AHEAD, Do, Transfer, freed, overlapped
 from sbpflow.nn.graph.program import Program
 from sbpflow.nn.graph.schedule import Schedule, schedule

@@ -1,9 +1,9 @@
 """Buckets: the gradients of many parameters brought together in one exchange.
 
-    all_reduce        the local gradients behind each other, as one line of addends that becomes whole
-    reduce_scatter    each cut into what the ranks are to hold, as one row a rank, of which each gets its own
+    sum        the local gradients behind each other, as one line of addends that becomes whole
+    scatter    each cut into what the ranks are to hold, as one row a rank, of which each gets its own
 
-What is sent is what the moves would have sent one by one.
+A bucket is one move with a plan of its own: of what is large, other routes are the quickest.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...boxing.graph.physical import Back, Graph
 from ...placement import Placement
 from ...sbp import Layout, State
+from ..plan import Plan, plan
+from .physical import Back, Graph
 
-__all__ = ["LIMIT", "Packed", "bucketed", "packed"]
+__all__ = ["LIMIT", "Packed", "bucketed", "exchange", "packed"]
 
 LIMIT = 25 * 2**20  # bytes
 
@@ -49,29 +50,27 @@ def bucketed(graph: Graph, limit: int = LIMIT) -> Graph:
 def _kind(move: Back) -> Kind | None:
     """What a move may be put together with; None if it has to go alone."""
     src, dst = move.src, move.dst
-    ways = move.plan.moves
-    if len(ways) != 1 or src.placement is not dst.placement or not src.numel:
+    axes = src.state.partial
+    if not axes or dst.state.partial or src.state.reduction != "sum" or src.placement is not dst.placement:
         return None
-    if len({src.local_shape(rank) for rank in src.placement.flat}) > 1:
+    if not src.numel or len({src.local_shape(rank) for rank in src.placement.flat}) > 1:
         return None
-    kind = {"all_reduce_once": "all_reduce"}.get(ways[0].kind, ways[0].kind)
-    axes = ways[0].axes
-    if kind == "all_reduce" and set(axes) == set(src.state.partial):
-        return kind, src.placement, axes, src.dtype
-    if kind == "reduce_scatter" and set(axes) == set(src.state.partial) and _dim(src, dst, axes) is not None:
-        return kind, src.placement, axes, src.dtype
-    return None
+    if src.state.dims == dst.state.dims:
+        return "sum", src.placement, axes, src.dtype
+    d = _dim(src, dst, axes)
+    return None if d is None else ("scatter", src.placement, dst.state.dims[d][len(src.state.dims[d]) :], src.dtype)
 
 
 def _dim(src: Layout, dst: Layout, axes: tuple[int, ...]) -> int | None:
-    """The dim that a reduce_scatter cuts, if every rank's share of it lies in one piece and all are as large."""
+    """The dim that the ranks of the sum cut, if each one's share of it lies in one piece and all are as large."""
     ranks = prod(src.placement.shape[a] for a in axes)
     changed = [d for d, (a, b) in enumerate(zip(src.state.dims, dst.state.dims, strict=True)) if a != b]
     if len(changed) != 1:
         return None
     (d,) = changed
     size = src.local_shape(src.placement.flat[0])[d]
-    joined = dst.state.dims[d] == (*src.state.dims[d], *axes)
+    cut = dst.state.dims[d]
+    joined = cut[: len(src.state.dims[d])] == src.state.dims[d] and set(cut[len(src.state.dims[d]) :]) == set(axes)
     return d if joined and size % ranks == 0 and all(a >= 0 for a in src.state.dims[d]) else None
 
 
@@ -115,6 +114,14 @@ def packed(pairs: Sequence[Pair]) -> Packed:
         return [x.view(shape) for x, shape in zip(pieces, shapes, strict=True)]
 
     return Packed(rows, rows.with_state(State((order, others))), pack, unpack)
+
+
+def exchange(backs: Sequence[Back]) -> Plan:
+    """The one plan by which the gradients of a bucket move, or a single one."""
+    if len(backs) == 1:
+        return backs[0].plan
+    together = packed([(back.src, back.dst) for back in backs])
+    return plan(together.src, together.dst)
 
 
 def _rows(part: Tensor, dim: int, ranks: int) -> Tensor:
