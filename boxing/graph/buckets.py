@@ -80,7 +80,7 @@ class Packed:
 
     src: Layout
     dst: Layout
-    pack: Callable[[Sequence[Tensor]], Tensor]
+    pack: Callable[[Sequence[Tensor], Tensor | None], Tensor]  # into memory that is there already, if it is given
     unpack: Callable[[Tensor], list[Tensor]]
 
 
@@ -97,7 +97,7 @@ def packed(pairs: Sequence[Pair]) -> Packed:
         return Packed(
             line,
             line.with_state(State((others,))),
-            lambda parts: torch.cat([part.reshape(-1) for part in parts]),
+            lambda parts, out: torch.cat([part.reshape(-1) for part in parts], out=out),
             lambda whole: [x.view(shape) for x, shape in zip(torch.split(whole, sizes), shapes, strict=True)],
         )
     dims = [next(d for d, cut in enumerate(b.state.dims) if cut != a.state.dims[d]) for a, b in pairs]
@@ -105,9 +105,9 @@ def packed(pairs: Sequence[Pair]) -> Packed:
     ranks = prod(where.shape[a] for a in order)
     rows = Layout(where, State(((), others), axes), (ranks, sum(sizes) // ranks * apart), src.dtype)
 
-    def pack(parts: Sequence[Tensor]) -> Tensor:
+    def pack(parts: Sequence[Tensor], out: Tensor | None) -> Tensor:
         cut = [_rows(part, d, ranks) for part, d in zip(parts, dims, strict=True)]
-        return torch.cat(cut, 1)
+        return torch.cat(cut, 1, out=out)
 
     def unpack(row: Tensor) -> list[Tensor]:
         pieces = torch.split(row.view(-1), [size // ranks for size in sizes])

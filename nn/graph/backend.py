@@ -22,6 +22,7 @@ from torch import Tensor
 from ...placement.errors import MissingError, ShapeError
 from .joint import Traced, gradients, trace
 from .local import Local
+from .tidy import tidied
 
 __all__ = ["Backend", "Compiled", "compiled"]
 
@@ -88,8 +89,9 @@ def by_autograd(local: Local) -> Compiled:
 
 def by_code(local: Local) -> Compiled:
     made = trace(local)
-    backward = made.backward and made.backward.forward
-    return Compiled(made.forward.forward, backward, made.again, made.owns, "code")
+    forward = tidied(made.forward, made.fakes)
+    backward = made.backward and tidied(made.backward, made.fakes)
+    return Compiled(forward.forward, backward and backward.forward, made.again, made.owns, "code")
 
 
 @cache

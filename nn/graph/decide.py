@@ -1,6 +1,6 @@
 """Deciding: a captured graph, its placements and limits in; the physical graph that costs least out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from ...placement import Placement, default_cluster
 from ...placement.errors import SbpError
 from ...sbp import Sbp, State
 from ...sbp.joint.formulate import Demands, Formulated, formulate
-from ...sbp.joint.homes import homes
+from ...sbp.joint.homes import Homes, homes
 from ...sbp.joint.solve import Solution, solve
 from ...sbp.logical import Logical, LogicalOp
 from .expand import expand, formula_of
@@ -52,12 +52,35 @@ def decide(
     where = homes(logical, placement)
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None)
+    key = _key(logical, where, demands, limit, name)
+    known = _known.get(key)
+    if known is not None:
+        return known
     posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
     solution = solve(posed.problem, limit=limit)
     _check(solution, pinned, limit)
     choice = _choice(posed, solution, where.sources, where.ops)
     graph, names = insert(logical, where, choice, name)
-    return Decided(graph, logical, posed, solution, names)
+    if len(_known) >= MOST:
+        _known.pop(next(iter(_known)))
+    made = _known[key] = Decided(graph, logical, posed, solution, names)
+    return made
+
+
+MOST = 32
+_known: dict[Hashable, Decided] = {}
+
+
+def _key(logical: Logical, where: Homes, demands: Demands, limit: float | None, name: str) -> Hashable:
+    """All that a decision depends on, so that the same step is not planned twice in one process."""
+    sources = tuple((s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad) for s in logical.sources)
+    ops = tuple(
+        (op.op, str(op.args), str(op.kwargs), op.numbers, tuple(tuple(y.shape) for y in op.outputs), op.grad, op.origin)
+        for op in logical.ops
+    )
+    ends = str(logical.result), logical.losses, tuple(logical.writes.items())
+    clusters = tuple(default_cluster(place) for place in dict.fromkeys((*where.sources, *where.ops)))
+    return sources, ops, ends, where, tuple(demands.pins.items()), demands.states, limit, clusters, name
 
 
 class _Formulas:

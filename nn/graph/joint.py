@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...placement.errors import ShapeError
 from .local import Local
@@ -48,7 +49,8 @@ def trace(
     local: Local, decompositions: dict[Any, Callable[..., Any]] | None = None, *, strided: bool = False
 ) -> Traced:
     """The graphs of a local segment; with `strided` they count on inputs that are contiguous."""
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    # Inductor keeps what it compiled only of graphs with an environment of shapes, though all are known.
+    fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     specs = local.makes
     with fakes:
         inputs = [spec.empty() for spec in local.inputs]

@@ -1,6 +1,6 @@
 """Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,22 @@ class Outcome:
 
     values: dict[str, Shards]
     grads: dict[str, Shards]
+
+
+MOST = 1024
+_made: dict[tuple[Backend, Hashable], Compiled] = {}
+
+
+def _compiled(local: Local, backend: Backend) -> Compiled:
+    """A segment compiled, or one like it that another program of this process has compiled already."""
+    key = backend, local.key
+    known = _made.pop(key, None)
+    if known is None:
+        known = compiled(local, backend)
+    _made[key] = known  # the last used is the last
+    if len(_made) > MOST:
+        _made.pop(next(iter(_made)))
+    return known
 
 
 class Program:
@@ -60,7 +76,7 @@ class Program:
     def _compiled(self, local: Local) -> Compiled:
         known = self._known.get(local.key)
         if known is None:
-            known = self._known[local.key] = compiled(local, self.backend)
+            known = self._known[local.key] = _compiled(local, self.backend)
         return known
 
     @property

@@ -50,8 +50,8 @@ def best(
     known: dict[int, int] = {}
     found, bound = not model.dead, model.constant
     for part in hard if found else []:
-        method = wide
-        choice, low = _wide(model, part, wide, table)
+        choice, low, how = _wide(model, part, wide, table)
+        method = "bounded" if "bounded" in (how, method) else how
         bound += low
         known.update(choice or {})
         found = found and choice is not None
@@ -70,15 +70,15 @@ def best(
     )
 
 
-def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict[int, int] | None, float]:
-    """A choice for a part that is too wide, and its bound."""
-    if wide == "bounded":
-        return estimated(model, part, table)
-    choice, bound = programmed(model, part)
-    if choice is None and bound < np.inf:  # it gave up
-        choice, other = estimated(model, part, table)
-        bound = max(bound, other)
-    return choice, bound
+def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict[int, int] | None, float, Method]:
+    """A choice for a part that is too wide, its bound, and how they were found."""
+    low = -np.inf
+    if wide == "ilp":
+        choice, low = programmed(model, part)
+        if choice is not None or low == np.inf:
+            return choice, low, "ilp"
+    choice, bound = estimated(model, part, table)
+    return choice, max(low, bound), "bounded"
 
 
 def _looks(model: Model, known: dict[int, int]) -> list[Step]:

@@ -16,6 +16,7 @@ from .problem import Ints, Vector
 
 __all__ = ["installed", "programmed"]
 
+COLUMNS = 60_000  # of the program; 25 thousand took 10 s at worst, 94 thousand more than 5 minutes
 NODES = 200  # of the search tree; a limit of time would let ranks choose differently
 
 
@@ -27,8 +28,13 @@ def installed() -> bool:
 def programmed(model: Model, part: Sequence[int]) -> tuple[dict[int, int] | None, float]:
     """The best choice found for these nodes, between which all tables are of two, and what none can go below.
 
+    None, and no bound, where the program is too large; None and an infinite one where every choice is forbidden.
+
     HiGHS' tolerances are absolute, so it sees costs in units of about a millionth of what all costs together.
     """
+    tables = model.among(part)
+    if sum(table.values.size for table in tables) > COLUMNS:
+        return None, -np.inf
     optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
     start: dict[int, int] = {}
     costs: list[Vector] = []
@@ -46,7 +52,7 @@ def programmed(model: Model, part: Sequence[int]) -> tuple[dict[int, int] | None
         rows.append(np.full(len(costs[at]), at))
         signs.append(np.ones(len(costs[at])))
     integers = total
-    for table in model.among(part):
+    for table in tables:
         assert len(table.nodes) == 2, table.nodes
         values, own = table.values, []
         for axis, n in enumerate(table.nodes):

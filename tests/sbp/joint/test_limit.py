@@ -61,7 +61,7 @@ def test_equal_blocks_choose_differently_where_memory_lies_between() -> None:
 
 
 def test_deep_transformers_come_within_a_thousandth_of_their_bound() -> None:
-    problem = transformer(48, 16, 12)
+    problem = transformer(48, 24, 12)
     free = solve(problem)
     for share in (0.8, 0.5):
         found = solve(problem, limit=share * free.memory)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sbpflow.sbp.joint import ilp
 from sbpflow.sbp.joint.best import best
 from sbpflow.sbp.joint.eliminate import components, order
 from sbpflow.sbp.joint.fold import fold
@@ -77,3 +78,13 @@ def test_sizes_on_paper_are_those_met() -> None:
             assert len(model.steps) == before + 1
             largest = max([largest, *(table.values.size for table in model.among(model.left))])
         assert largest <= peak
+
+
+def test_a_program_too_large_is_left_to_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scipy")
+    problem = ladder(14, 6)
+    assert solve(problem, table=0, wide="ilp").method == "ilp"
+    monkeypatch.setattr(ilp, "COLUMNS", 100)
+    found = solve(problem, table=100, wide="ilp")
+    assert found.method == "bounded"
+    assert found.bound <= found.cost < found.greedy
