@@ -98,7 +98,8 @@ class _Apart:
             for loss in logical.losses
         )
         writes = {name: self._of(n) for name, n in logical.writes.items()}
-        return Logical(logical.sources, tuple(self.ops), self._renamed(logical.result), losses, writes)
+        result = self._renamed(logical.result)
+        return replace(logical, ops=tuple(self.ops), result=result, losses=losses, writes=writes)
 
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:

@@ -1,5 +1,6 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -9,10 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...boxing.graph.physical import Graph as Physical
+from ...boxing.record import user_line
 from ...placement import Placement
-from ...placement.errors import SbpError
+from ...placement.errors import PlacementError, SbpError
 from .backend import Backend
 from .inputs import key_of
+from .model import building
 from .step import Step
 
 __all__ = ["Graph", "compile"]
@@ -44,6 +47,7 @@ class Graph:
         schedule: str | None = None,
         name: str | None = None,
     ) -> None:
+        _check_options(placement, memory, clip_grad_norm)
         if backend not in get_args(Backend):
             raise SbpError(f"backend={backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if micro_batches != 1 or schedule is not None:
@@ -53,7 +57,7 @@ class Graph:
             )
         self._placement, self._backend, self._memory = placement, backend, memory
         self._clip, self._name = clip_grad_norm, name or type(self).__name__
-        self._steps: dict[Any, Step] = {}
+        self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
         self._last: Step | None = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,21 +71,32 @@ class Graph:
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
         """The compiled step for arguments like these; made if there is none, and nothing is run."""
-        key = key_of(args, kwargs, self._modes())
-        step = self._steps.get(key)
+        if "_steps" not in vars(self):
+            raise SbpError(
+                f"{type(self).__name__} was not initialised\n  call super().__init__() first in its __init__"
+            )
+        if building():
+            raise SbpError(
+                f"the graph {self._name} is called at {user_line()}, while another is captured\n"
+                "  give that one the modules themselves, and call these"
+            )
+        modules = self._modules()
+        known = self._steps.setdefault(key_of(args, kwargs, _modes(modules)), [])
+        step = next((step for step in known if step.reads.hold()), None)
         if step is None:
-            step = self._steps[key] = Step(
+            step = Step(
                 self.build,
                 args,
                 kwargs,
-                self._modules(),
+                modules,
                 list(self._optimizers()),
                 placement=self._placement,
                 backend=self._backend,
                 memory=self._memory,
-                clip=self._clip,
+                clip_norm=self._clip,
                 name=self._name,
             )
+            known.append(step)
         self._last = step
         return step
 
@@ -91,7 +106,12 @@ class Graph:
         return self
 
     def _modules(self) -> dict[str, nn.Module]:
-        found = {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+        found = {}
+        for name, value in vars(self).items():
+            if isinstance(value, nn.Module):
+                found[name] = value
+            elif isinstance(value, list | tuple):
+                found.update({f"{name}.{at}": each for at, each in enumerate(value) if isinstance(each, nn.Module)})
         return {"": next(iter(found.values()))} if len(found) == 1 else found
 
     def _optimizers(self) -> Iterator[Optimizer]:
@@ -99,17 +119,17 @@ class Graph:
             listed = value if isinstance(value, list | tuple) else [value]
             yield from (each for each in listed if isinstance(each, Optimizer))
 
-    def _modes(self) -> tuple[Any, ...]:
-        """What of the modules decides what `build` does: which train, and which parameters do."""
-        parts = [part for module in self._modules().values() for part in module.modules()]
-        trains = tuple(part.training for part in parts)
-        learns = tuple(p.requires_grad for part in parts for p in part._parameters.values() if p is not None)
-        return (
-            trains,
-            learns,
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.is_autocast_enabled("cuda"),
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
+        """A graph of copies of the modules and optimizers, that was not called yet."""
+        made = memo[id(self)] = object.__new__(type(self))
+        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_placement": self._placement}
+        made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SbpError(
+            f"{self._name}: a graph cannot be pickled, as it belongs to the ranks that made it\n"
+            "  save model.state_dict() and optimizer.state_dict(), and make the graph anew"
         )
 
     @property
@@ -148,6 +168,33 @@ class Graph:
         return repr(self._last)
 
 
+def _check_options(placement: object, memory: object, clip: object) -> None:
+    if not (placement is None or isinstance(placement, Placement)):
+        raise PlacementError(f"placement={placement!r}\n  make one, as in flow.placement('cpu:[0-3]')")
+    for name, value, what in (("memory", memory, "bytes a rank, as in 80e9"), ("clip_grad_norm", clip, "a norm")):
+        if not (value is None or (isinstance(value, int | float) and value > 0)):
+            raise SbpError(f"{name}={value!r}\n  give it {what}, more than 0, or leave it out")
+
+
+def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
+    """What decides what `build` does besides its arguments: which modules train, which parameters do, autocast."""
+    found: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
+    if torch._C._is_any_autocast_enabled():
+        found += [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    seen: set[int] = set()
+    left = list(modules.values())
+    while left:  # as `modules()` goes, at a third of its time
+        part = left.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        held = part.__dict__
+        found.append(part.training)
+        found += [p is not None and p.requires_grad for p in held["_parameters"].values()]
+        left += held["_modules"].values()
+    return tuple(found)
+
+
 class _Compiled(Graph):
     """What `compile` returns."""
 
@@ -168,14 +215,22 @@ class _Compiled(Graph):
 
 def _first(result: Any) -> Tensor:
     """The loss: the result, or the first of several."""
-    while isinstance(result, list | tuple | dict) and result:
-        result = next(iter(result.values() if isinstance(result, dict) else result))
-    if not isinstance(result, Tensor):
-        raise SbpError(
-            f"the loss function returned {type(result).__name__}\n"
-            "  it is to return the loss, a tensor of one number, or several results of which the loss is the first"
-        )
-    return result
+    first = result
+    while isinstance(first, list | tuple | Mapping) and first:
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    if not isinstance(first, Tensor):
+        found = f"{type(first).__name__}, which is no tensor"
+    elif first.numel() != 1:
+        found = f"a tensor {tuple(first.shape)} first"
+    elif not first.requires_grad:
+        found = "a loss that depends on nothing that requires grad"
+    else:
+        return first
+    raise SbpError(
+        f"the loss function returned {found}\n"
+        "  it is to return the loss, one number computed from the model's parameters, or several results of which the "
+        "loss is the first"
+    )
 
 
 def compile(
@@ -199,6 +254,13 @@ def compile(
         raise SbpError(
             f"compile of {type(model).__name__}\n  give it an nn.Module, as in flow.compile(model, loss_fn, optimizer)"
         )
+    listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    for each in listed:
+        if not isinstance(each, Optimizer):
+            raise SbpError(
+                f"compile with {type(each).__name__} for an optimizer\n"
+                "  give it one of torch.optim, as in torch.optim.AdamW(model.parameters())"
+            )
     if optimizer is not None and loss_fn is None:
         raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
     options = {

@@ -1,5 +1,6 @@
 """What modules hold while a graph is captured: fakes in the place of parameters and buffers, under their names."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -51,7 +52,7 @@ class Held:
         self.slots: list[Slot] = []
         self.by_real: dict[int, Slot] = {}
         self.own: list[tuple[nn.Module, str, bool, Tensor]] = []  # where every fake was put
-        self._before: list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = []
+        self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         for prefix, root in modules.items():
             for name, module in root.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):
@@ -82,8 +83,9 @@ class Held:
 
     def __enter__(self) -> "Held":
         for module in self.modules:
-            kept = {part: dict(module.__dict__[part]) for part in ("_parameters", "_buffers", "_modules")}
-            self._before.append((module, dict(module.__dict__), kept))
+            held = module.__dict__
+            kept = {name: copy.copy(part) for name, part in held.items() if isinstance(part, dict | list)}
+            self._before.append((module, dict(held), kept))
         for module in self.modules:
             for values in (module._parameters, module._buffers):
                 for name, real in values.items():
@@ -95,9 +97,10 @@ class Held:
         for module, attributes, kept in self._before:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for part, values in kept.items():
-                attributes[part].clear()
-                attributes[part].update(values)
+            for name, part in kept.items():  # also hooks: a model may have put its own there
+                held = attributes[name]
+                held.clear()
+                (held.extend if isinstance(held, list) else held.update)(part)
         self._before.clear()
 
     def assigned(self) -> Iterator[tuple[str, Tensor]]:

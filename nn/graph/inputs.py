@@ -1,6 +1,7 @@
 """The arguments of a step: their tensors by path, what of them a compiled step depends on, and how they are cut."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from ...placement.world import device, owned
 from ...sbp import Layout
 from ..moving import shards_as
 from ..tensor import GlobalTensor
+from .structure import replaced
 
-__all__ = ["cutter", "key_of", "tensors_by_path"]
+__all__ = ["cutter", "flat", "key_of", "tensors_by_path"]
 
 
 def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -29,6 +31,9 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         elif isinstance(value, Mapping):
             for name, part in value.items():
                 look(f"{path}.{name}", part)
+        elif is_dataclass(value) and not isinstance(value, type):
+            for name, part in vars(value).items():
+                look(f"{path}.{name}", part)
 
     for at, value in enumerate(args):
         look(str(at), value)
@@ -37,26 +42,43 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     return found
 
 
+def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of tensors by path alone: they are put into arguments like these."""
+
+    def call(**tensors: Tensor) -> Any:
+        def put(path: str, x: Tensor) -> Tensor:
+            return tensors.get(path, x)  # one that no path leads to is refused where it is used
+
+        given = [replaced(value, put, str(at), objects=True) for at, value in enumerate(args)]
+        named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
+        return function(*given, **named)
+
+    return call
+
+
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], modes: tuple[Any, ...]) -> Hashable:
     """What a compiled step depends on: shapes and dtypes of tensors, every other value, and the modes of modules."""
-    return _key(tuple(args)), _key(dict(kwargs)), modes
+    return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]), modes
 
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, GlobalTensor):
-        return "global", value._layout.state, value._layout.placement, tuple(value.shape), value.dtype
+        of = value._layout
+        return "global", of.state, of.placement, of.shape, of.dtype, value.requires_grad
     if isinstance(value, Tensor):
-        return "tensor", tuple(value.shape), value.dtype, value.requires_grad
+        return "tensor", value.shape, value.dtype, value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, Mapping):
-        return (type(value), *((name, _key(part)) for name, part in value.items()))
+        return (type(value), *[(name, _key(part)) for name, part in value.items()])
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        return (type(value), *[(name, _key(part)) for name, part in vars(value).items()])
     try:
         hash(value)
     except TypeError:
         raise SbpError(
             f"a graph cannot take a {type(value).__name__} as an argument: what if it changes?\n"
-            "  pass tensors, numbers, strings, and lists, tuples or dicts of them"
+            "  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
         ) from None
     return type(value), value
 
@@ -70,6 +92,11 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
         if isinstance(value, GlobalTensor):
             with torch.no_grad():
                 return tuple(shard.detach() for shard in shards_as(value, layout, "input"))
+        if value.device.type == "meta":
+            raise SbpError(
+                f"a step was given a tensor {tuple(value.shape)} on meta, which has no values\n"
+                "  it is enough for graph.plan(...); to run, pass one with values"
+            )
         copies = [value.detach().to(where) for where in here] or [value.new_empty(0)]
         return tuple(copies) if whole is layout else box(copies, whole, layout, op="input")
 

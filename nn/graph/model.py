@@ -1,8 +1,11 @@
 """The modules of a graph: where their parameters live, how these are to lie, and how they are made to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...placement import Placement
@@ -12,7 +15,7 @@ from ..annotate import checked_hints, placement_of
 from ..materialise import materialise
 from ..tensor import GlobalTensor
 
-__all__ = ["default_placement", "globalised", "named_values", "pins_of", "placed"]
+__all__ = ["Reads", "building", "default_placement", "globalised", "named_values", "pins_of", "placed", "reading"]
 
 
 def _join(prefix: str, name: str) -> str:
@@ -78,11 +81,18 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     Returns for the id of each tensor that was there before what stands in its place.
     """
     before = named_values(modules)
+    made: dict[int, Tensor] = {}  # modules may share a parameter that none of them is in
     for prefix, module in modules.items():
+        for part in module.modules():
+            for table in (part._parameters, part._buffers):
+                held: dict[str, Any] = table
+                held.update({name: made[id(value)] for name, value in held.items() if id(value) in made})
         names = {_join(prefix, name): name for values in (module.named_parameters, module.named_buffers)
                  for name, _ in values(remove_duplicate=False)}  # fmt: skip
         wanted = {local: layouts.get(full) or _whole(before[full], rest) for full, local in names.items()}
         materialise(module, wanted, device=rest.type)
+        now = named_values({prefix: module})
+        made.update({id(before[full]): value for full, value in now.items() if value is not before[full]})
     after = named_values(modules)
     return {id(value): after[name] for name, value in before.items()}
 
@@ -91,3 +101,75 @@ def _whole(value: Tensor, rest: Placement) -> Layout:
     if isinstance(value, GlobalTensor):
         return value._layout.with_state(value._layout.state)
     return Layout(rest, State(((),) * value.ndim), tuple(value.shape), value.dtype)
+
+
+# What code may read of a module, or of the graph, that is no tensor and yet decides what is captured.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Reads:
+    """The plain values that a capture read of modules, and of the graph itself; they must not have changed since.
+
+    Layers that were not traced because they are like one that was are read alike, so that it goes by class.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[type, set[str]] = {}
+        self.values: list[tuple[dict[str, Any], str, Any]] = []
+
+    def settle(self, owners: list[Any]) -> None:
+        """Note what the attributes are, once all is known of which."""
+        for owner in owners:
+            for name in sorted(self.names.get(type(owner), ())):
+                if name in vars(owner) and _is_plain(value := vars(owner)[name]):
+                    self.values.append((vars(owner), name, value))
+
+    def hold(self) -> bool:
+        """Whether all of them are what they were."""
+        for held, name, value in self.values:
+            now = held.get(name)
+            if now is not value and (type(now) is not type(value) or now != value):
+                return False
+        return True
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+_building = 0
+
+
+def building() -> bool:
+    """Whether some graph is being captured right now."""
+    return _building > 0
+
+
+@contextmanager
+def reading(*classes: type) -> Iterator[Reads]:
+    """Notes which attributes are read of instances of these classes."""
+    global _building
+    reads = Reads()
+    before = {cls: vars(cls).get("__getattribute__") for cls in classes}
+
+    def watched(cls: type) -> Any:
+        get: Any = cls.__getattribute__
+
+        def read(self: Any, name: str) -> Any:
+            reads.names.setdefault(type(self), set()).add(name)
+            return get(self, name)
+
+        return read
+
+    for cls in classes:
+        cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
+    _building += 1
+    try:
+        yield reads
+    finally:
+        _building -= 1
+        for cls, own in before.items():
+            if own is None:
+                del cls.__getattribute__
+            else:
+                cls.__getattribute__ = own  # type: ignore[method-assign]

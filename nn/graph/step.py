@@ -15,13 +15,14 @@ from ...boxing.graph.report import Report
 from ...boxing.graph.text import fingerprint, to_text
 from ...placement import Placement
 from ...placement.errors import SbpError
+from ...sbp import Layout
 from ..agree import told
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
 from .decide import Decided, decide
-from .inputs import cutter, tensors_by_path
-from .model import default_placement, globalised, named_values, pins_of, placed
-from .optimizers import Trained, adopt, states_of
+from .inputs import cutter, flat, tensors_by_path
+from .model import default_placement, globalised, named_values, pins_of, placed, reading
+from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
 from .reporting import report
 from .trace import trace
@@ -43,15 +44,31 @@ class Step:
         placement: Placement | None,
         backend: Backend,
         memory: float | None,
-        clip: float | None,
+        clip_norm: float | None,
         name: str,
     ) -> None:
-        self.modules, self.optimizers, self.clip, self.limit = dict(modules), list(optimizers), clip, memory
+        self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
         inputs = tensors_by_path(args, kwargs)
         rest = default_placement(modules, placement)
-        logical, self.constants = trace(build, args, kwargs, modules, device=rest.type if rest else "cpu")
+        refuse_closures(optimizers)
+        _refuse_history(inputs)
+        owner = getattr(build, "__self__", None)
+        with reading(nn.Module, *([] if owner is None else [type(owner)])) as self.reads:
+            given = flat(build, args, kwargs)
+            try:
+                logical, self.constants = trace(given, (), inputs, modules, device=rest.type if rest else "cpu")
+            except RuntimeError as error:
+                if not torch.is_grad_enabled():
+                    error.add_note(f"{name} was called under torch.no_grad(), where build cannot call backward()")
+                raise
+        self.reads.settle([owner, *(part for module in modules.values() for part in module.modules())])
         logical = placed(logical, modules)
-        self.trains = bool(logical.losses)
+        self.trains, self.rebuild = bool(logical.losses), logical.rebuild
+        if optimizers and not self.trains and torch.is_grad_enabled():
+            raise SbpError(
+                f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
+                "  call loss.backward() in it, or run the graph under torch.no_grad()"
+            )
         self.decided: Decided = decide(
             logical,
             rest,
@@ -80,54 +97,58 @@ class Step:
         sources = {s.value.name: s for s in self.graph.sources}
         held = {name: s.value.layout for name, s in sources.items() if s.kind in ("parameter", "buffer")}
         others = rest or next(iter(s.value.layout.placement for s in sources.values()))
-        changed = globalised(self.modules, held, others)
+        self.changed = globalised(self.modules, held, others)
         values = named_values(self.modules)
-        self.held = {name: values[name] for name in held}
+        self.held: dict[str, GlobalTensor] = {name: values[name] for name in held}  # type: ignore[misc]
         self.trained = {
             name: Trained(value, sources[name].home)
             for name, value in self.held.items()
-            if isinstance(value, GlobalTensor) and value.requires_grad and self.trains
+            if self.trains and value.requires_grad
         }
-        by_id = {id(t.parameter): t for t in self.trained.values()}
-        known = {old: by_id[id(new)] for old, new in changed.items() if id(new) in by_id}
-        spare = {old: Trained(new, new._layout.with_state(new._layout.state)) for old, new in changed.items()
-                 if isinstance(new, GlobalTensor) and id(new) not in by_id}  # fmt: skip
-        adopt(self.optimizers, {**spare, **known})
+        self.known = {id(t.parameter): t for t in self.trained.values()}
+        adopt(self.optimizers, self.known, self.changed)
+        self.changed = {id(value): value for value in self.changed.values()}  # what was before may be gone by then
+        self.homes = {name: s.home for name, s in sources.items() if s.kind == "input"}
         self.cut = {name: cutter(s.value.layout) for name, s in sources.items() if s.kind in ("input", "constant")}
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One step on these arguments."""
         given = tensors_by_path(args, kwargs)
-        shards: dict[str, tuple[Tensor, ...]] = {name: value._shards for name, value in self.held.items()}  # type: ignore[attr-defined]
+        shards = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         for name, cut in self.cut.items():
             shards[name] = cut(given[name] if name in given else self.constants[name]())
         with torch.no_grad():
-            done = self.program({name: tuple(s.detach() for s in held) for name, held in shards.items()})
+            done = self.program(shards)
             for buffer, name in self.graph.writes.items():
-                self._write(buffer, done.values[name])
+                for mine, new in zip(self.held[buffer]._shards, done.values[name], strict=True):
+                    mine.copy_(new)
         if self.trains:
-            self._learn(done.grads)
+            self._learn(done.grads, given)
         return self._result(done.values)
 
-    def _write(self, buffer: str, shards: tuple[Tensor, ...]) -> None:
-        held = self.held[buffer]
-        for mine, new in zip(held._shards, shards, strict=True):  # type: ignore[attr-defined]
-            mine.copy_(new)
-
-    def _learn(self, grads: Mapping[str, tuple[Tensor, ...]]) -> None:
+    def _learn(self, grads: Mapping[str, tuple[Tensor, ...]], given: Mapping[str, Tensor]) -> None:
         """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone."""
+        if self.optimizers:
+            adopt(self.optimizers, self.known, self.changed)
         for name, shards in grads.items():
             if name in self.trained:
-                self.trained[name].give(shards, add=not self.optimizers)
+                self.trained[name].give(shards, keep=not self.optimizers)
+            else:
+                self._leave(given[name], shards, self.homes[name])
         if not self.optimizers:
             return
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_([t.master for t in self.trained.values()], self.clip)
+        if self.most is not None:
+            clip(self.trained.values(), self.most)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        for each in self.trained.values():
-            each.settle()
+
+    @staticmethod
+    def _leave(x: Tensor, shards: tuple[Tensor, ...], home: Layout) -> None:
+        """The gradient of an argument that wants one."""
+        new = wrap(shards, home)
+        grad = new.to_global(sbp=x.sbp) if isinstance(x, GlobalTensor) else new.full_tensor().to(x.device)
+        x.grad = grad if x.grad is None else x.grad + grad
 
     def _result(self, values: Mapping[str, tuple[Tensor, ...]]) -> Any:
         def put(value: Any) -> Any:
@@ -139,7 +160,7 @@ class Step:
                 return {name: put(part) for name, part in value.items()}
             return value
 
-        return put(self.graph.result)
+        return self.rebuild(put(self.graph.result))
 
     def text(self) -> str:
         """The physical graph as text."""
@@ -165,3 +186,14 @@ class Step:
             self.graph.plan(b).total for b in self.graph.boxes
         )
         return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent in all"
+
+
+def _refuse_history(inputs: Mapping[str, Tensor]) -> None:
+    """Gradients would end at the graph, and what comes before it would not be trained."""
+    for path, x in inputs.items():
+        if x.requires_grad and not x.is_leaf and torch.is_grad_enabled():
+            raise SbpError(
+                f"the argument {path} {tuple(x.shape)} was computed from something that requires grad\n"
+                "  no gradient would go back from the graph to there\n"
+                "  compute it inside of the graph, or pass x.detach()"
+            )

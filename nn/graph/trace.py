@@ -66,6 +66,7 @@ class _Tracing:
         self.asked = Asked()
         self.sources: dict[int, Source] = {}  # by number
         self.names: set[str] = set()
+        self.literals: dict[str, int] = {}
         self.losses: list[Loss] = self.repeats.losses
         self.constants: Constants = {}
         self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
@@ -154,8 +155,14 @@ class _Tracing:
         elif not first:
             self.tape.record(aten.empty.memory_format, ([*real.shape],), kept, fake)
         else:
-            name = f"literal{len(self.repeats.literals)}"
-            self.repeats.literals.add(self._source(name, "constant", fake, False))
+            with unset_fake_temporarily():
+                written = repr((real.dtype, real.shape, real.tolist()))
+            if written in self.literals:  # the same, written elsewhere or made by the same line again
+                self.tape.stand_for(fake, self.literals[written])
+                return
+            name = f"literal{len(self.literals)}"
+            self.literals[written] = number = self._source(name, "constant", fake, False)
+            self.repeats.literals.add(number)
             self.constants[name] = lambda: copy
 
     def _lost(self, loss: Tensor, gradient: Tensor | None) -> None:
