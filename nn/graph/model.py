@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...placement import Placement
+from ...placement.errors import SbpError
 from ...sbp import Layout, Sbp, State
 from ...sbp.logical import Logical
 from ..annotate import checked_hints, placement_of
@@ -68,7 +69,21 @@ def pins_of(
         local = {name: homes[full] for name in _names(module) if (full := _join(prefix, name)) in homes}
         pins.update({_join(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
     held = {**named_values(modules), **inputs}
+    for name, sbp in pins.items():
+        value = held[name]
+        if isinstance(value, GlobalTensor):
+            _check_kept(name, value, sbp)
     return pins | {name: value._layout.state for name, value in held.items() if isinstance(value, GlobalTensor)}
+
+
+def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
+    """What is global stays as it is: another graph may count on it."""
+    axes = [a for a, n in enumerate(value.placement.shape) if n > 1]
+    if any(value.sbp[a] != hint[a] for a in axes):
+        raise SbpError(
+            f"{name} {tuple(value.shape)} is to be {hint}, and is global already as {value.sbp}\n"
+            f"  a graph leaves it where it is; say it before the first, or move it: flow.nn.to_global(model, ...)"
+        )
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -15,6 +15,7 @@ from ...sbp import B, Layout, State
 from ..factories import whole_everywhere
 from ..tensor import GlobalTensor, wrap
 from .model import building
+from .shardwise import forget
 
 __all__ = ["Trained", "adopt", "clip", "refuse_closures", "states_of"]
 
@@ -76,6 +77,10 @@ class Trained:
         of, where = (self.parameter, self.lies) if keep else (self.master, self.home)
         if keep and where.state != self.home.state:
             shards = box(shards, self.home, where, op="gradient")
+        if of._leaf is not None and of._leaf.direct:  # it would be put on the shards anyway
+            for shard, grad in zip(of._shards, shards, strict=True):
+                shard.grad = grad if shard.grad is None else shard.grad + grad
+            return
         new, held = wrap(shards, where), of.grad
         of.grad = new if held is None else held + new  # type: ignore[assignment]
 
@@ -151,6 +156,7 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             optimizer.register_step_pre_hook(_gather)
             optimizer.register_step_post_hook(_settle)
             optimizer.register_load_state_dict_post_hook(_loaded)
+        forget(optimizer)
         _now[optimizer] = _Served(known, found, [t for t in found.values() if t.master is not t.parameter])
 
 
@@ -168,6 +174,7 @@ def _settle(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _loaded(optimizer: Optimizer) -> None:
     """A loaded state may be whole, as one device saved it, or lie otherwise."""
+    forget(optimizer)
     for each in _now[optimizer].all.values():
         state = optimizer.state.get(each.master)
         if state:

@@ -25,6 +25,7 @@ from .model import default_placement, globalised, named_values, pins_of, placed,
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
 from .reporting import report
+from .shardwise import step_on_shards
 from .trace import trace
 
 __all__ = ["Step"]
@@ -130,17 +131,20 @@ class Step:
         """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone."""
         if self.optimizers:
             adopt(self.optimizers, self.known, self.changed)
+        mine = {id(self.trained[name].master): shards for name, shards in grads.items() if name in self.trained}
+        steps = [o for o in self.optimizers if self.most is not None or not step_on_shards(o, mine)]
+        if steps or not self.optimizers:
+            for each in self.trained.values():
+                if id(each.master) in mine:
+                    each.give(mine[id(each.master)], keep=not self.optimizers)
         for name, shards in grads.items():
-            if name in self.trained:
-                self.trained[name].give(shards, keep=not self.optimizers)
-            else:
+            if name not in self.trained:
                 self._leave(given[name], shards, self.homes[name])
-        if not self.optimizers:
-            return
-        if self.most is not None:
+        if self.most is not None and steps:
             clip(self.trained.values(), self.most)
-        for optimizer in self.optimizers:
+        for optimizer in steps:
             optimizer.step()
+        for optimizer in self.optimizers if steps else ():
             optimizer.zero_grad(set_to_none=True)
 
     @staticmethod

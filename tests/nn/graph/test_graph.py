@@ -22,7 +22,7 @@ F64 = torch.float64
 WHERE = pytest.mark.parametrize("where", [LINE, GRID], ids=["line", "grid"])
 
 
-def net(dtype: torch.dtype = F64) -> nn.Sequential:
+def net(dtype: torch.dtype = F64) -> Any:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
@@ -145,12 +145,12 @@ def test_without_an_optimizer_gradients_add_up_on_the_parameters(where: flow.Pla
     step = flow.compile(model, loss_fn, placement=where)
     for at in range(3):
         step(*batch(at=at))
-        loss_fn(one, *batch(at=at)).backward()
+        loss_fn(one, *batch(at=at)).backward()  # type: ignore[no-untyped-call]
         same_grads(model, one)
     model.zero_grad()
     step(*batch())
     one.zero_grad()
-    loss_fn(one, *batch()).backward()
+    loss_fn(one, *batch()).backward()  # type: ignore[no-untyped-call]
     same_grads(model, one)
 
 
@@ -164,7 +164,7 @@ class Losses(flow.Graph):
     def build(self, x: Tensor, y: Tensor) -> dict[str, Any]:
         out = self.model(x)
         first, second = F.cross_entropy(out, y), out.square().mean()
-        first.backward(retain_graph=True)
+        first.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         (second * 0.5).backward()
         return {"losses": (first, second), "guesses": out.argmax(-1), "rows": len(x)}
 
@@ -219,7 +219,8 @@ def test_arguments_and_results_may_be_nested(where: flow.Placement) -> None:
 
     x, _ = batch()
     step = Nested()
-    args, kwargs = ({"x": [x, 3]},), {"scale": 2.0, "extra": Pair(torch.ones(3, dtype=F64), torch.zeros(2))}
+    args: Any = ({"x": [x, 3]},)
+    kwargs: Any = {"scale": 2.0, "extra": Pair(torch.ones(3, dtype=F64), torch.zeros(2))}
     with torch.no_grad():
         for _ in range(2):
             record, pair = step(*args, **kwargs)
@@ -370,7 +371,7 @@ def test_other_shapes_are_captured_once_each() -> None:
 def test_numbers_of_other_types_are_other_arguments() -> None:
     class Adds(flow.Graph):
         def build(self, x: Tensor, n: Any) -> Tensor:
-            return x + n
+            return x + n  # type: ignore[no-any-return]
 
     adds = Adds(placement=LINE)
     x = torch.ones(2, dtype=torch.long)
@@ -499,7 +500,7 @@ def test_arguments_that_require_grad_get_it() -> None:
     there = flow.tensor(x, placement=GRID, sbp=(S(0), B), requires_grad=True)
     for k in range(2):
         wanted = loss_fn(one, ones, y)
-        wanted.backward()
+        wanted.backward()  # type: ignore[no-untyped-call]
         same(step(there if k else mine, y), wanted)
         optimizer = sgd(one)
         optimizer.step()
@@ -522,7 +523,7 @@ class Both(flow.Graph):
 
     def build(self, x: Tensor, y: Tensor) -> Tensor:
         loss = F.cross_entropy(self.back(self.front(x).relu()), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -555,7 +556,7 @@ class Shared(flow.Graph):
         for part in self.parts:
             x = part(x)
         loss = F.cross_entropy(x, y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -679,6 +680,13 @@ def test_hints_hold() -> None:
     trains_alike(model, GRID)
     assert model[0].weight.sbp == (B, S(0))
     assert model[2].weight.sbp == (B, S(1))
+
+
+def test_a_parameter_may_be_addends() -> None:
+    model = net()
+    flow.nn.shard(model, {"0.weight": P})
+    trains_alike(model, LINE)
+    assert model[0].weight.sbp == (P,)
 
 
 @WHERE
