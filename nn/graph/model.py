@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from ..materialise import materialise
 from ..tensor import GlobalTensor
 
 __all__ = ["Reads", "building", "default_placement", "globalised", "named_values", "pins_of", "placed", "reading"]
+
+
+T = TypeVar("T")
 
 
 def _join(prefix: str, name: str) -> str:
@@ -65,6 +68,7 @@ def pins_of(
 ) -> dict[str, tuple[Sbp, ...] | State]:
     """What must lie in a certain way: hinted parameters, and what is global already."""
     pins: dict[str, tuple[Sbp, ...] | State] = {}
+    homes = _under_all_names(homes, named_values(modules))
     for prefix, module in modules.items():
         local = {name: homes[full] for name in _names(module) if (full := _join(prefix, name)) in homes}
         pins.update({_join(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
@@ -74,6 +78,12 @@ def pins_of(
         if isinstance(value, GlobalTensor):
             _check_kept(name, value, sbp)
     return pins | {name: value._layout.state for name, value in held.items() if isinstance(value, GlobalTensor)}
+
+
+def _under_all_names(said: Mapping[str, T], values: Mapping[str, Tensor]) -> dict[str, T]:
+    """What is said of parameters under one of their names, under all of them: a graph knows tied ones by the first."""
+    known = {id(values[name]): what for name, what in said.items() if name in values}
+    return {name: known[id(value)] for name, value in values.items() if id(value) in known}
 
 
 def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
@@ -96,6 +106,7 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     Returns for the id of each tensor that was there before what stands in its place.
     """
     before = named_values(modules)
+    layouts = _under_all_names(layouts, before)
     made: dict[int, Tensor] = {}  # modules may share a parameter that none of them is in
     for prefix, module in modules.items():
         for part in module.modules():
