@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from .physical import Back, Box, Graph, Op, Source, Var
+from .physical import Back, Box, Graph, Op, Source, Step, Var
 
 __all__ = ["Blocks", "Run"]
 
@@ -63,9 +63,11 @@ class Blocks:
                 self._home[source.value.name] = block
                 self._blocks[block].sources.append(source)
         for step in graph.steps:
-            if step.origin.block:
-                self._home.update((y.name, step.origin.block) for y in step.outputs)
-                self._blocks[step.origin.block].steps.append(step)
+            block = step.origin.block
+            # A move of what comes from outside stands before all blocks, as the first of them is the one to ask for it.
+            if block and not (isinstance(step, Box) and not self.of(step.source)):
+                self._home.update((y.name, block) for y in step.outputs)
+                self._blocks[block].steps.append(step)
         for back in graph.backs:
             if self.of(back.of):
                 self._blocks[self.of(back.of)].backs.append(back)
@@ -73,6 +75,12 @@ class Blocks:
     def of(self, value: str) -> str:
         """The block that a value is made in, or whose parameter it is; "" outside of all."""
         return self._home.get(value, "")
+
+    def module(self, step: Step) -> str:
+        """The module of a step; of a move that stands before the blocks the one around them."""
+        if step.origin.block and not self.of(step.outputs[0].name):
+            return ".".join(step.origin.block.split(".")[:-2])
+        return step.origin.module
 
     def around(self, path: str) -> str:
         """The block that this path of a module or a parameter is in, itself included."""

@@ -3,21 +3,26 @@
 Everything has a class (`op`, `gather`, ...), so that a page may colour it again for a dark screen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from ..look import FAMILIES, duration, family, volume
-from .ledger import MoveRow, moves_of
+from ..look import FAMILIES, duration, volume
+from ..plan import Plan
+from .buckets import exchange
+from .ledger import MoveRow, Way, buckets, moves_of, ways_of
 from .paint import paint
 from .physical import Graph, Op
-from .scene import Edge, Node, Scene, some
+from .scene import Edge, Node, Scene, look_of, numbered, some
 
 __all__ = ["graph_dot"]
 
 FONT = "Helvetica,Arial,sans-serif"
 DARK = "#1f2328"
 LINE = "#7d8590"  # lines and plain text: readable on white and on near black
-EM = 0.074  # inches that a character of 10 points takes at most, on average: fonts differ between machines
-LISTED, ACROSS = 8, 4  # moves in the legend, and in a row of it
+EM = 0.079  # inches that a character of 10 points takes at most, on average: fonts differ between machines
+LISTED, ACROSS, WIDEST = 8, 4, 9.0  # moves in the legend, at most in a row of it, and inches of a row
+SINGLE = 4  # buckets that have a chip each
 LOOKS = {
     "op": 'fillcolor="#ffffff"',
     "shape": 'fillcolor="#f6f8fa", fontcolor="#57606a", color="#c4cad1"',
@@ -39,9 +44,11 @@ def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None) 
     ops = sum(isinstance(step, Op) for step in graph.steps)
     title = [f"{graph.name}{f', {focus}' if focus else ''}:  {ops} ops, {len(graph.boxes)} moves"]
     title += [f"on {places[0]}"] if len(places) == 1 else []
+    if any("*" in edge.text for edge in what.edges):
+        title.append("*: pieces lie in another order than usual; a pointer tells")
     levels = _levels(what)
     edges = (_edge(edge, levels) for edge in what.edges if not edge.side)
-    body = [*_frame(what, places), *_loose(what), *_legend(moves_of(graph), levels), *edges]
+    body = [*_frame(what, places), *_loose(what), *_legend(graph, levels), *edges]
     return "\n".join([*_head(title), *body, "}", ""])
 
 
@@ -68,7 +75,8 @@ def _levels(what: Scene) -> dict[str, int]:
 
 def _head(title: Sequence[str]) -> Iterator[str]:
     yield "digraph {"
-    yield f'  graph [rankdir=TB, bgcolor=transparent, pad=0.2, nodesep=0.22, ranksep=0.26, fontname="{FONT}"]'
+    yield "  graph [rankdir=TB, newrank=true]"  # ranks across frames, or edges between frames would go upwards
+    yield f'  graph [bgcolor=transparent, pad=0.2, nodesep=0.22, ranksep=0.26, fontname="{FONT}"]'
     yield f'  graph [fontsize=14, fontcolor="{LINE}", labelloc=t, labeljust=l, label={_quoted(title, left=True)}]'
     yield f'  node [shape=box, style="rounded,filled", color="{LINE}", fillcolor="#ffffff"]'
     yield '  node [height=0.3, margin="0.12,0.05"]'
@@ -134,14 +142,15 @@ def _look(look: str, dashed: bool = False, note: bool = False) -> str:
     if known is None:
         return LOOKS[look]
     if note:
-        return f'{LOOKS["note"]}, style="filled,dashed", color="{known.ink}", fontcolor="{known.ink}"'
+        return f'{LOOKS["note"]}, style="filled,dashed", color="{known.ink}"'
     line = f'style="rounded,filled,dashed", color="{known.ink}"' if dashed else f'color="{known.fill}"'
     return f'{line}, fillcolor="{known.fill}", fontcolor="{known.ink}"'
 
 
 def _edge(edge: Edge, levels: dict[str, int]) -> str:
     """What goes straight on is kept straight; what skips over something is led around it."""
-    look = [f"label={_roomy(edge.text)}"] if edge.text else []
+    look = [f"label={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
+    look += [f"tooltip={_quoted(edge.tip.split(chr(10)))}"] if edge.tip else []
     if edge.back:
         look += ["dir=back", "style=dashed", "class=back"]
     if not edge.back and levels[edge.tail] == levels[edge.head] + 1:
@@ -149,49 +158,93 @@ def _edge(edge: Edge, levels: dict[str, int]) -> str:
     return f"  {_quoted([edge.tail])} -> {_quoted([edge.head])} [{', '.join(look)}]"
 
 
-def _legend(rows: Iterable[MoveRow], levels: dict[str, int]) -> Iterator[str]:
-    """The heaviest moves, each in its colour, and what all of them come to."""
-    sent = [row for row in rows if not row.free]
+class _Chip(NamedTuple):
+    """A move in the legend, or several: what they cost, and of what they are."""
+
+    seconds: float
+    bytes: int  # a rank
+    times: int
+    name: str
+    plan: Plan
+    direction: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        many = f" in {self.times} moves" if self.times > 1 else ""
+        ways = list(map(str, dict.fromkeys(ways_of(self.plan))))
+        return (
+            f"{duration(self.seconds)}, {volume(self.bytes)} a rank{many}",
+            self.name,
+            *(f"{way}, then" for way in ways[:-1]),
+            *ways[-1:],
+        )
+
+
+def _chips(graph: Graph) -> list[_Chip]:
+    """Every move that sends something, the heaviest first; buckets of one kind are one where there are many."""
+    rows = moves_of(replace(graph, backs=tuple(back for back in graph.backs if back.bucket is None)))
+    chips = [_chip(row) for row in rows if not row.free]
+    together = [group for group in buckets(graph.backs) if group[0].bucket is not None]
+    found: dict[object, list[tuple[int, int, Plan]]] = {}
+    for group in together:
+        plan, number = exchange(group), group[0].bucket or 0
+        key: tuple[Way, ...] | int = ways_of(plan) if len(together) > SINGLE else number
+        found.setdefault(key, []).append((number, len(group), plan))
+    for of in found.values():
+        numbers, counts, plans = zip(*sorted(of, key=lambda each: each[0]), strict=True)
+        name = f"{numbered('bucket', numbers)}: {some(sum(counts), 'gradient')}"
+        seconds, size = sum(plan.price.time for plan in plans), sum(plan.bytes for plan in plans)
+        chips.append(_Chip(seconds, size, len(of), name, plans[0], "bucket"))
+    return sorted(chips, key=lambda chip: -chip.seconds)
+
+
+def _chip(row: MoveRow) -> _Chip:
+    name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}"
+    return _Chip(row.spent, row.bytes * row.count, row.count, name, row.plan, row.direction)
+
+
+def _legend(graph: Graph, levels: dict[str, int]) -> Iterator[str]:
+    """All buckets of gradients and the heaviest of the other moves, each in its colour, and what all come to."""
+    sent = _chips(graph)
     if not sent:
         return
+    kept = [chip for chip in sent if chip.direction == "bucket"]
+    kept += [chip for chip in sent if chip.direction != "bucket"][: max(LISTED - len(kept), 1)]
     yield "  subgraph cluster_legend {"
-    yield f"    graph [label={_roomy('the heaviest moves of a step')}, fontsize=11, class=legend, margin=8]"
+    title = f"{'all' if len(kept) == len(sent) else 'the heaviest'} moves of a step;  dashed: of gradients"
+    yield f"    graph [label={_roomy(title)}, fontsize=11, class=legend, margin=8]"
     yield '    graph [style=rounded, color="#8c959f66"]'
     chips: list[tuple[tuple[str, ...], str]] = []
-    for row in sent[:LISTED]:
-        kind = max(row.plan.moves, key=lambda move: move.price.time).kind
-        many = f" x {row.count}" if row.count > 1 else ""
-        said = f"{duration(row.spent)}, {volume(row.bytes * row.count)} a rank{many}"
-        name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}"
-        dashed = row.direction != "forward"
-        classes = f"{family(kind)}{' dashed' * dashed}"
-        chips.append(((said, name, row.route), f'class="{classes}", {_look(family(kind), dashed)}'))
+    for chip in sorted(kept, key=lambda chip: -chip.seconds):
+        look, dashed = look_of([chip.plan]), chip.direction != "forward"
+        chips.append((chip.lines, f'class="{look}{" dashed" * dashed}", {_look(look, dashed)}'))
     words = []
     for direction in ("forward", "backward", "update"):
-        of = [row for row in sent if row.direction == direction]
+        of = [chip for chip in sent if chip.direction.replace("bucket", "backward") == direction]
         if of:
-            n, size = sum(row.count for row in of), sum(row.bytes * row.count for row in of)
-            words.append(
-                f"{direction}: {some(n, 'move')}, {volume(size)} a rank, {duration(sum(row.spent for row in of))}"
+            n, size, seconds = (
+                sum(part) for part in zip(*((chip.times, chip.bytes, chip.seconds) for chip in of), strict=True)
             )
+            words.append(f"{direction}: {some(n, 'move')}, {volume(size)} a rank, {duration(seconds)}")
     chips.append((tuple(words), f'shape=plaintext, style=solid, fontcolor="{LINE}"'))
     width = max(_width(lines) for lines, _ in chips)
     for k, (lines, look) in enumerate(chips):
         yield f'    "legend {k}" [label={_quoted(lines, left=True)}, {look}, width={width:.2f}]'
-    for k in range(0, len(chips), ACROSS):
-        names = [f'"legend {n}"' for n in range(k, min(k + ACROSS, len(chips)))]
+    across = min(ACROSS, max(2, round(WIDEST / width)))
+    for k in range(0, len(chips), across):
+        names = [f'"legend {n}"' for n in range(k, min(k + across, len(chips)))]
         yield f"    {{ rank=same; edge [style=invis]; {' -> '.join(names)} }}"
-    for k in range(ACROSS, len(chips)):
-        yield f'    "legend {k - ACROSS}" -> "legend {k}" [style=invis]'
+    for k in range(across, len(chips)):
+        yield f'    "legend {k - across}" -> "legend {k}" [style=invis]'
     yield "  }"
     first = max(levels, key=lambda name: levels[name])
-    yield f'  "legend {(len(chips) - 1) // ACROSS * ACROSS}" -> {_quoted([first])} [style=invis]'
+    yield f'  "legend {(len(chips) - 1) // across * across}" -> {_quoted([first])} [style=invis]'
 
 
-def _roomy(text: str) -> str:
-    """A line with spaces around it, as other fonts may be wider than the one that Graphviz thinks of."""
-    room = " " * (2 + len(text) // 5)
-    return _quoted([room + text + room])
+def _roomy(*lines: str) -> str:
+    """Lines with spaces around them, as other fonts may be wider than the one that Graphviz thinks of."""
+    rooms = [" " * (2 + len(line) // 5) for line in lines]
+    return _quoted([room + line + room for room, line in zip(rooms, lines, strict=True)])
 
 
 def _quoted(lines: Sequence[str], left: bool = False) -> str:

@@ -65,7 +65,7 @@ def _style() -> str:
     for name, look in FAMILIES.items():
         rules.append(_rule(f".node.{name}", look.night, look.night, look.night_ink))
         rules.append(f".node.{name}.dashed :is(path,polygon,polyline){{stroke:{look.night_ink}}}")
-        rules.append(_rule(f".node.{name}.note", "#0d1117", look.night_ink, look.night_ink))
+        rules.append(_rule(f".node.{name}.note", NIGHT["note"][0], look.night_ink, NIGHT["note"][2]))
     return f"@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
 
 

@@ -1,17 +1,36 @@
 """From a graph to what is drawn of it.
 
-Steps become nodes one by one, but for these: of blocks that are alike one is shown; shape changes in a row share a
-node; below `depth` all of a module is one node; parameters used in one place share a note beside it.
+Steps become nodes, some of them together (`joined`), and of blocks that are alike one is shown. The parameters of a
+node share a note beside it, which says how their gradients are brought together.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 from ...placement.errors import SbpError
 from ..look import volume
+from ..plan import Plan
 from .blocks import Blocks, Run
-from .ledger import update_of
+from .buckets import exchange
+from .joined import Joined
+from .ledger import buckets, update_of
 from .physical import Back, Box, Graph, Op, Source, Step, vars_in
-from .scene import Node, Scene, lie, look_of, op_name, shape_of, shape_only, some, summed, tip_of, tokens, words
+from .scene import (
+    Node,
+    Scene,
+    brief,
+    counted,
+    look_of,
+    numbered,
+    op_name,
+    shape_of,
+    shape_only,
+    some,
+    summed,
+    tip_of,
+    tokens,
+    words,
+)
 
 __all__ = ["paint"]
 
@@ -32,24 +51,29 @@ class _Painter:
         whole = focus is None or not self.blocks.around(focus)
         self.stand_in = self.blocks.stand_in if whole else {}
         self.runs: dict[str, Run] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
-        self.steps = _chosen(graph, focus, self.blocks.folded if whole else {})
+        self.steps = _chosen(graph, focus, self._shown if whole else lambda step: True)
         self.makers: dict[str, Step] = {y.name: step for step in graph.steps for y in step.outputs}
         self.sources = {s.value.name: s for s in graph.sources}
         self.users: dict[str, list[Step]] = {}
         for step in graph.steps:
-            if not whole or step.origin.block not in self.blocks.folded:
+            if not whole or self._shown(step):
                 for name in dict.fromkeys(map(self.stand, step.inputs)):
                     self.users.setdefault(name, []).append(step)
-        self.node: dict[int, str] = {}  # of each step that is drawn
-        self.members: dict[str, list[Step]] = {}  # of each node
-        for step in self.steps:
-            name = self._node_of(step)
-            self.node[id(step)] = name
-            self.members.setdefault(name, []).append(step)
+        self.joined = Joined(graph, self.steps, depth, self.stand, self.users, self.blocks.module)
+        self.node, self.members = self.joined.node, self.joined.members
         self.backs: dict[str, list[Back]] = {}
         for back in graph.backs:
             self.backs.setdefault(back.of, []).append(back)
-        self.frames = _frames(name for name in self._modules())
+        groups = [group for group in buckets(graph.backs) if group[0].bucket is not None]
+        self.exchanges = {group[0].bucket: exchange(group) for group in groups}
+        self.alike: dict[str, list[str]] = {}  # the values that one stands for, beside itself
+        for name, other in self.stand_in.items():
+            self.alike.setdefault(other, []).append(name)
+        self.frames = _frames(self._modules())
+
+    def _shown(self, step: Step) -> bool:
+        """Whether no other step stands for this one."""
+        return self.blocks.of(step.outputs[0].name) not in self.blocks.folded
 
     def stand(self, name: str) -> str:
         return self.stand_in.get(name, name)
@@ -61,35 +85,24 @@ class _Painter:
             elif isinstance(steps[0], Box):
                 self._move(name, steps[0])
             else:
-                self._op(name, [step for step in steps if isinstance(step, Op)])
+                self._op(name, steps)
         self._notes()
         for step in self.steps:
-            for name in dict.fromkeys(map(self.stand, step.inputs)):
-                self._edge(name, step)
+            if id(step) in self.node:
+                for name in dict.fromkeys(step.inputs):
+                    self._edge(name, step)
         self._ends()
         for path in self.frames:
             self.scene.titles[path] = self._title(path)
         return self.scene
 
-    def _node_of(self, step: Step) -> str:
-        path = tokens(step.origin.module)
-        if self.depth is not None and len(path) >= self.depth:
-            return "module " + ".".join(path[: self.depth])
-        name = step.outputs[0].name
-        before = self.makers.get(step.inputs[0]) if shape_only(step) and len(set(step.inputs)) == 1 else None
-        if before is not None and id(before) in self.node and shape_only(before) and len(before.outputs) == 1:
-            alone = len(self.users[self.stand(step.inputs[0])]) == 1
-            if alone and before.origin.module == step.origin.module:
-                return self.node[id(before)]
-        return name
-
-    def _modules(self) -> Iterator[str]:
-        """The module of each drawn node that is an op; one drawn whole stands in the one around it."""
+    def _modules(self) -> Iterator[tuple[str, bool]]:
+        """The module of each node, and whether it is an op; a module drawn whole stands in the one around it."""
         for name, steps in self.members.items():
             if name.startswith("module "):
-                yield ".".join(tokens(name.removeprefix("module "))[:-1])
-            elif isinstance(steps[0], Op):
-                yield steps[0].origin.module
+                yield ".".join(tokens(name.removeprefix("module "))[:-1]), True
+            else:
+                yield self.blocks.module(steps[0]), isinstance(steps[0], Op)
 
     def _path(self, module: str) -> tuple[str, ...]:
         levels = tokens(module)
@@ -105,14 +118,35 @@ class _Painter:
     def _place(self, step: Step) -> str:
         return str(step.outputs[0].layout.placement)
 
-    def _op(self, name: str, steps: Sequence[Op]) -> None:
-        module = steps[0].origin.module
-        path = self._path(module)
+    def _op(self, name: str, steps: Sequence[Step]) -> None:
+        """One op, or several that share a node, and the chip of what their parameters have to be moved before."""
+        ops = [step for step in steps if isinstance(step, Op)]
+        module = ops[0].origin.module
+        path, place = self._path(module), self._place(ops[0])
         rest = module[len(path[-1]) :].removeprefix(".") if path else module
-        words = [op_name(step.op) for step in steps]
-        words[0] = f"{rest}: {words[0]}" if rest else words[0]
-        look = "shape" if all(map(shape_only, steps)) else "op"
-        self.scene.add(Node(name, tuple(words), look, path, self._place(steps[0]), tip=tip_of(self.graph, steps)))
+        lines = counted([op_name(op.op) for op in ops], f"{rest}: " if rest else "")
+        look = "shape" if all(map(shape_only, ops)) else "op"
+        self.scene.add(
+            Node(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
+        )
+        sent = [step for step in steps if isinstance(step, Box) and self.graph.plan(step).total]
+        if sent:
+            plans = [self.graph.plan(box) for box in sent]
+            of = ", ".join(dict.fromkeys(self.joined.root(box.source).rpartition(".")[2] for box in sent))
+            tip = "\n".join(self._told(box) for box in sent)
+            chip = sent[0].output.name
+            self.scene.add(Node(chip, words(*plans, of=f"{of}: "), look_of(plans), path, place, tip=tip))
+            self.scene.join(chip, name, side=True)
+
+    def _within(self, ops: Sequence[Op]) -> Iterator[str]:
+        """Moves that send nothing between ops of one node, where no edge can say so."""
+        made = {y.name for op in ops for y in op.outputs}
+        for name in dict.fromkeys(self.stand(n) for op in ops for n in op.inputs):
+            if name in self.joined.passed and self.joined.origin(name) in made:
+                yield self._told(self.joined.passed[name])
+
+    def _told(self, box: Box) -> str:
+        return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}\n{box.origin.line}".rstrip()
 
     def _module(self, name: str, steps: Sequence[Step]) -> None:
         """All of a module in one box: how much there is of ops, parameters and moves."""
@@ -122,7 +156,7 @@ class _Painter:
         title = _repeated(run, module) if run else module.removeprefix(path[-1] + "." if path else "")
         ops = [step for step in steps if isinstance(step, Op)]
         lines = [title, op_name(ops[0].op) if len(ops) == 1 else f"{len(ops)} ops"]
-        used = dict.fromkeys(n for step in steps for n in step.inputs if n in self.sources)
+        used = dict.fromkeys(n for step in steps for n in map(self.joined.root, step.inputs) if n in self.sources)
         mine = [self.sources[n] for n in used if self._only(n) == {name}]
         held = [s.value.layout.nbytes for s in mine if s.kind == "parameter"]
         if held:
@@ -131,9 +165,13 @@ class _Painter:
         self.scene.add(Node(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]
         backs = [b for n in (*(box.output.name for box in boxes), *(s.value.name for s in mine)) for b in self._back(n)]
-        inside = {"forward": [self.graph.plan(box) for box in boxes], "backward": [back.plan for back in backs]}
+        alone = [back.plan for back in backs if back.bucket is None]
+        inside = {"forward": [self.graph.plan(box) for box in boxes], "backward": alone}
         for direction, plans in inside.items():
             said = summed(plans)
+            if direction == "backward":
+                said += self._together(backs)
+                plans = [*plans, *self._exchanges(backs)]
             if said:
                 side, dashed = f"{direction} in {module}", direction == "backward"
                 self.scene.add(Node(side, (f"{direction}:", *said), look_of(plans), path, place, dashed))
@@ -145,17 +183,16 @@ class _Painter:
     def _move(self, name: str, box: Box) -> None:
         """A chip for the move, and one beside it for that of the gradient; they share one where only one sends."""
         plan = self.graph.plan(box)
-        back = [b.plan for b in self._back(name) if b.plan.total]
-        path = self._path(box.origin.module)
+        back = [b.plan for b in self._back(name) if b.plan.total and b.bucket is None]
+        path = self._path(self.blocks.module(box))
         inside = plan.src.placement is plan.dst.placement
         place, path = (self._place(box), path) if inside else ("", ())
-        tip = f"{box.source} to {name}\n{plan}\n{box.origin.line}".rstrip()
+        tip = self._told(box)
         if plan.total or not back:
             self.scene.add(Node(name, words(plan), look_of([plan]), path, place, tip=tip))
         else:
-            lines = ("forward: nothing sent", *words(*back, of="gradient: "))
             tip = "\n".join([tip, *map(str, back)])
-            self.scene.add(Node(name, lines, look_of(back), path, place, dashed=True, tip=tip))
+            self.scene.add(Node(name, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip))
             return
         if back:
             other = f"gradient of {name}"
@@ -164,88 +201,144 @@ class _Painter:
             for user in self.users.get(name, ()):
                 if id(user) in self.node:
                     self.scene.join(other, self.node[id(user)], back=True)
-            maker = self.makers.get(self.stand(box.source))
+            maker = self.makers.get(self.joined.origin(box.source))
             if maker is not None and id(maker) in self.node:
                 self.scene.join(self.node[id(maker)], other, back=True)
             else:
                 self.scene.join(other, name, side=True)
 
     def _only(self, name: str) -> set[str]:
-        """The nodes that use a source."""
-        return {self.node[id(step)] for step in self.users.get(name, ()) if id(step) in self.node}
+        return self.uses.get(name, set())
+
+    @cached_property
+    def uses(self) -> dict[str, set[str]]:
+        """The nodes that use each source or a copy of it."""
+        found: dict[str, set[str]] = {}
+        for step in self.steps:
+            if id(step) in self.node and step.outputs[0].name not in self.joined.lifted:
+                for name in map(self.joined.root, map(self.joined.origin, step.inputs)):
+                    if name in self.sources:
+                        found.setdefault(name, set()).add(self.node[id(step)])
+        return found
 
     def _notes(self) -> None:
-        """Sources: inputs as nodes of their own; the others beside the one that uses them, or between several."""
+        """Inputs as nodes of their own; the other sources in notes beside what uses them."""
         notes: dict[str, list[Source]] = {}
+        at = {name: n for n, name in enumerate(self.scene.nodes)}
         for name, source in self.sources.items():
-            users = self._only(name)
-            if not users or name in self.stand_in:
+            if name in self.stand_in:
                 continue
-            if source.kind == "input":
+            if source.kind == "input" and self._only(name):
                 there = source.value.layout
-                lines = (name, shape_of(there))
-                self.scene.add(Node(name, lines, "input", (), str(there.placement), tip=f"{name}\n{there}"))
-            elif len(users) > 1:
-                self._note(name, [source])
-            elif not next(iter(users)).startswith("module "):
-                notes.setdefault(next(iter(users)), []).append(source)
+                lines, place = (name, shape_of(there)), str(there.placement)
+                self.scene.add(Node(name, lines, "input", (), place, tip=f"{name}\n{there}"))
+                continue
+            for user in sorted(self._only(name), key=at.__getitem__):
+                if not user.startswith("module ") or len(self._only(name)) > 1:
+                    notes.setdefault(user, []).append(source)
+        told: set[str] = set()
         for user, sources in notes.items():
-            self._note(f"parameters of {user}", sources)
-            self.scene.join(f"parameters of {user}", user, side=True)
+            self._note(user, sources, told)
+            told |= {s.value.name for s in sources}
 
-    def _note(self, name: str, sources: Sequence[Source]) -> None:
-        first = self.users[sources[0].value.name]
-        node = self.scene.nodes[self.node[next(id(step) for step in first if id(step) in self.node)]]
-        named = [
-            s.value.name if len(self._only(s.value.name)) > 1 else s.value.name.rpartition(".")[2] for s in sources
-        ]
-        lines = [f"{n}  {shape_of(s.value.layout)}  {lie(s.value.layout)}" for n, s in zip(named, sources, strict=True)]
-        backs = [b for s in sources for b in self._back(s.value.name) if b.plan.total]
-        if backs:
-            lines += words(*(b.plan for b in backs), of=f"{'gradients' if len(backs) > 1 else 'gradient'}: ")
-            lines += [f"in bucket {n}" for n in dict.fromkeys(b.bucket for b in backs if b.bucket is not None)]
+    def _note(self, user: str, sources: Sequence[Source], told: set[str]) -> None:
+        """What uses them, where they lie, how they arrive, and how their gradients and updates are moved."""
+        node, lines, backs, moved = self.scene.nodes[user], [], [], []
+        for source in sources:
+            name, there = source.value.name, source.value.layout
+            copies = [
+                step for step in self.members[user] if isinstance(step, Box) and self.joined.root(step.source) == name
+            ]
+            moved += [self._told(copy) for copy in copies if not self.graph.plan(copy).total]
+            arrives = dict.fromkeys(brief(c.output.layout) for c in copies if c.output.name in self.joined.lifted)
+            arrives.pop(brief(there), None)
+            shared = len(self._only(name)) > 1
+            line = f"{name if shared else name.rpartition('.')[2]}  {shape_of(there)}  {brief(there)}"
+            lines.append(f"{line} as {', '.join(arrives)}" if arrives else line)
+            of = [name] if name not in told else []
+            lifted = [c.output.name for c in copies if c.output.name in self.joined.lifted or self._bucketed(c)]
+            backs += [back for n in (*of, *lifted) for back in self._back(n) if back.plan.total]
+        alone = [back.plan for back in backs if back.bucket is None]
+        if alone:
+            lines += words(*alone, of=f"{'gradients' if len(alone) > 1 else 'gradient'}: ")
+        lines += self._together(backs)
         after = [way for way in map(update_of, sources) if way is not None]
         if after:
             lines += words(*after, of="update: ")
-        look = look_of([b.plan for b in backs]) if backs else "note"
-        tip = "\n".join(f"{s.value.name}: {s.value.layout}" for s in sources)
-        self.scene.add(Node(name, tuple(lines), look, node.path, node.place, bool(backs), True, tip))
+        plans = [*alone, *self._exchanges(backs)]
+        tip = "\n".join(
+            [f"{'also ' * (s.value.name in told)}{s.value.name}: {s.value.layout}" for s in sources] + moved
+        )
+        name = f"parameters of {user}"
+        look = look_of(plans) if plans else "note"
+        self.scene.add(Node(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip))
+        self.scene.join(name, user, side=True)
+
+    def _bucketed(self, box: Box) -> bool:
+        return any(back.bucket is not None for back in self._back(box.output.name))
+
+    def _numbers(self, backs: Sequence[Back]) -> list[int]:
+        """The buckets of these gradients, and of those that they stand for."""
+        names = [name for back in backs for name in (back.of, *self.alike.get(back.of, ())) if back.bucket is not None]
+        return sorted({b.bucket for name in names for b in self._back(name) if b.bucket is not None})
+
+    def _together(self, backs: Sequence[Back]) -> list[str]:
+        numbers = self._numbers(backs)
+        if not numbers:
+            return []
+        many = len([back for back in backs if back.bucket is not None]) > 1
+        return [f"{'gradients' if many else 'gradient'} in {numbered('bucket', numbers)}"]
+
+    def _exchanges(self, backs: Sequence[Back]) -> list[Plan]:
+        return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
     def _edge(self, name: str, step: Step) -> None:
         """From what makes a value to a step that uses it, with the signature in which it arrives."""
-        head = self.node[id(step)]
-        there = self.graph.layout(name)
-        maker = self.makers.get(name)
+        head, name = self.node[id(step)], self.stand(name)
+        if name in self.joined.lifted:
+            return
+        origin, there = self.joined.origin(name), self.graph.layout(name)
+        first = self.graph.layout(origin)
+        text, tip = brief(there), f"{origin}\n{first}"
+        while name != origin:  # the last of what is moved on the way
+            box = self.joined.passed[name]
+            text = brief(there) if brief(first) == brief(there) else f"{brief(first)} to {brief(there)}"
+            tip += f"\n{self._told(box)}"
+            name = self.stand(box.source)
+        maker = self.makers.get(origin)
         if maker is not None and id(maker) in self.node:
-            self.scene.join(self.node[id(maker)], head, lie(there))
+            self.scene.join(self.node[id(maker)], head, text, tip=tip)
         elif maker is not None:
-            outside = maker.origin.module or name
-            self.scene.add(Node(f"from {outside}", (f"from {outside}",), "outside", tip=f"{name}\n{there}"))
-            self.scene.join(f"from {outside}", head, lie(there))
-        elif name in self.scene.nodes:  # an input, or what several use
-            self.scene.join(name, head, lie(there) if self.sources[name].kind == "input" else "")
+            outside = maker.origin.module or origin
+            self.scene.add(Node(f"from {outside}", (f"from {outside}",), "outside", tip=f"{origin}\n{first}"))
+            self.scene.join(f"from {outside}", head, text, tip=tip)
+        elif origin in self.scene.nodes:  # an input
+            self.scene.join(origin, head, text, tip=tip)
 
     def _ends(self) -> None:
         """What is returned, and what goes on outside of the picture."""
         given = dict.fromkeys(map(self.stand, vars_in(self.graph.result)))
         losses = {self.stand(name) for name, _ in self.graph.losses}
         for step in self.steps:
-            tail = self.node[id(step)]
-            for y in step.outputs:
+            tail = self.node.get(id(step), "")
+            for y in step.outputs if tail else ():
                 if y.name in given:
                     words = "result, loss" if y.name in losses else "result"
                     self.scene.add(Node("result", (words,), "input"))
-                    self.scene.join(tail, "result", lie(y.layout))
+                    self.scene.join(tail, "result", brief(y.layout))
                 for user in self.users.get(y.name, ()):
-                    if id(user) not in self.node:
+                    if id(user) not in self.node and y.name not in self.joined.lifted and not self._passes(user):
                         there = user.origin.module or user.outputs[0].name
                         self.scene.add(Node(f"to {there}", (f"to {there}",), "outside"))
-                        self.scene.join(tail, f"to {there}", lie(y.layout))
+                        self.scene.join(tail, f"to {there}", brief(y.layout))
+
+    def _passes(self, step: Step) -> bool:
+        return step.outputs[0].name in self.joined.passed
 
 
-def _chosen(graph: Graph, focus: str | None, folded: dict[str, str]) -> list[Step]:
+def _chosen(graph: Graph, focus: str | None, shown: Callable[[Step], bool]) -> list[Step]:
     """The steps to draw: without those that others stand for; with a focus those inside, and moves at its border."""
-    steps = [step for step in graph.steps if step.origin.block not in folded]
+    steps = [step for step in graph.steps if shown(step)]
     if focus is None:
         return steps
     inside = [s for s in steps if s.origin.module == focus or s.origin.module.startswith(focus + ".")]
@@ -262,15 +355,18 @@ def _chosen(graph: Graph, focus: str | None, folded: dict[str, str]) -> list[Ste
     return [s for s in steps if id(s) in kept or (isinstance(s, Box) and (s.source in made or s.output.name in used))]
 
 
-def _frames(modules: Iterable[str]) -> set[str]:
-    """The modules that are worth a frame: those with several nodes in them."""
+def _frames(modules: Iterable[tuple[str, bool]]) -> set[str]:
+    """The modules that are worth a frame: those with parts, or moves between their ops."""
     counts: dict[str, int] = {}
-    for module in modules:
+    inner: set[str] = set()  # with parts or moves
+    for module, op in modules:
         levels = tokens(module)
         for k in range(len(levels)):
             path = ".".join(levels[: k + 1])
-            counts[path] = counts.get(path, 0) + 1
-    return {path for path, n in counts.items() if n > 1}
+            counts[path] = counts.get(path, 0) + op
+            if k + 1 < len(levels) or not op:
+                inner.add(path)
+    return {path for path, n in counts.items() if n > 1 and path in inner}
 
 
 def _repeated(run: Run, path: str) -> str:

@@ -14,12 +14,15 @@ from .physical import Box, Graph, Op, Step
 
 __all__ = [
     "Edge", "Node", "Scene",
-    "lie", "look_of", "op_name", "shape_of", "shape_only", "some", "summed", "tip_of", "tokens", "words",
+    "brief", "counted", "lie", "look_of", "numbered", "op_name", "shape_of", "shape_only", "some", "summed", "tip_of",
+    "tokens", "words",
 ]  # fmt: skip
 
 SHAPES = frozenset(
     {"reshape", "contiguous", "_unsafe_view", "flatten", "_reshape_alias"}
 )  # beside ops that return views
+
+WIDE = 30  # characters on a line of a node that lists ops
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,18 @@ class Edge:
     text: str = ""
     back: bool = False
     side: bool = False
+    tip: str = ""
 
 
 @dataclass
 class Scene:
-    """Nodes and edges in the order of the graph, and the titles of modules that are drawn as frames."""
+    """Nodes and edges in the order of the graph, and the titles of modules that are drawn as frames.
+
+    `ways` are the edges in the making: tail, head, back and side of each, with its texts and tips.
+    """
 
     nodes: dict[str, Node] = field(default_factory=dict)
-    edges: dict[Edge, None] = field(default_factory=dict)
+    ways: dict[tuple[str, str, bool, bool], tuple[dict[str, None], dict[str, None]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
 
     def add(self, node: Node) -> None:
@@ -60,17 +67,54 @@ class Scene:
 
     def beside(self, name: str) -> list[str]:
         """What stands at the side of a node."""
-        return [edge.tail for edge in self.edges if edge.side and edge.head == name]
+        return [tail for tail, head, _, side in self.ways if side and head == name]
 
-    def join(self, tail: str, head: str, text: str = "", *, back: bool = False, side: bool = False) -> None:
+    @property
+    def edges(self) -> list[Edge]:
+        """One edge between two nodes; it says all that goes along it, each once."""
+        return [
+            Edge(tail, head, "\n".join(texts), back, side, "\n".join(tips))
+            for (tail, head, back, side), (texts, tips) in self.ways.items()
+        ]
+
+    def join(
+        self, tail: str, head: str, text: str = "", *, back: bool = False, side: bool = False, tip: str = ""
+    ) -> None:
         if tail != head:
-            self.edges[Edge(tail, head, text, back, side)] = None
+            texts, tips = self.ways.setdefault((tail, head, back, side), ({}, {}))
+            texts.update({text: None} if text else {})
+            tips.update({tip: None} if tip else {})
 
 
 def lie(of: Layout) -> str:
     """The signature of a tensor, without that of its gradient; on one axis without brackets."""
     text = of.with_state(of.state).lie
     return repr(of.sbp[0]) if len(of.sbp) == 1 and "[" not in text else text
+
+
+def brief(of: Layout) -> str:
+    """The signature; for what stands behind it in brackets, a star."""
+    first, more, _ = lie(of).partition(" [")
+    return f"{first}{'*' * bool(more)}"
+
+
+def counted(names: Sequence[str], title: str = "") -> tuple[str, ...]:
+    """What a node of these ops says: each name once, a few on a line.
+
+    >>> counted(["view", "mul", "view", "cat"], "attn: ")
+    ('attn: view x 2', 'mul', 'cat')
+    """
+    known = [f"{name} x {n}" if (n := names.count(name)) > 1 else name for name in dict.fromkeys(names)]
+    if len(known) <= 3:
+        return title + known[0], *known[1:]
+    lines = [title + known[0]]
+    for name in known[1:]:
+        if len(lines[-1]) + len(name) > WIDE:
+            lines[-1] += ","
+            lines.append(name)
+        else:
+            lines[-1] += f", {name}"
+    return tuple(lines)
 
 
 def op_name(op: torch._ops.OpOverload) -> str:
@@ -139,6 +183,18 @@ def shape_of(of: Layout) -> str:
 
 def some(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """Things that have numbers, in order.
+
+    >>> numbered("bucket", [3]), numbered("bucket", [3, 5]), numbered("bucket", [3, 4, 5, 6]), numbered("x", [0, 2, 4])
+    ('bucket 3', 'buckets 3, 5', 'buckets 3 to 6', 'xs 0, ..., 4')
+    """
+    first, last, many = numbers[0], numbers[-1], len(numbers)
+    if many < 3:
+        return f"{what}{'s' * (many > 1)} {', '.join(map(str, numbers))}"
+    return f"{what}s {first}{' to ' if last - first == many - 1 else ', ..., '}{last}"
 
 
 def tip_of(graph: Graph, steps: Sequence[Op]) -> str:

@@ -4,6 +4,9 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,11 @@ from sbpflow.boxing.graph.blocks import Blocks
 from sbpflow.boxing.graph.dot import graph_dot
 from sbpflow.boxing.graph.draw import draw, svg
 from sbpflow.boxing.graph.paint import paint
-from sbpflow.boxing.graph.physical import Box, Graph, Op
+from sbpflow.boxing.graph.physical import Box, Graph, Op, Var
+from sbpflow.boxing.graph.scene import Edge, numbered
 from sbpflow.boxing.look import FAMILIES, family
-from sbpflow.placement import MissingError, SbpError
-from tests.boxing.graph.gpt import gpt, piped, tiny
+from sbpflow.placement import MissingError, SbpError, placement
+from tests.boxing.graph.gpt import ATEN, Builder, gpt, piped, tiny
 
 
 def labels(text: str) -> Counter[str]:
@@ -25,20 +29,42 @@ def labels(text: str) -> Counter[str]:
     return Counter(line.strip() for label in found for line in re.split(r"\\n|\\l", label))
 
 
-def test_every_op_move_and_source_of_two_layers_is_drawn_once() -> None:
-    graph = gpt(2)
-    nodes = paint(graph).nodes
-    told = "\n".join(node.tip for node in nodes.values() if node.look in ("op", "shape"))
+def mixed(layers: int = 0) -> Graph:
+    """Weights that lie in pieces, one of them used twice, and blocks of which the first asks for a move."""
+    b = Builder(placement("cpu:[0-3] as (data=4)"))
+    x = b.source("x", (8, 4), "B", "input")
+    w = b.source("tied.weight", (4, 4), "S(0)")
+    b.at("first", line=3)
+    whole = b.box(w, "tied.whole", "B")
+    x = b.op("first", ATEN.linear.default, [Var(b.box(x, "x.cut", "S(0)")), Var(whole)], (8, 4), "S(0)")
+    for k in range(layers):
+        b.at(f"blocks.{k}", f"blocks.{k}", 5)
+        x = b.box(x, "x.all", "B") if not k else x
+        x = b.op(f"blocks.{k}.relu", ATEN.relu.default, [Var(x)], (8, 4), "B")
+    b.at("last", line=7)
+    bias = b.box(b.source("last.bias", (4,), "S(0)"), "last.all", "B")
+    b.op("last", ATEN.linear.default, [Var(x), Var(whole), Var(bias)], (8, 4), "S(0)" if not layers else "B")
+    b.backs = [back for back in b.backs if back.into != "x"]  # an input has no gradient
+    return b.graph("mixed", Var("last"))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [gpt(2), gpt(2, sharded=[0], bucket=0), mixed(2), piped()],
+    ids=["gpt", "buckets", "mixed", "piped"],
+)
+def test_every_op_move_and_source_is_drawn(graph: Graph) -> None:
+    scene = paint(graph)
+    told = "\n".join([*(node.tip for node in scene.nodes.values()), *(edge.tip for edge in scene.edges)])
     for step in graph.steps:
         for y in step.outputs:
             if isinstance(step, Op):
                 assert len(re.findall(rf"^{re.escape(y.name)} = ", told, re.MULTILINE)) == (y is step.outputs[0])
             else:
-                assert y.name in nodes
+                assert y.name in scene.nodes or f"{step.source} to {y.name}\n" in told
     for source in graph.sources:
-        (node,) = (
-            n for n in nodes.values() if re.search(rf"^{re.escape(source.value.name)}(:|$)", n.tip, re.MULTILINE)
-        )
+        found = re.compile(rf"^{re.escape(source.value.name)}(:|$)", re.MULTILINE)
+        (node,) = (node for node in scene.nodes.values() if found.search(node.tip))
         assert source.kind == "input" or node.note
 
 
@@ -49,10 +75,47 @@ def test_edges_carry_signatures_from_the_maker_to_every_user() -> None:
     assert edges["embedded", "blocks.0.add_attn"] == edges["embedded", "blocks.0.ln_attn"] == "(S(0), B)"
 
 
-def test_shape_changes_in_a_row_share_a_node() -> None:
+def test_ops_of_one_line_share_a_node_that_lists_them() -> None:
     nodes = paint(gpt(2)).nodes
-    assert nodes["blocks.0.attn.q.heads"].lines == ("view", "transpose")
-    assert "blocks.0.attn.q.t" not in nodes
+    assert nodes["blocks.0.attn.q"].lines == ("split", "view x 3", "transpose x 3")
+    assert nodes["blocks.0.attn.sdpa"].lines == ("scaled_dot_product_attention",)
+    assert nodes["blocks.0.attn.sdpa.t"].lines == ("transpose", "reshape")
+
+
+def chain(*ops: tuple[str, list[str], int]) -> Graph:
+    """Additions on one rank, each of values by name and on a line of its number."""
+    b = Builder(placement("cpu:[0-0] as (data=1)"))
+    b.source("x", (8, 4), "B", "input")
+    for name, inputs, line in ops:
+        b.at("", line=line)
+        b.op(name, ATEN.relu.default, [Var(n) for n in inputs], (8, 4), "B")
+    return b.graph("chain", Var(ops[-1][0]))
+
+
+@pytest.mark.parametrize(
+    ("ops", "nodes"),
+    [
+        ([("a", ["x"], 1), ("b", ["a"], 1), ("c", ["b"], 2)], {"a", "c"}),
+        ([("a", ["x"], 1), ("b", ["x"], 2), ("c", ["a"], 1)], {"a", "b"}),
+        ([("a", ["x"], 1), ("b", ["a"], 2), ("c", ["b"], 1)], {"a", "b", "c"}),
+        ([("a", ["x"], 1), ("b", ["x"], 2), ("c", ["b"], 1), ("d", ["a"], 2)], {"a", "b", "d"}),
+    ],
+    ids=["in_a_row", "with_another_between", "around_another", "two_lines_in_turn"],
+)
+def test_nodes_are_joined_only_where_no_cycle_comes_of_it(
+    ops: list[tuple[str, list[str], int]], nodes: set[str]
+) -> None:
+    scene = paint(chain(*ops))
+    assert set(scene.nodes) - {"x", "result"} == nodes
+    TopologicalSorter(pairs(scene.edges)).prepare()
+
+
+def pairs(edges: Iterable[Edge]) -> dict[str, set[str]]:
+    below: dict[str, set[str]] = {}
+    for edge in edges:
+        if not edge.back and not edge.side:
+            below.setdefault(edge.tail, set()).add(edge.head)
+    return below
 
 
 @pytest.mark.parametrize(
@@ -153,14 +216,14 @@ def test_moves_have_the_colour_of_their_family(graph: Graph) -> None:
 @pytest.mark.parametrize("graph", [tiny(), gpt(2, sharded=[0]), piped()], ids=lambda graph: graph.name)
 def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Graph) -> None:
     nodes = paint(graph).nodes
-    makers = {box.output.name for box in graph.boxes}
+    parameters = {source.value.name for source in graph.sources if source.kind == "parameter"}
     for back in graph.backs:
         if not back.plan.total:
             continue
-        if back.of in makers:
+        if back.into not in parameters:
             node = nodes.get(f"gradient of {back.of}") or nodes[back.of]
         else:
-            (node,) = (n for n in nodes.values() if n.note and f"{back.of}: " in n.tip)
+            (node,) = (n for n in nodes.values() if n.note and f"{back.into}: " in n.tip)
         assert node.dashed
         assert any(move.kind in line for move in back.plan.moves for line in node.lines)
     sent = [box for box in graph.boxes if graph.plan(box).total]
@@ -174,6 +237,54 @@ def test_the_legend_lists_the_heaviest_moves_first() -> None:
     assert len(seconds) == 8
     assert seconds == sorted(seconds, reverse=True)
     assert labels(text)["forward: 197 moves, 579 MiB a rank, 428 ms"] == 1
+
+
+def test_parameters_say_their_bucket_and_the_legend_holds_it_once() -> None:
+    graph = gpt(2, bucket=3)
+    text = labels(graph_dot(graph))
+    assert text["bucket 3: 25 gradients"] == 1
+    notes = [node for node in paint(graph).nodes.values() if node.note]
+    assert all(node.lines[-1] in ("gradient in bucket 3", "gradients in bucket 3") for node in notes if node.dashed)
+    assert text["gradients in bucket 3"] + text["gradient in bucket 3"] == sum(node.dashed for node in notes) == 16
+    assert not [line for line in text if line.startswith("gradient") and "weight" in line]
+
+
+def test_many_buckets_of_one_kind_are_one_in_the_legend() -> None:
+    graph = gpt(2)
+    backs = [replace(back, bucket=k // 3 if back.of == back.into else None) for k, back in enumerate(graph.backs)]
+    text = labels(graph_dot(replace(graph, backs=tuple(backs))))
+    numbers = sorted({back.bucket for back in backs if back.bucket is not None})
+    assert text[f"{numbered('bucket', numbers)}: 25 gradients"] == 1
+
+
+def test_blocks_are_alike_whatever_the_buckets_of_their_gradients() -> None:
+    graph = gpt(12)
+    backs = [replace(back, bucket=k // 7 if back.of == back.into else None) for k, back in enumerate(graph.backs)]
+    cut = replace(graph, backs=tuple(backs))
+    assert Blocks(cut).runs == Blocks(graph).runs
+    assert any(re.fullmatch(r"gradients? in buckets \d+(, ...,| to) \d+", line) for line in labels(graph_dot(cut)))
+
+
+def test_a_move_of_a_parameter_stands_beside_what_uses_it() -> None:
+    scene = paint(mixed())
+    assert scene.nodes["last.all"].lines[0] == "bias: all_gather over data"
+    assert scene.beside("last") == ["last.all", "parameters of last"]
+    assert "bias  4  S(0) as B" in scene.nodes["parameters of last"].lines
+    assert {edge.head for edge in scene.edges if edge.tail == "tied.whole"} == {"first", "last"}
+
+
+def test_a_move_that_sends_nothing_is_written_on_its_edge() -> None:
+    scene = paint(mixed())
+    (edge,) = (edge for edge in scene.edges if edge.tail == "x")
+    assert (edge.head, edge.text) == ("first", "B to S(0)")
+    assert "x to x.cut" in edge.tip
+    assert "x.cut" not in scene.nodes
+
+
+def test_what_the_first_block_moves_in_from_outside_stands_before_it() -> None:
+    graph = mixed(4)
+    assert [(run.members[0], run.times) for run in Blocks(graph).runs] == [("blocks.0", 4)]
+    assert paint(graph).nodes["x.all"].path == ()
 
 
 def test_placements_have_frames_and_what_lies_between_has_none() -> None:
