@@ -41,23 +41,26 @@ def nothing_left_running() -> Iterator[None]:
     before = running()
     yield
     deadline = time.monotonic() + GRACE
-    while (left := running() - before) and time.monotonic() < deadline:
+    while (left := running().keys() - before.keys()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not left, f"the test left running: {', '.join(sorted(left))}"
+    assert not left, f"the test left running: {', '.join(f'{what} {running().get(what)}' for what in sorted(left))}"
 
 
-def running() -> set[str]:
-    """Return our non-daemon threads, child processes and process group, each as text that tells it apart."""
+def running() -> dict[str, str]:
+    """Our non-daemon threads, child processes and process group, and what they are called."""
     multiprocessing.active_children()  # reaps those that have ended
-    threads = {f"thread {t.name} ({t.ident})" for t in threading.enumerate() if not t.daemon}
-    return threads | children() | ({"the default process group"} if dist.is_initialized() else set())
+    threads = {f"thread {t.ident}": t.name for t in threading.enumerate() if not t.daemon}
+    return threads | children() | ({"the default process group": ""} if dist.is_initialized() else {})
 
 
-def children() -> set[str]:
-    """Child processes of any origin, from /proc; where there is none, those of multiprocessing."""
+def children() -> dict[str, str]:
+    """Child processes of any origin, from /proc; where there is none, those of multiprocessing.
+
+    They are told apart by their numbers alone: one that has just started may not have its command yet.
+    """
     if not Path("/proc/self/task").is_dir():
-        return {f"process {child.pid} {child.name}" for child in multiprocessing.active_children()}
-    found = set()
+        return {f"process {child.pid}": child.name for child in multiprocessing.active_children()}
+    found = {}
     for task in Path("/proc/self/task").iterdir():
         try:
             pids = (task / "children").read_text().split()
@@ -71,5 +74,5 @@ def children() -> set[str]:
                 continue
             # multiprocessing's own tracker lives until we exit; a zombie has stopped running.
             if state != "Z" and "multiprocessing.resource_tracker" not in command:
-                found.add(f"process {pid} {command}")
+                found[f"process {pid}"] = command
     return found

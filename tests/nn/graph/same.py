@@ -33,7 +33,7 @@ def step(model: nn.Module) -> Callable[..., Any]:
     def build(*args: Any, **kwargs: Any) -> Any:
         result = model(*args, **kwargs)
         if isinstance(loss := getattr(result, "loss", result), Tensor) and loss.requires_grad and loss.dim() == 0:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         return result
 
     return build

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.placement.errors import SbpError
-from tests.nn.graph.test_graph import GRID, LINE, WHERE, batch, compiled, eager, loss_fn, net, same, same_model, sgd
+from tests.nn.graph.alike import GRID, LINE, WHERE, batch, compiled, eager, loss_fn, net, same, same_model, sgd
 from tests.ranks import Ranks
 
 Make = Callable[..., optim.Optimizer]

@@ -1,0 +1,197 @@
+"""Steps of compiled graphs beside eager torch, torch.compile, DDP, FSDP2, DTensor and modules split by hand.
+
+    python -m benchmarks.graph [--quick] [--only A B C D] [--write]
+
+A   training steps on one rank, and how long compiling takes
+B   training steps on two Gloo ranks, one thread each
+C   capturing and planning large models, which are never run
+D   what a call of a graph costs that computes next to nothing
+
+All ways of a part but C go in turn, round by round, in the same processes, after their losses were found equal.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import graph_peers, graph_planning, graph_steps
+from benchmarks.alone import Times, aligned
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs" / "benchmarks.md"
+ROUNDS = 21
+
+# What autoparallel reports of its integer programs: model and grid, ops, capture, plan, of it solving, gap.
+PUBLISHED = [
+    ["autoparallel, LLaMA-3 8B, 2-D", "", "", "11-15 and solving", "12-38", ""],
+    ["autoparallel in 2026, LLaMA 1B / 8B / DeepSeek-V3, core only", "", "", "11.8 / 15.9 / 17.7", "", ""],
+]
+
+
+@dataclass(frozen=True)
+class Part:
+    measure: Callable[..., Times]
+    show: Callable[[Times], Iterator[str]]
+    ranks: int = 1
+    cases: Sequence[tuple[Any, ...]] = ((),)  # arguments; each has processes of its own
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        worker(json.loads(options.job))
+        return
+    lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
+    for name in options.only:
+        part, times = PARTS[name], Times()
+        for case in part.cases[:2] if options.quick else part.cases:
+            times |= launched(name, part.ranks, case, quick=options.quick)
+        lines += ["", *part.show(times)]
+    report = "\n".join(lines)
+    print(report)
+    if options.write:
+        write(report)
+
+
+def launched(name: str, ranks: int, case: tuple[Any, ...], *, quick: bool) -> Times:
+    """Run a case in processes of its own; of several ranks the slowest one's time of each round counts."""
+    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
+        job = json.dumps({"part": name, "case": case, "folder": folder, "rounds": 3 if quick else ROUNDS})
+        launch = [sys.executable]
+        if ranks > 1:
+            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        subprocess.run(
+            [*launch, "-m", "benchmarks.graph", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
+        )
+        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return {
+        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
+        for what, ways in each[0].items()
+    }
+
+
+def worker(job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    times = PARTS[job["part"]].measure(job["rounds"], *job["case"])
+    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def ratio(ways: dict[str, list[float]], ours: str, theirs: str) -> float:
+    return statistics.median(a / b for a, b in zip(ways[ours], ways[theirs], strict=True))
+
+
+def ms(us: Sequence[float]) -> str:
+    return f"{statistics.median(us) / 1e3:.2f}"
+
+
+def judged(value: float, aim: float | None) -> list[str]:
+    return [f"{value:.2f}", "" if aim is None else f"{aim:.2f}", "" if aim is None else "yes" if value <= aim else "no"]
+
+
+def show_steps(times: Times) -> Iterator[str]:
+    yield (
+        "**A training step on one rank**, forward, backward and AdamW (fused), milliseconds, medians. The ratio is of "
+        "the graph to the other way in the same round."
+    )
+    yield ""
+    rows = [["step", "backend", "graph", "beside", "its time", "ratio", "aim", "met"]]
+    for what, (size, _) in graph_steps.SIZES.items():
+        for backend in graph_steps.BACKENDS:
+            for other in ("eager", "torch.compile"):
+                # Each aim is for the backend that is meant to meet it.
+                aim = {"eager": 0.6 if what == "overhead-bound" else 1.0, "torch.compile": 1.05}[other]
+                told = judged(ratio(times[what], backend, other), aim)
+                rows.append(
+                    [f"{what}: {size}", backend, ms(times[what][backend]), other, ms(times[what][other]), *told]
+                )
+    yield from aligned(rows)
+    yield ""
+    yield (
+        "**Compiling**, seconds until the first step is done: of a model where nothing is compiled yet, and then of "
+        "another model like it."
+    )
+    yield ""
+    rows = [["step", "way", "first model", "second"]]
+    for what in graph_steps.SIZES:
+        for way, us in times[f"compiling, {what}"].items():
+            name = way if way == "torch.compile" else f"graph, {way}"
+            rows.append([what, name, *(f"{each / 1e6:.2f}" for each in us)])
+    yield from aligned(rows)
+
+
+def show_parallel(times: Times) -> Iterator[str]:
+    sizes = "; ".join(f"{name}: {size}" for name, (size, _) in graph_peers.SIZES.items())
+    yield (
+        "**A training step on two ranks**, forward, backward and AdamW (fused), milliseconds, medians of the slower "
+        f"rank. {sizes}; the batch is that of both ranks together."
+    )
+    yield ""
+    rows = [["parallel", "size", "graph", "beside", "its time", "ratio", "aim", "met"]]
+    for what, ways in times.items():
+        kind, size = what.split(", ")
+        for other, aim in graph_peers.PARALLEL[kind].items():
+            told = judged(ratio(ways, "sbpflow", other), aim)
+            rows.append([kind, size, ms(ways["sbpflow"]), other, ms(ways[other]), *told])
+    yield from aligned(rows)
+
+
+def show_planning(times: Times) -> Iterator[str]:
+    yield (
+        f"**Planning**, seconds, of a GPT on a described {graph_planning.CLUSTER} cluster: capturing it, then its plan "
+        "(the problem, solving it, the moves). A gap of 0 means that the plan is proven best. Each row has a process "
+        "of its own; those of autoparallel are what its authors report, of other models on other machines."
+    )
+    yield ""
+    rows = [["model, grid", "ops", "capture", "plan", "of it solving", "gap"]]
+    for what, row in times.items():
+        seconds = [f"{row[key][0]:.2f}" for key in ("capture", "plan", "solve")]
+        rows.append([what, f"{row['ops'][0]:.0f}", *seconds, f"{row['gap'][0]:.2%}"])
+    yield from aligned(rows + PUBLISHED)
+
+
+def show_fixed(times: Times) -> Iterator[str]:
+    yield "**A call of one op on four numbers**, microseconds, median/min."
+    yield ""
+    ways = times["fixed"].items()
+    yield from aligned([["way", "us"], *([way, f"{statistics.median(us):.1f}/{min(us):.1f}"] for way, us in ways)])
+
+
+PARTS = {
+    "A": Part(graph_steps.steps, show_steps),
+    "B": Part(graph_peers.parallel, show_parallel, ranks=2),
+    "C": Part(graph_planning.planning, show_planning, cases=graph_planning.CASES),
+    "D": Part(graph_steps.fixed, show_fixed),
+}
+
+
+def write(report: str) -> None:
+    """Put the report between its markers in the docs."""
+    begin, end = "<!-- graph:begin -->", "<!-- graph:end -->"
+    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
+    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
