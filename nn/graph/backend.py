@@ -130,6 +130,7 @@ def by_inductor(local: Local) -> Compiled:
 def _kernels(inner: Any, made: Traced, module: Any, *, backward: bool) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
     """A graph compiled; tensors that lie in memory otherwise than it counts on are copied first."""
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
 
     graph = module.graph
     (result,) = graph.output_node().args
@@ -137,7 +138,9 @@ def _kernels(inner: Any, made: Traced, module: Any, *, backward: bool) -> Callab
     graph.output_node().args = (tuple(flat),)
     module.recompile()
     examples = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    with torch.no_grad(), tracing(TracingContext(made.fakes)):
+    # Shapes and strides are looked at here once for a segment, not by each kernel.
+    unasked = {name: False for name in ("size_asserts", "alignment_asserts") if hasattr(config, name)}
+    with torch.no_grad(), config.patch(unasked), tracing(TracingContext(made.fakes)):
         run = inner(module, examples, is_backward=backward)
     strides = [tuple(x.stride()) for x in examples]
     sizes = [tuple(x.shape) for x in examples]
