@@ -19,17 +19,22 @@ from ...sbp import Layout, State
 from ..plan import Plan, plan
 from .physical import Back, Graph
 
-__all__ = ["LIMIT", "Packed", "bucketed", "exchange", "packed"]
+__all__ = ["LIMITS", "Packed", "bucketed", "exchange", "packed"]
 
-LIMIT = 25 * 2**20  # bytes
+# Bytes. On a CPU what is packed, sent and added up should stay in its cache: on two ranks 14 MB in pieces of 1 MB took
+# a step of 1.05 times DDP's, in one piece 1.4.
+LIMITS = {"cuda": 25 * 2**20, "cpu": 2**20}
 
 # What members of a bucket have in common: kind, placement, axes, dtype.
 Kind: TypeAlias = tuple[str, Placement, tuple[int, ...], torch.dtype]
 Pair: TypeAlias = tuple[Layout, Layout]
 
 
-def bucketed(graph: Graph, limit: int = LIMIT) -> Graph:
-    """The graph with the moves of its parameters' gradients in buckets of up to `limit` bytes, in backward order."""
+def bucketed(graph: Graph, limit: int | None = None) -> Graph:
+    """The graph with the moves of its parameters' gradients in buckets of up to `limit` bytes, in backward order.
+
+    Without one, as many as suit the device.
+    """
     parameters = {s.value.name for s in graph.sources if s.kind == "parameter"}
     open_: dict[Kind, tuple[int, int]] = {}  # number and bytes so far
     count = 0
@@ -38,8 +43,9 @@ def bucketed(graph: Graph, limit: int = LIMIT) -> Graph:
         kind = _kind(move) if move.into in parameters else None
         if kind is not None:
             size = prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
-            number, held = open_.get(kind, (-1, limit))
-            if held + size > limit:
+            most = limit or LIMITS[move.src.placement.type]
+            number, held = open_.get(kind, (-1, most))
+            if held + size > most:
                 number, held, count = count, 0, count + 1
             open_[kind] = number, held + size
             move = replace(move, bucket=number)
