@@ -76,8 +76,13 @@ class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         return out
 
 
-_fakes = FakeTensorMode(allow_non_fake_inputs=True)
 _capturing = 0
+
+
+@cache
+def _fakes() -> FakeTensorMode:
+    """Made at the first use: it loads torch._dynamo, which would double the time of `import sbpflow`."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def capturing() -> bool:
@@ -87,7 +92,7 @@ def capturing() -> bool:
 
 def _fake(layout: Layout) -> Tensor:
     """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
-    with _fakes:
+    with _fakes():
         return torch.empty(layout.shape, dtype=layout.dtype, device=layout.placement.type)
 
 
@@ -116,7 +121,7 @@ def capture(
     inputs = fakes_of(layouts)
     if grad:
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
-    with _fakes:
+    with _fakes():
         calls, result = _watched(function, args, kwargs, inputs)
     return _read(calls, result, inputs)
 

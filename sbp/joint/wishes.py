@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TypeAlias
 
-from ..book.views import carried
 from ..call import NEVER, Call, Match
 from ..registry import rule_for
 from ..state import Factors
@@ -54,6 +53,8 @@ def _axes(call: Call) -> list[tuple[int, ...]]:
 
 def _of_view(call: Call, wanted: Cuts) -> Iterable[tuple[int, Factors]]:
     """Splits of dims of the result as cuts of the input; only those that a plain split would not give."""
+    from ..book.views import carried  # the book reads its rules with lark: not before someone plans
+
     shape, target = tuple(call.inputs[0].shape), tuple(call.outputs[0].shape)
     split: Cuts = {(d, axes): None for d in range(1, len(target)) for axes in _axes(call)}
     for d, factors in {**split, **wanted}:

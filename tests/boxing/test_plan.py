@@ -135,6 +135,7 @@ def slow(pairs: Sequence[Pair], limit: float) -> list[str]:
     return [f"{seconds * 1e3:.1f} ms for {plan(*pair)}" for pair, seconds in again if seconds > limit]
 
 
+@pytest.mark.alone
 @ON_NETWORKS
 @pytest.mark.parametrize("axes", [(2, 2), (2, 4), (4, 4)], ids=str)
 @pytest.mark.parametrize("shape", [(48, 96), (33, 35)], ids=str)
@@ -146,6 +147,7 @@ def test_a_plan_on_two_axes_takes_ten_milliseconds_at_most(
         assert slow(pairs, 10e-3) == []
 
 
+@pytest.mark.alone
 @ON_NETWORKS
 @pytest.mark.parametrize("shape", [(48, 96), (33, 35)], ids=str)
 def test_a_plan_on_three_axes_takes_fifty_milliseconds_at_most(shape: tuple[int, ...], prices: str) -> None:
@@ -163,6 +165,7 @@ def test_no_plan_at_all_is_late(axes: tuple[int, ...], limit: float, prices: str
         assert slow(sample(pairs, 500), limit) == []
 
 
+@pytest.mark.alone
 def test_a_plan_made_before_is_found_in_three_microseconds() -> None:
     src, dst = layout(grid(2, 2), (S(0), P), (48, 96)), layout(grid(2, 2), (B, S(1)), (48, 96))
     plan(src, dst)
@@ -175,6 +178,7 @@ def test_a_plan_made_before_is_found_in_three_microseconds() -> None:
     assert best <= 3e-6
 
 
+@pytest.mark.alone
 def test_a_large_grid_plans_as_fast_as_a_small_one() -> None:
     """The search sees axes, not ranks."""
     shape = (512, 1024)
