@@ -1,7 +1,7 @@
 """nn: what users write. Global tensors and their factories, modules with global parameters."""
 
 from . import functions as _functions
-from .annotate import place, shard
+from .annotate import pipeline, place, shard
 from .explain import explain
 from .explanation import Explanation
 from .explicit import explicit
@@ -46,6 +46,7 @@ __all__ = [
     "linspace",
     "materialise",
     "ones",
+    "pipeline",
     "place",
     "rand",
     "randint",

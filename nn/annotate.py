@@ -16,26 +16,30 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..actors.published import published
+from ..actors.schedule import Schedule
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 from ..sbp import Broadcast, Partial, Sbp, SbpLike, Split, layout
 from ..sbp.text import _one, parse
 
-__all__ = ["Hint", "checked_hints", "hints_of", "near", "place", "placement_of", "shard"]
+__all__ = ["Hint", "checked_hints", "chunk_of", "hints_of", "near", "pipeline", "place", "placement_of", "shard"]
 
 Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
 Modules = TypeVar("Modules", bound=nn.Module | Sequence[nn.Module])
 
 PLACE = "_sbpflow_place"  # said of the module itself
 PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
+CHUNK = "_sbpflow_chunk"  # of a pipeline
 HINTS = "_sbpflow_hints"  # of the parameters that the module itself holds, by their short names
 
 
-def place(modules: Modules, placement: Placement | None) -> Modules:
+def place(modules: Modules, placement: Placement | None, *, chunk: int | None = None) -> Modules:
     """Say that a module, or each of several, lives on a placement with all that is in it; None takes it back.
 
     What is said of a module counts for those in it that nothing is said of, in whatever order it is said. A slice of a
     ModuleList or a Sequential stands for the modules in it; of slices that overlap the later counts.
+    Layers of a pipeline on one placement are one chunk of it, unless they are said to be of different ones.
     """
     each = [modules] if isinstance(modules, nn.Module) else modules
     wrong = next((m for m in each if not isinstance(m, nn.Module)), None) if isinstance(each, list | tuple) else each
@@ -49,8 +53,13 @@ def place(modules: Modules, placement: Placement | None) -> Modules:
             f"place: expected a placement, found {placement!r}\n"
             '  make one, as in flow.placement("cpu:[0-3] as (data=2, tensor=2)"); None takes a placement back'
         )
+    if not (chunk is None or (isinstance(chunk, int) and chunk >= 0)):
+        raise PlacementError(
+            f"place: chunk={chunk!r}\n  give the number of a chunk of the pipeline, from 0, or leave it out"
+        )
     for module in each:
         _note(module, PLACE, placement)
+        _note(module, CHUNK, chunk)
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for child in module.children():
                 _note(child, PART, placement)
@@ -78,6 +87,47 @@ def placement_of(root: nn.Module) -> dict[str, Placement]:
 
     visit(root, "", None)
     return found
+
+
+def chunk_of(root: nn.Module) -> dict[str, int]:
+    """The chunk of every module that has one, its own or that of a module around it, by its path from the root."""
+    found: dict[str, int] = {}
+
+    def visit(module: nn.Module, path: str, outer: int | None) -> None:
+        here = module.__dict__.get(CHUNK, outer)
+        if here is not None:
+            found[path] = here
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{path}.{name}" if path else name, here)
+
+    visit(root, "", None)
+    return found
+
+
+def pipeline(
+    layers: Sequence[nn.Module], placements: Sequence[Placement], schedule: str | Schedule = "1f1b", *, chunks: int = 0
+) -> None:
+    """Place layers that run one after the other as the stages of a schedule, in runs as even as can be.
+
+    `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
+    it is not the usual 2; they are placed round and round, or there and back again.
+    """
+    plan = schedule if isinstance(schedule, Schedule) else published(schedule)
+    shape = plan.shape(len(placements), 1, v=chunks)
+    count = len(placements) if plan.way == "routes" else shape.p * shape.v
+    listed = list(layers)
+    if len(listed) < count:
+        raise PlacementError(
+            f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
+            "  give fewer placements or chunks, or more layers"
+        )
+    base, more = divmod(len(listed), count)
+    at = 0
+    for number in range(count):
+        size = base + (number < more)
+        place(listed[at : at + size], placements[plan.device(shape, number)], chunk=number)
+        at += size
 
 
 class Slot(NamedTuple):

@@ -9,6 +9,7 @@ __all__ = [
     "PlacementError",
     "SbpError",
     "SbpflowError",
+    "ScheduleError",
     "ShapeError",
     "TransportError",
     "caret",
@@ -37,6 +38,10 @@ class ShapeError(SbpflowError, ValueError):
 
 class DtypeError(SbpflowError, TypeError):
     """A dtype that the operator or the transport cannot carry."""
+
+
+class ScheduleError(SbpflowError, ValueError):
+    """A schedule or network of actors that cannot run: what runs when."""
 
 
 class TransportError(SbpflowError, RuntimeError):

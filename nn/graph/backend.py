@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import MissingError, ShapeError
+from .apart import Apart, apart
+from .apart import by_autograd as halves_by_autograd
 from .joint import Traced, gradients, trace
 from .local import Local
 from .tidy import tidied
@@ -40,17 +42,21 @@ class Compiled:
     owns: tuple[bool, ...]  # for each gradient, whether its memory is nobody else's
     backend: Backend
     reason: str = ""
+    apart: Apart | None = None  # the backward in two, where that was asked for
 
 
-def compiled(local: Local, backend: Backend) -> Compiled:
-    """The segment by this backend, or by the next that can."""
+def compiled(local: Local, backend: Backend, weights: Sequence[bool] | None = None) -> Compiled:
+    """The segment by this backend, or by the next that can.
+
+    `weights` says of each wanted input whether it is a weight: the gradients of these are then a function of their own.
+    """
     reasons: list[str] = []
     cuda = any(spec.device.type == "cuda" for spec in (*local.inputs, *local.makes))
     for name in _order(backend, cuda):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's, of its own parts; where they are errors, so too
-                return replace(_BY[name](local), reason="; ".join(reasons))
+                return replace(_BY[name](local, weights), reason="; ".join(reasons))
         except ShapeError:
             raise  # the rule is wrong, and stays so
         except Exception as error:  # whatever a tracer or compiler may say
@@ -65,7 +71,7 @@ def _order(backend: Backend, cuda: bool) -> tuple[Backend, ...]:
     return chain[chain.index(backend) :]
 
 
-def by_autograd(local: Local) -> Compiled:
+def by_autograd(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
     wants = frozenset(local.wants)
 
     def forward(*inputs: Tensor) -> tuple[Any, ...]:
@@ -84,14 +90,20 @@ def by_autograd(local: Local) -> Compiled:
 
     if not wants:
         return Compiled(plain, None, (), (), "autograd")
-    return Compiled(forward, backward, (), (False,) * len(wants), "autograd")
+    halves = None if weights is None else halves_by_autograd(local, weights)
+    return Compiled(forward, backward, (), (False,) * len(wants), "autograd", apart=halves)
 
 
-def by_code(local: Local) -> Compiled:
+def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
     made = trace(local)
     forward = tidied(made.forward, made.fakes)
     backward = made.backward and tidied(made.backward, made.fakes)
-    return Compiled(forward.forward, backward and backward.forward, made.again, made.owns, "code")
+    halves = None
+    if weights is not None and made.backward is not None:
+        both = apart(made, weights)
+        parts = [tidied(half, made.fakes).forward for half in (both.first, both.second)]
+        halves = Apart(parts[0], parts[1], both.saved, both.again, both.owns)
+    return Compiled(forward.forward, backward and backward.forward, made.again, made.owns, "code", apart=halves)
 
 
 @cache
@@ -102,7 +114,7 @@ def inductor_works() -> bool:
     return bool(torch.cuda.is_available() and has_triton())
 
 
-def by_inductor(local: Local) -> Compiled:
+def by_inductor(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
     from torch._inductor import compile_fx, decomposition
 
     inner = getattr(compile_fx, "compile_fx_inner", None)
@@ -119,12 +131,27 @@ def by_inductor(local: Local) -> Compiled:
 
     if made.backward is None:
         return Compiled(forward, None, (), (), "inductor")
+    both = None if weights is None else apart(made, weights)  # before a compiler changes the graph
     rerun = _kernels(inner, made, made.backward, backward=True)
 
     def backward(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(rerun(values))
 
-    return Compiled(forward, backward, made.again, made.owns, "inductor")
+    halves = None
+    if both is not None and weights is not None:
+        into = len(weights) - sum(weights)
+        early = _kernels(inner, made, both.first, backward=True)
+        late = _kernels(inner, made, both.second, backward=True)
+
+        def first(*values: Tensor) -> tuple[Any, ...]:
+            found = early(values)
+            return *found[:into], tuple(found[into:])
+
+        def second(*values: Tensor) -> tuple[Any, ...]:
+            return tuple(late(values))
+
+        halves = Apart(first, second, both.saved, both.again, both.owns)
+    return Compiled(forward, backward, made.again, made.owns, "inductor", apart=halves)
 
 
 def _kernels(inner: Any, made: Traced, module: Any, *, backward: bool) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
@@ -161,7 +188,7 @@ def _restrided(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
     return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
-_BY: dict[Backend, Callable[[Local], Compiled]] = {
+_BY: dict[Backend, Callable[[Local, Sequence[bool] | None], Compiled]] = {
     "autograd": by_autograd,
     "code": by_code,
     "inductor": by_inductor,

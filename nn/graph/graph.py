@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...actors.schedule import Schedule
 from ...boxing.graph.physical import Graph as Physical
 from ...boxing.record import user_line
 from ...placement import Placement
@@ -16,6 +17,7 @@ from ...placement.errors import PlacementError, SbpError
 from .backend import Backend
 from .inputs import key_of
 from .model import building
+from .piped import PipedStep, schedule_of
 from .step import Step
 
 __all__ = ["Graph", "compile"]
@@ -44,17 +46,17 @@ class Graph:
         memory: float | None = None,
         clip_grad_norm: float | None = None,
         micro_batches: int = 1,
-        schedule: str | None = None,
+        schedule: str | Schedule | None = None,
         name: str | None = None,
     ) -> None:
         _check_options(placement, memory, clip_grad_norm)
         if backend not in get_args(Backend):
             raise SbpError(f"backend={backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
-        if micro_batches != 1 or schedule is not None:
-            raise SbpError(
-                f"micro_batches={micro_batches}, schedule={schedule!r}: a graph does not run in micro-batches yet\n"
-                "  leave both out: layers on several placements then run one after the other"
-            )
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise SbpError(f"micro_batches={micro_batches!r}\n  give it how many to cut a batch into, as in 8")
+        self._piped: dict[str, Any] = {}
+        if micro_batches > 1 or schedule is not None:
+            self._piped = {"micro_batches": micro_batches, "schedule": schedule_of(schedule)}
         self._placement, self._backend, self._memory = placement, backend, memory
         self._clip, self._name = clip_grad_norm, name or type(self).__name__
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
@@ -84,7 +86,8 @@ class Graph:
         known = self._steps.setdefault(key_of(args, kwargs, _modes(modules)), [])
         step = next((step for step in known if step.reads.hold()), None)
         if step is None:
-            step = Step(
+            kind: type[Step] = PipedStep if self._piped else Step
+            step = kind(
                 self.build,
                 args,
                 kwargs,
@@ -95,6 +98,7 @@ class Graph:
                 memory=self._memory,
                 clip_norm=self._clip,
                 name=self._name,
+                **self._piped,
             )
             known.append(step)
         self._last = step
@@ -243,7 +247,7 @@ def compile(
     memory: float | None = None,
     clip_grad_norm: float | None = None,
     micro_batches: int = 1,
-    schedule: str | None = None,
+    schedule: str | Schedule | None = None,
     name: str | None = None,
 ) -> Graph:
     """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.

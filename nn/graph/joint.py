@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ...placement.errors import ShapeError
 from .local import Local
 
-__all__ = ["Traced", "trace"]
+__all__ = ["Traced", "ancestors", "cut", "gradients", "trace"]
 
 aten = torch.ops.aten
 # An op that fails on fakes is run another way; torch logs it as a crash.
@@ -69,15 +69,15 @@ def trace(
     nodes = [node for node in whole.graph.nodes if node.op == "placeholder"]
     flat: Any = whole.graph.output_node().args[0]
     outputs, gradients = flat[: len(specs)], flat[len(specs) :]
-    before = _ancestors(outputs)
+    before = ancestors(outputs)
     # One of several results that only the backward reads is the forward's all the same.
     before |= {node for node in whole.graph.nodes if node.target is operator.getitem and node.args[0] in before}
     again, saved, behind = _needed(gradients, before, nodes[: len(inputs)])
-    forward = _cut(whole, nodes[: len(inputs)], before, (*outputs, tuple(saved)))
+    forward = cut(whole, nodes[: len(inputs)], before, (*outputs, tuple(saved)))
     if not local.wants:
         return Traced(forward, None, (), 0, (), fakes)
     taken = [*saved, *again, *nodes[len(inputs) :]]
-    backward = _cut(whole, taken, behind, tuple(gradients))
+    backward = cut(whole, taken, behind, tuple(gradients))
     others = {_memory(node) for node in (*nodes, *outputs, *saved)}
     owns = tuple(_owned(node, gradients, others) for node in gradients)
     return Traced(forward, backward, tuple(nodes.index(node) for node in again), len(saved), owns, fakes)
@@ -114,15 +114,20 @@ def _joint(local: Local) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
 
 def gradients(
-    local: Local, leaves: Sequence[Tensor], outputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+    local: Local,
+    leaves: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    wants: Sequence[int] | None = None,
+    keep: bool = False,
 ) -> list[Tensor]:
-    """Those of the wanted inputs, zeros where nothing depends on one."""
-    wanted = [leaves[i] for i in local.wants]
+    """Those of the wanted inputs, or of some of them, zeros where nothing depends on one."""
+    wanted = [leaves[i] for i in (local.wants if wants is None else wants)]
     pairs = [(outputs[at], c) for at, c in zip(local.returns, cotangents, strict=True) if outputs[at].requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in wanted]
     ends, starts = zip(*pairs, strict=True)
-    found = torch.autograd.grad(ends, wanted, starts, allow_unused=True)
+    found = torch.autograd.grad(ends, wanted, starts, allow_unused=True, retain_graph=keep)
     return [
         x.new_zeros(x.shape) if g is None else g.to_dense() if g.layout is not torch.strided else g
         for x, g in zip(wanted, found, strict=True)
@@ -151,7 +156,7 @@ def _clean(graph: fx.Graph, *, strided: bool) -> None:
     graph.eliminate_dead_code()
 
 
-def _ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
+def ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     ahead = list(ends)
     while ahead:
@@ -194,7 +199,7 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
-def _cut(whole: fx.GraphModule, given: Sequence[fx.Node], nodes: set[fx.Node], result: Any) -> fx.GraphModule:
+def cut(whole: fx.GraphModule, given: Sequence[fx.Node], nodes: set[fx.Node], result: Any) -> fx.GraphModule:
     """The part of a graph that makes these nodes of these."""
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}

@@ -18,7 +18,7 @@ __all__ = ["AHEAD", "Do", "Transfer", "freed", "overlapped"]
 
 AHEAD = 2  # segments
 
-What: TypeAlias = Literal["run", "grad", "draw", "seed", "add", "box", "start", "wait", "free"]
+What: TypeAlias = Literal["run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "free"]
 
 
 class Do(NamedTuple):

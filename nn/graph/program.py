@@ -10,13 +10,14 @@ from ...boxing.graph.physical import Graph
 from ...placement.errors import ShapeError
 from ...placement.world import owned
 from .backend import Backend, Compiled, compiled
+from .called import Shards
 from .liveness import Memory, memory
 from .local import Local, Localiser
 from .schedule import schedule
 from .segments import Segment, segments
-from .straight import Shards, straight
+from .straight import straight
 
-__all__ = ["Outcome", "Program"]
+__all__ = ["Outcome", "Program", "compiled_once"]
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class Outcome:
 
 
 MOST = 1024
-_made: dict[tuple[Backend, Hashable], Compiled] = {}
+_made: dict[tuple[Backend, Hashable, Hashable], Compiled] = {}
 
 
-def _compiled(local: Local, backend: Backend) -> Compiled:
+def compiled_once(local: Local, backend: Backend, weights: tuple[bool, ...] | None = None) -> Compiled:
     """A segment compiled, or one like it that another program of this process has compiled already."""
-    key = backend, local.key
+    key = backend, local.key, weights
     known = _made.pop(key, None)
     if known is None:
-        known = compiled(local, backend)
+        known = compiled(local, backend, weights)
     _made[key] = known  # the last used is the last
     if len(_made) > MOST:
         _made.pop(next(iter(_made)))
@@ -76,7 +77,7 @@ class Program:
     def _compiled(self, local: Local) -> Compiled:
         known = self._known.get(local.key)
         if known is None:
-            known = self._known[local.key] = _compiled(local, self.backend)
+            known = self._known[local.key] = compiled_once(local, self.backend)
         return known
 
     @property

@@ -21,7 +21,7 @@ from .again import read_again
 from .overlap import AHEAD, Do, Transfer, freed, overlapped
 from .segments import Draw, Segment, Stage, kept
 
-__all__ = ["Schedule", "schedule"]
+__all__ = ["Schedule", "Writer", "bucketed", "schedule"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ def schedule(
     What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
     where it pays; True, wherever they can.
     """
-    writer = _Writer(graph, stages, again or {}, regather)
-    backward = list(_summed(_bucketed(_ended(writer.backward(), writer), writer), writer))
+    writer = Writer(graph, stages, again or {}, regather)
+    backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), writer))
     todo = [*writer.forward(), *backward]
     if overlap is not False:
         todo = overlapped(todo, writer.transfers, always=bool(overlap))
@@ -62,7 +62,7 @@ def schedule(
     return Schedule(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, grads)
 
 
-class _Writer:
+class Writer:
     """Writes down what to do in the order of the graph and in its reverse; a register may be written several times,
     which means that these are added up."""
 
@@ -181,7 +181,7 @@ class _Writer:
         return slot
 
 
-def _ended(todo: Iterable[Do], writer: _Writer) -> Iterator[Do]:
+def _ended(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
     """With the moves that bring sources' gradients home, each when the last part of it is there."""
     listed = list(todo)
     last = {slot: at for at, do in enumerate(listed) for slot in do.writes}
@@ -193,7 +193,7 @@ def _ended(todo: Iterable[Do], writer: _Writer) -> Iterator[Do]:
                 yield writer.back(writer.ends[name])
 
 
-def _bucketed(todo: Iterable[Do], writer: _Writer) -> Iterator[Do]:
+def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
     """With the moves of one bucket as one, where its last member is ready."""
     listed = list(todo)
     members: dict[int, list[Do]] = {}
@@ -210,7 +210,7 @@ def _bucketed(todo: Iterable[Do], writer: _Writer) -> Iterator[Do]:
             yield writer.move(pairs, reads, [register for each in together for register in each.writes])
 
 
-def _summed(todo: Iterable[Do], writer: _Writer) -> Iterator[Do]:
+def _summed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
     """With every further part of a gradient in a register of its own, and added to the first."""
     come: dict[str, int] = {}
     for do in todo:

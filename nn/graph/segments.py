@@ -7,7 +7,7 @@
 Equal blocks begin and end segments, so that equal layers give equal segments, which are compiled once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -73,9 +73,9 @@ def kept(graph: Graph) -> frozenset[str]:
     return frozenset((*vars_in(graph.result), *(name for name, _ in graph.losses), *graph.writes.values()))
 
 
-def segments(graph: Graph) -> tuple[Stage, ...]:
-    """The stages of a graph, in an order in which they can run."""
-    stages = list(_runs(graph))
+def segments(graph: Graph, chunk: Mapping[str, int] | None = None) -> tuple[Stage, ...]:
+    """The stages of a graph, in an order in which they can run. Modules of different chunks are cut apart."""
+    stages = list(_runs(graph, chunk or {}))
     used = set(kept(graph)) | {of for _, of in graph.losses if of is not None}
     done: list[Stage] = []
     for stage in reversed(stages):
@@ -86,7 +86,7 @@ def segments(graph: Graph) -> tuple[Stage, ...]:
     return tuple(_with_gradients(graph, done[::-1]))
 
 
-def _runs(graph: Graph) -> Iterator[Stage]:
+def _runs(graph: Graph, chunk: Mapping[str, int]) -> Iterator[Stage]:
     """The stages, every output still taken for one that others use."""
     ops: list[Op] = []
     made: set[str] = set()  # by the ops so far
@@ -127,7 +127,7 @@ def _runs(graph: Graph) -> Iterator[Stage]:
                 yield from ask(stage.inputs)
                 yield stage
             continue
-        other = ops and (_placement(step) is not _placement(ops[0]) or step.origin.block != ops[0].origin.block)
+        other = ops and _kind(step, chunk) != _kind(ops[0], chunk)
         if other or any(name in late for name in step.inputs):
             yield from close()
         yield from ask(step.inputs)
@@ -135,6 +135,11 @@ def _runs(graph: Graph) -> Iterator[Stage]:
         made.update(y.name for y in step.outputs)
     yield from close()
     yield from ask(list(ready))
+
+
+def _kind(op: Op, chunk: Mapping[str, int]) -> tuple[Placement, str, int | None]:
+    """Ops of one segment have the same."""
+    return _placement(op), op.origin.block, chunk.get(op.origin.module)
 
 
 def _placement(op: Op) -> Placement:

@@ -16,6 +16,7 @@ from ...boxing.graph.text import fingerprint, to_text
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout
+from ...sbp.logical import Logical
 from ..agree import told
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
@@ -49,39 +50,53 @@ class Step:
         name: str,
     ) -> None:
         self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
-        inputs = tensors_by_path(args, kwargs)
-        rest = default_placement(modules, placement)
+        self.name, self.backend = name, backend
+        self.rest = default_placement(modules, placement)
         refuse_closures(optimizers)
-        _refuse_history(inputs)
-        owner = getattr(build, "__self__", None)
-        with reading(nn.Module, *([] if owner is None else [type(owner)])) as self.reads:
-            given = flat(build, args, kwargs)
-            try:
-                logical, self.constants = trace(given, (), inputs, modules, device=rest.type if rest else "cpu")
-            except RuntimeError as error:
-                if not torch.is_grad_enabled():
-                    error.add_note(f"{name} was called under torch.no_grad(), where build cannot call backward()")
-                raise
-        self.reads.settle([owner, *(part for module in modules.values() for part in module.modules())])
-        logical = placed(logical, modules)
+        _refuse_history(tensors_by_path(args, kwargs))
+        logical = self.captured(build, args, kwargs)
         self.trains, self.rebuild = bool(logical.losses), logical.rebuild
         if optimizers and not self.trains and torch.is_grad_enabled():
             raise SbpError(
                 f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
                 "  call loss.backward() in it, or run the graph under torch.no_grad()"
             )
-        self.decided: Decided = decide(
-            logical,
-            rest,
-            pins=lambda homes: pins_of(modules, inputs, homes),
-            states=states_of(optimizers),
-            limit=memory,
-            name=name,
-        )
+        self.decided: Decided = self.decide(logical, args, kwargs)
         self.graph: Graph = bucketed(self.decided.graph)
         self._agree()
-        self._adopt(rest)
-        self.program = Program(self.graph, backend=backend)
+        self._adopt(self.rest)
+        self.program: Any = self.compiled(build, args, kwargs)
+
+    def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
+        """What `build` computes of such arguments, as layers were placed."""
+        owner = getattr(build, "__self__", None)
+        with reading(nn.Module, *([] if owner is None else [type(owner)])) as self.reads:
+            given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
+            try:
+                device = self.rest.type if self.rest else "cpu"
+                logical, self.constants = trace(given, (), inputs, self.modules, device=device)
+            except RuntimeError as error:
+                if not torch.is_grad_enabled():
+                    error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
+                raise
+        self.reads.settle([owner, *(part for module in self.modules.values() for part in module.modules())])
+        return placed(logical, self.modules)
+
+    def decide(self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Decided:
+        """The signatures, and all moves."""
+        inputs = tensors_by_path(args, kwargs)
+        return decide(
+            logical,
+            self.rest,
+            pins=lambda homes: pins_of(self.modules, inputs, homes),
+            states=states_of(self.optimizers),
+            limit=self.limit,
+            name=self.name,
+        )
+
+    def compiled(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What runs."""
+        return Program(self.graph, backend=self.backend)
 
     def _agree(self) -> None:
         """All ranks must have made the same plan, or they would wait for each other for ever."""

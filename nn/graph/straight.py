@@ -7,26 +7,23 @@ del v2_0, v2_1
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
-from ...boxing import Pending, box, box_async
-from ...boxing.execute import token
-from ...boxing.graph.buckets import packed
+from ...boxing import box, box_async
 from ...boxing.graph.physical import Graph
-from ...placement.world import device, owned
-from ...sbp import Layout, State
+from ...placement.world import owned
 from .backend import Compiled
+from .called import Bucket, Shards, hold, no_shards, ones, own, to_holders
 from .draw import Drawer
 from .overlap import Do, Transfer
 from .schedule import Schedule
 from .segments import Draw, Segment, Stage
 
-__all__ = ["Shards", "Step", "straight"]
+__all__ = ["Bundles", "Running", "Step", "straight", "task"]
 
-Shards: TypeAlias = tuple[Tensor, ...]
 Step: TypeAlias = Callable[[Mapping[str, Shards]], tuple[dict[str, Shards], dict[str, Shards]]]
 
 
@@ -46,6 +43,42 @@ def straight(
     return step, text
 
 
+class Bundles(NamedTuple):
+    """What a task is handed and hands on: registers in the order in which their shards lie in a tuple."""
+
+    takes: tuple[tuple[str, ...], ...]
+    gives: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A task as a function: of the sources' shards and the bundles it takes, to those it gives. `owns` says of all that
+    it gives whether its memory is nobody else's."""
+
+    run: Callable[..., tuple[Any, ...]]
+    text: str
+    owns: tuple[tuple[bool, ...], ...]
+
+
+def task(
+    graph: Graph,
+    stages: Sequence[Stage],
+    plan: Schedule,
+    compiled: Mapping[tuple[int, int], Compiled],
+    again: Mapping[int, Sequence[str]],
+    halves: Mapping[int, tuple[Sequence[str], Sequence[str]]],
+    bundles: Bundles,
+    name: str,
+) -> Running:
+    """One task, generated as the step is."""
+    writer = _Writer(graph, stages, plan, compiled, again, halves)
+    text = writer.written_task(bundles, name)
+    exec(compile(text, f"{__file__} ({name})", "exec"), writer.bound)
+    run: Callable[..., tuple[Any, ...]] = writer.bound[name]
+    gives = [[n for register in bundle for n in writer.all_names(register)] for bundle in bundles.gives]
+    return Running(run, text, tuple(tuple(n not in writer.borrowed for n in names) for names in gives))
+
+
 class _Writer:
     def __init__(
         self,
@@ -54,9 +87,11 @@ class _Writer:
         plan: Schedule,
         compiled: Mapping[tuple[int, int], Compiled],
         again: Mapping[int, Sequence[str]],
+        halves: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None = None,
     ) -> None:
         self.graph, self.stages, self.plan, self.compiled, self.again = graph, stages, plan, compiled, again
-        self.bound: dict[str, Any] = {"add": torch.add, "add_": torch.Tensor.add_, "box": box, "own": _own}
+        self.halves, self.handed = halves or {}, halves is not None
+        self.bound: dict[str, Any] = {"add": torch.add, "add_": torch.Tensor.add_, "box": box, "own": own}
         self.numbers: dict[str, int] = {}
         self.known: dict[int, str] = {}  # what is bound already, by identity
         self.live: set[str] = set()
@@ -77,6 +112,34 @@ class _Writer:
         grads = ", ".join(f"{name!r}: {self.held(register)}" for name, register in self.plan.grads.items())
         self.line(f"return {{{values}}}, {{{grads}}}")
         return "\n    ".join(["def step(shards):", *self.lines]) + "\n"
+
+    def written_task(self, bundles: Bundles, name: str) -> str:
+        for source in self.sources(bundles):
+            if owned(self.plan.layouts[source].placement):
+                self.line(f"{self.targets(source)} = shards[{source!r}]")
+        for at, registers in enumerate(bundles.takes):
+            names = [n for register in registers for n in self.all_names(register)]
+            self.borrowed.update(names)
+            if names:
+                self.line(f"{self.makes(names)} = in{at}")
+        for do in self.plan.todo:
+            getattr(self, f"do_{do.what}")(do)
+        gives = [_tuple([n for register in given for n in self.all_names(register)]) for given in bundles.gives]
+        takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
+        self.line(f"return {_tuple(gives)}")
+        return "\n    ".join([f"def {name}(shards{takes}):", *self.lines]) + "\n"
+
+    def sources(self, bundles: Bundles) -> list[str]:
+        """What is read and neither made here nor handed in."""
+        made = {register for bundle in bundles.takes for register in bundle}
+        found: dict[str, None] = {}
+        for do in self.plan.todo:
+            found.update(dict.fromkeys(name for name in do.reads if name not in made))
+            made.update(do.writes)
+        for register in (register for bundle in bundles.gives for register in bundle):
+            if register not in made:
+                found[register] = None
+        return list(found)
 
     def line(self, text: str) -> None:
         self.lines.append(text)
@@ -109,7 +172,7 @@ class _Writer:
     def held(self, register: str) -> str:
         """A register's shards as a tuple; a token where none is owned."""
         names = self.names(register)
-        return _tuple(names) if names else self.bind(_token(self.plan.layouts[register]), "token")
+        return _tuple(names) if names else self.bind(no_shards(self.plan.layouts[register]), "token")
 
     def do_run(self, do: Do) -> None:
         stage = self.stages[do.number]
@@ -120,6 +183,12 @@ class _Writer:
             saved = self.name(f"saved {do.number}", at) if stage.wants else "_"
             given = ", ".join(self.name(x, at) for x in stage.inputs)
             self.line(f"{self.makes([*makes, saved])} = {run}({given})")
+            apart = self.compiled[do.number, rank].apart
+            if do.writes[-1:] == (f"stash {do.number}",):
+                assert apart is not None
+                stash = self.makes([self.name(do.writes[-1], at)])[:-1]
+                parts = [_tuple([f"{saved}[{n}]" for n in kept]) for kept in apart.saved]
+                self.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
 
     def do_grad(self, do: Do) -> None:
         stage = self.stages[do.number]
@@ -137,6 +206,31 @@ class _Writer:
             makes = self.makes(made)
             self.line(f"{makes} = {self.bind(mine.backward, 'b')}({given})")
 
+    def do_first(self, do: Do) -> None:
+        self._half(do, 0)
+
+    def do_second(self, do: Do) -> None:
+        self._half(do, 1)
+
+    def _half(self, do: Do, half: int) -> None:
+        """One half of a segment's backward; the first hands on a rest, which the second is given."""
+        stage = self.stages[do.number]
+        assert isinstance(stage, Segment)
+        many = len(stage.returns) if half == 0 else 1
+        names = [*self.halves[do.number][half]]
+        registers = dict(zip(names, do.reads[1 : len(do.reads) - many], strict=True))
+        for at, rank in enumerate(owned(stage.placement)):
+            mine = self.compiled[do.number, rank].apart
+            assert mine is not None
+            taken = [self.name(registers[stage.inputs[i]], at) for i in mine.again[half]]
+            last = [self.name(register, at) for register in do.reads[len(do.reads) - many :]]
+            given = ", ".join([f"*{self.name(do.reads[0], at)}", *taken, *(f"*{x}" if half else x for x in last)])
+            made = [self.name(register, at) for register in do.writes]
+            owns = mine.owns if half else (False,) * len(made)
+            self.borrowed.update(name for name, owned in zip(made, owns, strict=True) if not owned)
+            makes = self.makes(made)
+            self.line(f"{makes} = {self.bind((mine.first, mine.second)[half], 'b')}({given})")
+
     def do_draw(self, do: Do) -> None:
         stage = self.stages[do.number]
         assert isinstance(stage, Draw)
@@ -148,6 +242,9 @@ class _Writer:
         self.line(call)
 
     def do_seed(self, do: Do) -> None:
+        if self.handed:
+            self.line(f"{self.targets(do.writes[0])} = shards['seed {do.number}']")
+            return
         for name, one in zip(self.names(do.writes[0]), ones(self.plan.layouts[do.writes[0]]), strict=False):
             self.line(f"{self.makes([name])[:-1]} = {self.bind(one, 'one')}")
             self.borrowed.add(name)
@@ -169,7 +266,7 @@ class _Writer:
         if register in self.plan.layouts:
             return self.names(register)
         word, _, number = register.partition(" ")
-        stage = self.stages[int(number)] if word == "saved" and number.isdigit() else None
+        stage = self.stages[int(number)] if word in ("saved", "stash", "rest") and number.isdigit() else None
         if isinstance(stage, Segment):
             return [self.name(register, at) for at in range(len(owned(stage.placement)))]
         return [self.name(register, 0)]
@@ -218,11 +315,11 @@ class _Writer:
         src, dst = transfer.pairs[0]
         if transfer.saves:
             call = (
-                f"{self.bind(_hold, 'hold')}({self.held(do.reads[0])}, {self.bind(src, 'at')}, {self.bind(dst, 'at')})"
+                f"{self.bind(hold, 'hold')}({self.held(do.reads[0])}, {self.bind(src, 'at')}, {self.bind(dst, 'at')})"
             )
             self.line(f"({self.targets(do.writes[0])}), {self.makes([self.name(do.writes[1], 0)])[:-1]} = {call}")
         else:
-            call = f"{self.bind(_to_holders, 'back')}({self.name(do.reads[0], 0)}, {self.held(do.reads[1])})"
+            call = f"{self.bind(to_holders, 'back')}({self.name(do.reads[0], 0)}, {self.held(do.reads[1])})"
             self.line(f"{self.targets(do.writes[0])} = {call}")
 
 
@@ -230,72 +327,6 @@ def _tuple(names: Sequence[str]) -> str:
     return "(" + "".join(f"{name}, " for name in names) + ")"
 
 
-def _token(layout: Layout) -> Shards:
-    known: Shards = layout.memo.setdefault("graph.token", (token(layout),))
-    return known
-
-
 def _here(transfer: Transfer) -> bool:
     """Whether this process takes part in a move."""
     return any(owned(of.placement) for of in transfer.pairs[0])
-
-
-def ones(layout: Layout) -> Shards:
-    """The shards of a one: whole, or as addends of which only the first is not zero."""
-    where = layout.placement
-    plain = Layout(where, State(((),) * len(layout.shape)), layout.shape, layout.dtype)
-    whole = tuple(torch.ones(layout.shape, dtype=layout.dtype, device=device(where, r)) for r in owned(where))
-    with torch.no_grad():
-        return box(whole or _token(layout), plain, layout, op="seed")
-
-
-def _own(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _hold(shards: Shards, src: Layout, dst: Layout) -> tuple[Shards, tuple[Shards, Shards]]:
-    """A move of a maximum, with what it takes to bring the gradient back to who held it."""
-    with torch.enable_grad():
-        leaves = tuple(x.detach().requires_grad_() for x in shards)
-        out = box(leaves, src, dst)
-    return tuple(y.detach() for y in out), (leaves, out)
-
-
-def _to_holders(saved: tuple[Shards, Shards], grads: Shards) -> Shards:
-    leaves, out = saved
-    return torch.autograd.grad(out, leaves, grads)
-
-
-class Bucket:
-    """The gradients of one bucket on their way, as one tensor, whose memory is kept from step to step: new memory of
-    this size costs the system as much time as the copy into it."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.packed = packed(transfer.pairs)
-        self.memory: list[Tensor | None] = []
-
-    def now(self, *members: Shards) -> list[Shards]:
-        return self._out(box(self._in(members), self.packed.src, self.packed.dst, op="bucket"))
-
-    def start(self, *members: Shards) -> "Flying":
-        return Flying(self, box_async(self._in(members), self.packed.src, self.packed.dst))
-
-    def _in(self, members: Sequence[Shards]) -> list[Tensor]:
-        ranks = list(zip(*members, strict=True))
-        self.memory = self.memory or [None] * len(ranks)
-        packed = [self.packed.pack(parts, held) for parts, held in zip(ranks, self.memory, strict=True)]
-        self.memory = list(packed)
-        return packed
-
-    def _out(self, shards: Shards) -> list[Shards]:
-        return list(zip(*map(self.packed.unpack, shards), strict=True))
-
-
-class Flying:
-    """A bucket under way."""
-
-    def __init__(self, bucket: Bucket, pending: Pending) -> None:
-        self.bucket, self.pending = bucket, pending
-
-    def wait(self) -> list[Shards]:
-        return self.bucket._out(self.pending.wait())

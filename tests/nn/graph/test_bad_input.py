@@ -231,7 +231,6 @@ def test_options_that_cannot_be() -> None:
     model: Any = net()
     options: dict[str, Any] = {
         "backend": ("inductr", "^backend='inductr'\n  there are 'auto'"),
-        "micro_batches": (4, "^micro_batches=4.*not run in micro-batches yet"),
         "memory": ("1 GB", "^memory='1 GB'\n  give it bytes a rank"),
         "clip_grad_norm": (-1.0, "^clip_grad_norm=-1.0\n  give it a norm"),
         "placement": ("cpu", "^placement='cpu'\n  make one, as in flow.placement"),

@@ -1,0 +1,42 @@
+"""What a crew is made of, and what it needs of those around it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from .desk import Firing
+from .network import Network
+
+if TYPE_CHECKING:
+    from .crew import Crew
+
+__all__ = ["Guard", "Plan", "Work"]
+
+Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
+
+
+class Guard(Protocol):
+    """What a crew needs whose network goes on in other processes."""
+
+    def enter(self, crew: "Crew") -> None:
+        """A step begins. Refuses where an earlier one failed; may call the crew's `fail`, `look` and `report`."""
+
+    def leave(self) -> None:
+        """The step is over."""
+
+    def tell(self, what: str, error: BaseException) -> BaseException:
+        """Have all processes give up, end the waits of this one, and return the error to raise here."""
+
+
+@dataclass
+class Plan:
+    """What a crew is made of."""
+
+    network: Network
+    work: Mapping[str, Work]
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    here: str | None = None
+    initial: Mapping[str, Callable[[], Sequence[Any]]] = field(default_factory=dict)
+    guard: Guard | None = None
+    timeout: float = 300.0
+    name: str = ""

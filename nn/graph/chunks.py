@@ -1,0 +1,163 @@
+"""Chunks: the parts of a graph that run one after the other on groups of ranks, as layers were placed.
+
+Placements that share a rank are one group: what moves between them is a collective and not a hop. A chunk begins where
+something comes in from another group, so that layers placed on A, B, A, B are four chunks on two groups. What is made
+of inputs alone, as shifted labels, waits for the chunk that needs it. A weight that another group needs goes there
+*once* a step, and not with every micro-batch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...boxing.graph.physical import Box, Graph
+from ...placement import Placement
+from .segments import Segment, Stage
+
+__all__ = ["Chunks", "chunks"]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """`of` is the chunk of each stage; None for a hop between groups. `group` is that of each chunk, in the order in
+    which the groups first run."""
+
+    of: tuple[int | None, ...]
+    group: tuple[int, ...]
+    placements: tuple[tuple[Placement, ...], ...]  # of each group
+    once: frozenset[int]  # the stages that are hops of weights
+    given: frozenset[int]  # those of arguments, which ranks take from the caller and not from each other
+    hops: frozenset[int]  # those of values that are computed
+    home: dict[str, int]  # the chunk that makes a value, or that first takes it from a hop
+    weights: frozenset[str]  # what does not change within a step: parameters, buffers, constants, and hops of these
+
+    def ranks(self, group: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(rank for place in self.placements[group] for rank in place.flat))
+
+
+def chunks(graph: Graph, stages: Sequence[Stage], said: Mapping[str, int] | None = None) -> Chunks:
+    """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several."""
+    made = _Chunker(graph, stages, said or {})
+    made.levels()
+    made.delay()
+    return made.numbered()
+
+
+def groups(placements: Iterable[Placement]) -> dict[Placement, int]:
+    """A number for each placement, the same for those that share ranks."""
+    listed = list(dict.fromkeys(placements))
+    group = list(range(len(listed)))
+    for i, a in enumerate(listed):
+        for j, b in enumerate(listed[:i]):
+            if group[i] != group[j] and not set(a.flat).isdisjoint(b.flat):
+                old, new = sorted((group[i], group[j]))[::-1]
+                group = [new if g == old else g for g in group]
+    return dict(zip(listed, group, strict=True))
+
+
+def _place(stage: Stage) -> Placement:
+    if isinstance(stage, Segment):
+        return stage.placement
+    if isinstance(stage, Box):
+        return stage.output.layout.placement
+    return stage.op.outputs[0].layout.placement
+
+
+def _module(stage: Stage) -> str:
+    return (stage.ops[0] if isinstance(stage, Segment) else stage if isinstance(stage, Box) else stage.op).origin.module
+
+
+def _outputs(stage: Stage) -> tuple[str, ...]:
+    return (stage.output.name,) if isinstance(stage, Box) else stage.outputs
+
+
+class _Chunker:
+    def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int]) -> None:
+        self.graph, self.stages, self.said = graph, stages, said
+        self.groups = groups([*map(_place, stages), *(s.value.layout.placement for s in graph.sources)])
+        self.makers = {name: at for at, stage in enumerate(stages) for name in _outputs(stage)}
+        weights = {s.value.name for s in graph.sources if s.kind != "input"}
+        inputs = {s.value.name for s in graph.sources if s.kind == "input"}
+        self.once: set[int] = set()
+        self.given: set[int] = set()
+        self.hops: set[int] = set()
+        for at, stage in enumerate(stages):
+            if isinstance(stage, Box) and self.crosses(stage):
+                if stage.source in weights:
+                    self.once.add(at)
+                    weights.add(stage.output.name)
+                elif stage.source in inputs and not graph.values[stage.source].grad:
+                    self.given.add(at)
+                else:
+                    self.hops.add(at)
+        self.weights = weights
+        self.level: dict[int, int] = {}
+
+    def crosses(self, box: Box) -> bool:
+        return self.groups[self.graph.layout(box.source).placement] != self.groups[box.output.layout.placement]
+
+    def levels(self) -> None:
+        """Every stage as early as it can run: one later behind a hop, or behind what is said to be an earlier chunk."""
+        said: dict[int, int] = {}
+        for at, stage in enumerate(self.stages):
+            if at in self.once or at in self.given:
+                continue
+            makers = [self.makers[name] for name in stage.inputs if self.makers.get(name, -1) in self.level]
+            before = [said[maker] for maker in makers if maker in said]
+            mine = self.said.get(_module(stage)) if at not in self.hops else None
+            if mine is None and before:
+                mine = max(before)
+            if mine is not None:
+                said[at] = mine
+            level = 0
+            for maker in makers:
+                next_one = maker in self.hops or (mine is not None and said.get(maker, mine) < mine)
+                level = max(level, self.level[maker] + next_one)
+            self.level[at] = level
+
+    def delay(self) -> None:
+        """What depends on arguments alone, or on weights alone, as late as its users on this group allow."""
+        plain = {**dict.fromkeys(self.weights, "weights")}
+        plain.update({s.value.name: "inputs" for s in self.graph.sources if s.kind == "input"})
+        movable: set[int] = set()
+        for at, stage in enumerate(self.stages):
+            kinds = {plain.get(name, "") for name in stage.inputs}
+            if len(kinds) < 2 and "" not in kinds and at not in self.hops:
+                movable.add(at)
+                plain.update(dict.fromkeys(_outputs(stage), next(iter(kinds), "inputs")))
+        users: dict[int, list[int]] = {}
+        for at, stage in enumerate(self.stages):
+            for name in stage.inputs:
+                if name in self.makers and at in self.level:
+                    users.setdefault(self.makers[name], []).append(at)
+        for at in reversed(range(len(self.stages))):
+            if at in movable and at in users and at in self.level:
+                last = min(self.level[user] - (at in self.hops) for user in users[at])
+                self.level[at] = max(self.level[at], last)
+
+    def numbered(self) -> Chunks:
+        """Chunks by level, and groups by when they first run."""
+        found = sorted(
+            {
+                (self.level[at], self.groups[_place(stage)])
+                for at, stage in enumerate(self.stages)
+                if at in self.level and at not in self.hops
+            }
+        )
+        number = {key: n for n, key in enumerate(found)}
+        order = list(dict.fromkeys(group for _, group in found))
+        of: list[int | None] = []
+        home: dict[str, int] = {}
+        for at, stage in enumerate(self.stages):
+            if at not in self.level or at in self.hops:
+                of.append(None)
+                continue
+            chunk = number[self.level[at], self.groups[_place(stage)]]
+            of.append(chunk)
+            home.update(dict.fromkeys(_outputs(stage), chunk))
+            for name in stage.inputs:
+                if self.makers.get(name) in self.hops:
+                    home[name] = min(home.get(name, chunk), chunk)
+        placements = tuple(tuple(place for place, group in self.groups.items() if group == wanted) for wanted in order)
+        groups = tuple(order.index(group) for _, group in found)
+        sets = frozenset(self.once), frozenset(self.given), frozenset(self.hops)
+        return Chunks(tuple(of), groups, placements, *sets, home, frozenset(self.weights))

@@ -1,0 +1,146 @@
+"""Lowering: tasks as actors, what they hand on as registers, with the marks of a schedule.
+
+The skeleton is the schedule's own pipeline: F, B and W of every chunk, and between them act, stash, gw, x and dy. What
+tasks hand on lies in these registers where they join the two, and in registers of its own where they do not: skip
+connections, and what a far chunk's backward reads. A register that nothing lies in is a token.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...actors.network import Actor, Give, Network, Register, Take
+from ...actors.pipeline import parts
+from ...actors.schedule import Schedule, Shape
+from ...placement.errors import ScheduleError
+from .chunks import Chunks
+from .tasks import Hop, Name, Tasks
+
+__all__ = ["Bundle", "Lowered", "lowered", "shape_of"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What lies in a slot of a register: what its maker puts there, and what its reader finds. They differ by hops."""
+
+    sent: tuple[str, ...]
+    come: tuple[str, ...]
+    hops: tuple[Hop, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The network, and for every task the registers in which it finds and leaves bundles."""
+
+    network: Network
+    bundles: Mapping[str, Bundle]
+    takes: Mapping[Name, tuple[str, ...]]
+    gives: Mapping[Name, tuple[str, ...]]
+
+
+def shape_of(schedule: Schedule, where: Chunks, m: int) -> Shape:
+    """The pipeline that chunks make, if the schedule has it."""
+    count, groups = len(where.group), max(where.group) + 1
+    if schedule.way == "loop" and schedule.v == 1 and not schedule.table:
+        return schedule.shape(count, m)  # every chunk a stage of its own, also where two are on the same ranks
+    shape = schedule.shape(groups, m, v=max(1, count // groups))
+    wanted = [schedule.device(shape, chunk) for chunk in range(shape.p * shape.v)]
+    if list(where.group) != wanted:
+        ranks = ["ranks " + ",".join(map(str, where.ranks(group))) for group in range(groups)]
+        raise ScheduleError(
+            f"schedule {schedule.name} wants {len(wanted)} chunks of layers, on {', '.join(_names(ranks, wanted))}\n"
+            f"  as they are placed, there are {count}: {', '.join(_names(ranks, where.group))}\n"
+            "  place layers so by flow.nn.place(layer, placement), or take '1f1b', which runs on any"
+        )
+    return shape
+
+
+def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
+    return [ranks[group] for group in groups]
+
+
+def lowered(tasks: Tasks, where: Chunks, schedule: Schedule, m: int, name: str) -> Lowered:
+    """The network of a step of m micro-batches."""
+    trains = any(task.kind == "B" for task in tasks.tasks)
+    made = _Lowering(tasks, where, *(_training(schedule, where, m) if trains else _forward(where, m)), m)
+    for pair, registers in tasks.edges.items():
+        made.join(*pair, registers, ())
+    hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
+    for hop in tasks.hops:
+        hops[hop.source, hop.target].append(hop)
+    for (source, target), listed in hops.items():
+        made.join(source, target, (), tuple(listed))
+    return made.done(f"{name}, {schedule.name}, {m} micro-batches" if trains else f"{name}, {m} micro-batches")
+
+
+def _training(schedule: Schedule, where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
+    actors, registers = parts(schedule, shape_of(schedule, where, m))
+    queues = {f"{kind}{chunk}": f"device {group}" for chunk, group in enumerate(where.group) for kind in "FBW"}
+    return [replace(actor, queue=queues.get(actor.name, actor.queue)) for actor in actors], registers
+
+
+def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
+    """An inference: chunks behind each other, with two slots between them."""
+    actors, registers = [], []
+    count = len(where.group)
+    for chunk, group in enumerate(where.group):
+        takes = (Take(f"x.{chunk}"),) if chunk else ()
+        gives = (Give(f"x.{chunk + 1}"),) if chunk < count - 1 else ()
+        firings = 0 if chunk else m
+        actors.append(Actor(f"F{chunk}", f"device {group}", takes, gives, firings, 1.0, place=-chunk))
+        registers += [Register(f"x.{chunk}", 2)] if chunk else []
+    return actors, registers
+
+
+class _Lowering:
+    def __init__(self, tasks: Tasks, where: Chunks, actors: list[Actor], registers: list[Register], m: int) -> None:
+        self.tasks, self.where, self.m = tasks, where, m
+        self.actors = {actor.name: actor for actor in actors}
+        self.registers = {register.name: register for register in registers}
+        self.of = {case: actor.name for actor in actors for case in (actor.cases if actor.sequence else [actor.name])}
+        self.bundles: dict[str, Bundle] = {}
+        self.takes: dict[Name, list[str]] = defaultdict(list)
+        self.gives: dict[Name, list[str]] = defaultdict(list)
+
+    def join(self, maker: Name, reader: Name, registers: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
+        """What one task hands to another, in the skeleton's register or in one of its own."""
+        name = _skeleton(maker, reader)
+        if name not in self.registers:
+            name = f"{maker}-{reader}"
+            self.registers[name] = Register(name, self.m)
+            give = Give(name, case=self.case(maker))
+            take = Take(name, case=self.case(reader))
+            actor = self.actors[self.of[str(maker)]]
+            self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
+            actor = self.actors[self.of[str(reader)]]
+            self.actors[actor.name] = replace(actor, takes=(*actor.takes, take))
+        sent = (*registers, *(hop.sent for hop in hops))
+        come = (*registers, *(hop.come for hop in hops))
+        self.bundles[name] = Bundle(sent, come, hops)
+        self.gives[maker].append(name)
+        self.takes[reader].append(name)
+
+    def case(self, task: Name) -> str:
+        """Of an actor that has several."""
+        return str(task) if self.actors[self.of[str(task)]].sequence else ""
+
+    def done(self, name: str) -> Lowered:
+        network = Network(tuple(self.actors.values()), tuple(self.registers.values()), name)
+        takes = {task: tuple(names) for task, names in self.takes.items()}
+        return Lowered(network, self.bundles, takes, {task: tuple(names) for task, names in self.gives.items()})
+
+
+def _skeleton(maker: Name, reader: Name) -> str:
+    """The register of the schedule's pipeline that joins two tasks, as it would be called."""
+    match maker.kind + reader.kind, reader.chunk - maker.chunk:
+        case "FB", 0:
+            return f"act.{maker.chunk}"
+        case "FW", 0:
+            return f"stash.{maker.chunk}"
+        case "BW", 0:
+            return f"gw.{maker.chunk}"
+        case "FF", 1:
+            return f"x.{reader.chunk}"
+        case "BB", -1:
+            return f"dy.{reader.chunk}"
+    return ""

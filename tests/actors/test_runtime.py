@@ -1,0 +1,306 @@
+"""The runtime does with threads what the simulator does with a clock, lets go what it has read, and ends on errors."""
+
+import gc
+import random
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from sbpflow.actors.desk import Firing
+from sbpflow.actors.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.pipeline import Costs, pipeline
+from sbpflow.actors.published import PUBLISHED, published
+from sbpflow.actors.runtime import Outcome, Runtime, Work, order_of
+from sbpflow.actors.simulate import Ran, simulate
+from sbpflow.placement.errors import ScheduleError
+
+LOW = ("1f1b", "interleaved", "zb_h1", "zb_h2")  # whose low marks fix the order whatever becomes ready first
+
+
+class Value:
+    """Something that can be seen to be gone."""
+
+
+def words(ran: Sequence[Ran]) -> str:
+    return " ".join(map(str, ran))
+
+
+def sleeping(network: Network) -> dict[str, Work]:
+    """Every actor sleeps as long as its firing takes."""
+
+    def work(actor: Actor) -> Work:
+        times = dict(actor.times)
+
+        def sleep(firing: Firing) -> None:
+            time.sleep(times.get(actor.cases[firing.case], actor.time))
+
+        return sleep
+
+    return {actor.name: work(actor) for actor in network.actors}
+
+
+def idle(network: Network) -> dict[str, Work]:
+    return {actor.name: lambda firing: None for actor in network.actors}
+
+
+def made(name: str, p: int, m: int, cost: float) -> Network:
+    schedule = published(name)
+    return pipeline(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), Costs(cost, cost, cost))
+
+
+def chain(*, firings: int = 4, high: int = 2, queues: tuple[str, str] = ("q", "q")) -> Network:
+    actors = (Actor("a", queues[0], (), (Give("x"),), firings), Actor("b", queues[1], (Take("x"),)))
+    return Network(actors, (Register("x", high),), "chain")
+
+
+# -- as in the simulator --
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
+    network = made(name, 4, 8, 0.005)
+    run = simulate(network)
+    with Runtime(network, sleeping(network), order=None if name in LOW else order_of(run)) as runtime:
+        outcome = runtime.run(record=True)
+    assert {queue: words(outcome.of(queue)) for queue in network.queues} == {
+        queue: words(run.of(queue)) for queue in network.queues
+    }
+
+
+@pytest.mark.parametrize(("name", "p"), [("1f1b", 2), ("zb_h1", 4), ("1f1b", 8), ("interleaved", 4)])
+def test_a_step_takes_as_long_as_simulated(name: str, p: int) -> None:
+    network = made(name, p, 8, 0.02)
+    with Runtime(network, sleeping(network), order=order_of(simulate(network))) as runtime:
+        seconds = min(runtime.run().seconds for _ in range(2))
+    assert simulate(network).end <= seconds < simulate(network).end * 1.05 + 0.002
+
+
+def test_without_an_order_what_is_ready_goes_first() -> None:
+    network = made("1f1b", 2, 3, 0.0)
+    with Runtime(network, idle(network)) as runtime:
+        outcome = runtime.run(record=True)
+    assert words(outcome.of("device 1")) == "F10 B10 F11 B11 F12 B12"
+
+
+def random_network(seed: int) -> Network:
+    """Layers of actors on a few queues, each reading some of those before it, with rates and marks drawn at random."""
+    draw = random.Random(seed)
+    actors: list[Actor] = []
+    registers: list[Register] = []
+    gives: dict[int, list[Give]] = {}
+    takes: dict[int, list[Take]] = {}
+    many = draw.randint(2, 8)
+    for at in range(1, draw.randint(3, 10)):
+        for source in draw.sample(range(at), draw.randint(1, min(at, 2))):
+            low = draw.choice((0, 0, 0, 1))
+            registers.append(Register(f"r{source}.{at}", draw.randint(many, many + 3) if low else draw.randint(1, 3)))
+            gives.setdefault(source, []).append(Give(registers[-1].name))
+            takes.setdefault(at, []).append(Take(registers[-1].name, low=low))
+    for at in range(max(takes) + 1):
+        queue = f"q{draw.randint(0, 3)}"
+        parts = tuple(takes.get(at, ())), tuple(gives.get(at, ()))
+        actors.append(Actor(f"a{at}", queue, *parts, 0 if at in takes else many, kind=draw.randint(0, 2), place=at))
+    return Network(tuple(actors), tuple(registers), f"random {seed}")
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.sweep] if n >= 30 else []) for n in range(200)])
+def test_random_networks_go_as_far_as_in_the_simulation_under_random_delays(seed: int) -> None:
+    network = random_network(seed)
+    run = simulate(network)
+    draw = random.Random(seed)
+    work: dict[str, Work] = {a.name: lambda firing: time.sleep(draw.random() * 1e-3) for a in network.actors}
+    with Runtime(network, work, order=order_of(run) if seed % 2 else None, timeout=10) as runtime:
+        if run.finished:
+            outcome = runtime.run(record=True)
+            assert firings(outcome.firings) == firings(run.firings)
+        else:
+            with pytest.raises(ScheduleError, match="cannot go on"):
+                runtime.run()
+
+
+def firings(ran: Sequence[Ran]) -> list[str]:
+    return sorted(f"{each.actor}{each.label}" for each in ran)
+
+
+# -- values --
+
+
+def test_values_go_from_actor_to_actor_with_their_labels() -> None:
+    seen: list[tuple[int, object]] = []
+
+    def read(firing: Firing) -> None:
+        seen.append((firing.label, firing.held[0][0].value))
+
+    with Runtime(chain(queues=("q", "r")), {"a": lambda f: [f.label * 10], "b": read}) as runtime:
+        runtime.run()
+        runtime.run()
+    assert seen == [(n, n * 10) for n in range(4)] * 2
+
+
+def test_several_slots_at_once_are_several_values() -> None:
+    actors = (
+        Actor("split", "q", (), (Give("x", slots=3),), 2),
+        Actor("sum", "q", (Take("x", slots=2),), (Give("y", every=3),)),
+        Actor("end", "q", (Take("y"),)),
+    )
+    got: list[object] = []
+    totals: list[int] = []
+
+    def add(firing: Firing) -> list[int | None]:
+        totals.append(sum(slot.value for slot in firing.held[0]))
+        return [sum(totals) if len(totals) == 3 else None]
+
+    work: dict[str, Work] = {
+        "split": lambda f: [[3 * f.label + n for n in range(3)]],
+        "sum": add,
+        "end": lambda f: got.append(f.held[0][0].value),
+    }
+    Runtime(Network(actors, (Register("x", 6), Register("y"))), work).run()
+    assert totals == [1, 5, 9]
+    assert got == [15]
+
+
+@pytest.mark.parametrize("queues", [("q", "q"), ("q", "r")], ids=["one_queue", "two_queues"])
+@pytest.mark.parametrize("high", [1, 3])
+def test_no_more_values_live_than_there_are_slots(queues: tuple[str, str], high: int) -> None:
+    living: weakref.WeakSet[Value] = weakref.WeakSet()
+    most: list[int] = []
+
+    def make(firing: Firing) -> list[Value]:
+        value = Value()
+        living.add(value)
+        most.append(len(living))
+        return [value]
+
+    def read(firing: Firing) -> None:
+        time.sleep(1e-4)
+
+    with Runtime(chain(firings=30, high=high, queues=queues), {"a": make, "b": read}) as runtime:
+        runtime.run()
+        assert not living  # nothing is kept until the next step
+    assert max(most) <= high
+
+
+# -- errors --
+
+
+class Boom(Exception):
+    pass
+
+
+def boom(firing: Firing) -> None:
+    if firing.label == 2:
+        raise Boom("no more")
+
+
+@pytest.mark.parametrize("actor", ["a", "b"], ids=["calling_thread", "other_thread"])
+def test_an_error_stops_every_queue_and_says_where(actor: str) -> None:
+    network = chain(firings=100, queues=("q", "r"))
+    runtime = Runtime(network, idle(network) | {actor: boom})
+    for _ in range(2):  # and again, with new threads
+        start = time.monotonic()
+        with pytest.raises(Boom, match="no more") as caught:
+            runtime.run()
+        assert time.monotonic() - start < 1.0
+        assert caught.value.__notes__ == [f"in actor {actor}, micro-batch 2, on queue {'q' if actor == 'a' else 'r'}"]
+        assert not ours()
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sbpflow chain")]
+
+
+def test_threads_end_with_close_and_with_the_runtime() -> None:
+    network = chain(queues=("q", "r"))
+    with Runtime(network, idle(network)) as runtime:
+        runtime.run()
+        assert ours() == ["sbpflow chain: r"]
+    assert not ours()
+    runtime.run()  # opens it again
+    assert ours()
+    del runtime
+    gc.collect()
+    assert not ours()
+
+
+def test_a_network_of_one_queue_needs_no_thread() -> None:
+    network = chain()
+    runtime = Runtime(network, idle(network))
+    runtime.run()
+    assert not ours()
+    times = []
+    for _ in range(50):
+        times.append(runtime.run().seconds)
+    assert min(times) < 250e-6  # 90 us on a quiet core, of 8 firings
+
+
+def test_a_network_that_cannot_go_on_is_an_error_at_once() -> None:
+    actors = (Actor("a", "q", (Take("y"),), (Give("x"),)), Actor("b", "r", (Take("x"),), (Give("y"),)))
+    network = Network(
+        (*actors, Actor("c", "r", (), (Give("z"),), 1), Actor("d", "q", (Take("z"), Take("x", low=9)))),
+        (Register("x"), Register("y", initial=1), Register("z")),
+        "a circle",
+    )
+    with (
+        pytest.raises(ScheduleError, match=r"a circle cannot go on\n(.|\n)*waits for"),
+        Runtime(network, idle(network)) as runtime,
+    ):
+        runtime.run()
+
+
+def test_a_step_without_progress_tells_who_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    network = chain(queues=("q", "r"))
+    released = threading.Event()
+    work: dict[str, Work] = idle(network) | {"b": lambda firing: released.wait(0.8) and None}
+    with (
+        pytest.raises(ScheduleError, match=r"chain made no progress for 0.2 s; at work: r"),
+        Runtime(network, work, timeout=0.2) as runtime,
+    ):
+        runtime.run()
+    assert "a (fired 2) waits for x: 0 of 1 free, by b" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("blocked", ["a", "b"], ids=["in_its_work", "while_it_waits"])
+def test_an_interrupt_stops_everything(blocked: str) -> None:
+    network = chain(firings=1000, queues=("q", "r"))
+    work: dict[str, Work] = idle(network) | {blocked: lambda firing: time.sleep(0.01)}
+    runtime = Runtime(network, work)
+    timer = threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run()
+    timer.join()
+    assert time.monotonic() - start < 1.0
+    assert not ours()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    network = chain()
+    with pytest.raises(ScheduleError, match="nothing says what b shall do"):
+        Runtime(network, {"a": lambda f: [1]})
+    with pytest.raises(ScheduleError, match="no queue is called 'x'"):
+        Runtime(network, idle(network), here="x")
+    with pytest.raises(ScheduleError, match="fills 1 registers gave 2 values"):
+        Runtime(network, idle(network) | {"a": lambda f: [1, 2]}).run()
+
+
+def steps(runtime: Runtime, count: int) -> Sequence[Outcome]:
+    return [runtime.run(record=True) for _ in range(count)]
+
+
+def test_another_queue_may_be_the_calling_threads() -> None:
+    seen: dict[str, int] = {}
+    network = chain(queues=("q", "r"))
+
+    def note(name: str) -> Callable[[Firing], Any]:
+        return lambda firing: seen.__setitem__(name, threading.get_ident())
+
+    with Runtime(network, {name: note(name) for name in "ab"}, here="r") as runtime:
+        steps(runtime, 2)
+    assert seen["b"] == threading.get_ident() != seen["a"]

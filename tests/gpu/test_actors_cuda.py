@@ -1,0 +1,103 @@
+"""Actors on CUDA: what goes from stream to stream, from the host and over NCCL is whole when it is read."""
+
+import torch
+from torch import Tensor
+
+import sbpflow as flow
+from sbpflow.actors.bus import bus
+from sbpflow.actors.cuda import CardLine, CardLink, OnStream, to_card
+from sbpflow.actors.cut import cut
+from sbpflow.actors.desk import Firing
+from sbpflow.actors.link import Link, TensorLink
+from sbpflow.actors.loader import Loader, loaded
+from sbpflow.actors.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.plan import Work
+from sbpflow.actors.runtime import Runtime
+from sbpflow.actors.simulate import simulate
+from tests.gpu.test_boxing_cuda import nccl_hosts
+from tests.ranks import Fresh
+
+SIZE = 1 << 20
+
+
+def relay(firings: int) -> Network:
+    actors = (Actor("a", "first", (), (Give("x"),), firings), Actor("b", "second", (Take("x"),)))
+    return Network(actors, (Register("x", 2),), "relay")
+
+
+def slow(label: int) -> Tensor:
+    """A value that a card needs a while to make."""
+    value = torch.full((SIZE,), float(label), device="cuda")
+    for _ in range(200):
+        value = value * 1.0
+    return value
+
+
+def test_a_value_is_whole_on_the_stream_that_reads_it() -> None:
+    got: list[Tensor] = []
+
+    def read(firing: Firing) -> None:
+        got.append(firing.held[0][0].value.sum())
+
+    work: dict[str, Work] = {
+        "a": OnStream(lambda firing: [slow(firing.label)], torch.cuda.Stream()),
+        "b": OnStream(read, torch.cuda.Stream()),
+    }
+    with Runtime(relay(8), work) as runtime:
+        runtime.run()
+    torch.cuda.synchronize()
+    assert [value.item() for value in got] == [float(SIZE * label) for label in range(8)]
+
+
+def test_a_loader_copies_batches_to_the_card() -> None:
+    network = loaded(Network((Actor("a", "q", firings=4),), (), "reader"), [("a", "")], firings=4)
+    loader = Loader(({"x": torch.full((SIZE,), float(n))} for n in range(100)), firings=4, ready=to_card(card()))
+    got: list[Tensor] = []
+
+    def read(firing: Firing) -> None:
+        got.append(firing.held[0][0].value["x"].sum())
+
+    work: dict[str, Work] = {"a": OnStream(read, torch.cuda.Stream()), "load data": loader}
+    with Runtime(network, work, initial={"data": loader.first}) as runtime:
+        runtime.run()
+        runtime.run()
+    torch.cuda.synchronize()
+    assert [value.item() for value in got] == [float(SIZE * n) for n in range(8)]
+
+
+def card() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def test_tensors_go_over_nccl_between_ranks_that_share_a_card(fresh: Fresh) -> None:
+    ends = fresh(2, over_nccl, timeout=240.0, environment=nccl_hosts)
+    assert [end.answer and end.answer.value for end in ends] == [[], [float(SIZE * n) for n in range(6)] * 2]
+
+
+def over_nccl() -> list[float]:
+    flow.init(timeout=120)
+    line = bus((0, 1))
+    part = cut(simulate(relay(6)), {"first": 0, "second": 1}, line.rank)
+    (edge,) = part.edges
+    way = CardLine(line, edge.number, (0, 1), card())
+    sends = ((1, lambda value: value),) if edge.sends else ()
+    receives = () if edge.sends else ((0, lambda: torch.empty(SIZE, device="cuda")),)
+    link: Link = CardLink(TensorLink(way, edge.number, sends, receives), way)
+    got: list[Tensor] = []
+
+    def read(firing: Firing) -> None:
+        got.append(firing.held[0][0].value.sum())
+
+    stream = torch.cuda.Stream()
+    work: dict[str, Work] = {
+        "a": OnStream(lambda firing: [slow(firing.label)], stream),
+        "b": OnStream(read, stream),
+        **part.work({edge.actor: link}),
+    }
+    with Runtime(part.network, work, guard=line) as runtime:
+        runtime.run()
+        runtime.run()
+    torch.cuda.synchronize()
+    found = [value.item() for value in got]
+    flow.close()
+    return found
