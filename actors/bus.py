@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,7 +61,7 @@ class Bus:
         self.others = tuple(rank for rank in ranks if rank != here.rank)
         self.store = PrefixStore(f"bus/{_words(ranks)}", store())
         try:
-            self.group = ProcessGroupGloo(
+            self.group: Any = ProcessGroupGloo(
                 self.store, ranks.index(here.rank), len(ranks), timedelta(seconds=here.timeout)
             )
         except RuntimeError as error:

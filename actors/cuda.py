@@ -42,7 +42,8 @@ class Later(NamedTuple):
 
 
 def _later(value: Any, stream: torch.cuda.Stream) -> Later:
-    event = torch.cuda.Event()
+    """A value that is there after all that the stream has got so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return Later(value, event)
 
@@ -70,7 +71,7 @@ class OnStream:
 
 def to_card(device: torch.device) -> Callable[[Any], Later]:
     """For a loader: a batch on its way to a card, over pinned memory and on a stream of its own."""
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def move(batch: Any) -> Later:
         with torch.cuda.stream(stream):
@@ -87,9 +88,11 @@ class CardLine:
 
         members = sorted(ranks)
         self.place = {rank: at for at, rank in enumerate(members)}
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         store = PrefixStore(f"card/{number}/{'-'.join(map(str, members))}", bus.store)
-        self.group = ProcessGroupNCCL(store, self.place[bus.rank], len(members), timedelta(days=30))
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timedelta(days=30)  # whoever watches over the step ends waits
+        self.group: Any = ProcessGroupNCCL(store, self.place[bus.rank], len(members), options)
         bus.hang_up.append(self.group.abort)
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> "OnWire":
@@ -124,12 +127,11 @@ class Gone:
     """Messages that are over when an event has happened; the host looks at it, on the thread of the link."""
 
     peer: int
-    event: torch.cuda.Event
-    value: Any  # kept until then
+    there: Later  # what is sent is kept until then
 
     def wait(self) -> None:
         try:
-            while not self.event.query():
+            while not self.there.event.query():  # type: ignore[no-untyped-call]
                 time.sleep(POLL)
         except RuntimeError as error:
             raise Broken(self.peer, str(error)) from error
@@ -147,9 +149,7 @@ class CardLink:
         with torch.cuda.stream(stream):
             for message in self.link.send(label, _now(value, stream)):
                 message.wait()
-            event = torch.cuda.Event()
-            event.record(stream)
-        return [Gone(self.link.sends[0][0], event, value)]
+            return [Gone(self.link.sends[0][0], _later(value, stream))]
 
     def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
         stream = self.line.stream

@@ -30,7 +30,7 @@ class Firing(NamedTuple):
 
 
 class Desk:
-    """States of all actors of a network. `local` are those that are run here; messages to others are returned."""
+    """The states of all actors of a network, and what they hold. Messages are returned; who drives it carries them."""
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring

@@ -7,16 +7,13 @@ receive is posted when its register has a free slot. So the slots of a register 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..placement.errors import ScheduleError
 from .desk import Firing
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import ProcessGroupGloo
 
 __all__ = ["Broken", "GlooLine", "Line", "Link", "Receive", "Send", "TensorLink", "Waits", "token"]
 
@@ -59,9 +56,9 @@ class Line(Protocol):
 
 
 class GlooLine:
-    """The connections among some ranks, apart from those that others use."""
+    """The connections among some ranks, apart from those that others use: a ProcessGroupGloo, called directly."""
 
-    def __init__(self, group: "ProcessGroupGloo", ranks: Sequence[int]) -> None:
+    def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.group = group
         self.place = {rank: at for at, rank in enumerate(ranks)}
 

@@ -111,7 +111,8 @@ class Network:
         producers: dict[str, str] = {}
         for actor in self.actors:
             _check_actor(self, actor)
-            for port in (*actor.takes, *actor.gives):
+            ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
+            for port in ports:
                 if port.register not in known:
                     raise _bad(self, f"{actor.name} uses {port.register}, which is no register", "add the register")
                 _check_port(self, actor, port)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..placement.errors import ScheduleError
 from .desk import Desk
-from .network import Network
+from .network import Give, Network, Take
 from .protocol import State, Wired
 from .simulate import Run, simulate
 
@@ -244,8 +244,10 @@ def _complete(network: Network, wired: Wired, fired: int) -> None:
     if fired < actor.firings:
         what = f"{actor.name} is to fire {actor.firings} times, and what it takes ends after {fired}"
         raise ScheduleError(f"{network.name} ends too early: {what}\n  make these agree")
-    outs = [("fills", wired.turn(True, n, fired), actor.gives[give]) for n, give in enumerate(wired.give)]
-    for verb, turns, port in [*outs, *(("takes", wired.turn(False, n, fired), t) for n, t in enumerate(actor.takes))]:
+    ports: list[tuple[str, int, Take | Give]] = []
+    ports += [("fills", wired.turn(True, n, fired), actor.gives[give]) for n, give in enumerate(wired.give)]
+    ports += [("takes", wired.turn(False, n, fired), take) for n, take in enumerate(actor.takes)]
+    for verb, turns, port in ports:
         if over := turns % port.every:
             what = (
                 f"{actor.name} {verb} {port.register} once in {port.every} firings, and the last group has only {over}"
@@ -260,8 +262,8 @@ def remedies(run: Run) -> list[tuple[Mark, ...]]:
     A mark that is enough alone lies in the first circle. Where none is, there is one choice of several together.
     """
     network, chain = run.network, cycle(waits(run.desk))
-    options = list(_options(network, chain))
-    alone = [[option] for option in options if _finishes(network, [option])]
+    widest = [replace(mark, value=FREE if mark.kind == "high" else 0) for _, mark in _holding(network, chain)]
+    alone = [[mark] for mark in widest if simulate(marked(network, [mark]), record=False).finished]
     if not alone:
         together = _together(run)
         return [together] if together else []
@@ -269,38 +271,31 @@ def remedies(run: Run) -> list[tuple[Mark, ...]]:
     return sorted(found, key=lambda marks: sum(mark.change for mark in marks))
 
 
-def _finishes(network: Network, marks: Sequence[Mark]) -> bool:
-    return simulate(marked(network, marks), record=False).finished
-
-
-def _options(network: Network, chain: Sequence[Wait]) -> Iterator[Mark]:
-    """Marks that hold up someone in a circle of waits, each as wide as can be."""
+def _holding(network: Network, chain: Sequence[Wait]) -> Iterator[tuple[Wait, Mark]]:
+    """The marks, as they are, that hold up someone in a circle of waits."""
     for wait in chain:
         if wait.what == "freed":
-            yield Mark(wait.register, "high", FREE, network.register(wait.register).high)
+            high = network.register(wait.register).high
+            yield wait, Mark(wait.register, "high", high, high)
         elif wait.what == "low":
             low = network.actor(wait.actor).takes[wait.port].low
-            yield Mark(wait.register, "low", 0, low, wait.actor, wait.port)
+            yield wait, Mark(wait.register, "low", low, low, wait.actor, wait.port)
 
 
 def _together(run: Run) -> tuple[Mark, ...]:
     """Marks that are enough together: in every circle one, changed by what is missing, until nothing waits."""
-    network, found = run.network, dict[tuple[str, str, int], Mark]()
+    network, found = run.network, dict[Mark, Mark]()  # by the mark as it was
     while not run.finished:
-        chain = cycle(waits(run.desk))
-        steps = []
-        for wait, widest in zip(
-            (w for w in chain if w.what in ("freed", "low")), _options(network, chain), strict=True
-        ):
-            key = widest.register, widest.actor, widest.port
-            before = found.get(key, replace(widest, value=widest.was))
-            more = max(wait.need - wait.have, before.change)  # twice as far each time
-            value = before.value + more if widest.kind == "high" else max(0, before.value - more)
-            steps.append((more, len(steps), key, replace(before, value=value)))
+        steps: list[tuple[int, int, Mark, Mark]] = []
+        for wait, was in _holding(network, cycle(waits(run.desk))):
+            now = found.get(was, was)
+            more = max(wait.need - wait.have, now.change)  # twice as far each time
+            value = now.value + more if was.kind == "high" else max(0, now.value - more)
+            steps.append((more, len(steps), was, replace(now, value=value)))
         if not steps:
             return ()
-        _, _, key, mark = min(steps)
-        found[key] = mark
+        _, _, was, now = min(steps)
+        found[was] = now
         run = simulate(marked(network, list(found.values())), record=False)
     marks = list(found.values())
     few = len(marks) * sum(state.fired for state in run.desk.states) < FEW

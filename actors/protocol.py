@@ -89,7 +89,7 @@ class Wired:
         self.outs = tuple(_ports(actor, [(give, 0) for give, _ in outs], case) for case in actor.cases)
         self.give = tuple(actor.gives.index(give) for give, _ in outs)  # of every out edge
         self.limit = actor.firings or inf
-        self.grouped = any(p.every > 1 for p in (*actor.takes, *actor.gives))
+        self.grouped = any(take.every > 1 for take in actor.takes) or any(give.every > 1 for give in actor.gives)
         self.told = tuple(map(_told, self.outs, self.takes))
         credits = tuple(high for _, high in outs)
         ended = ended or (False,) * len(initial)
@@ -142,13 +142,14 @@ class Wiring:
         self.consumer: list[list[tuple[int, int]]] = []  # by actor and out edge: actor and take
         self.producer: list[list[tuple[int, int]]] = [[(-1, 0)] * len(a.takes) for a in network.actors]
         for at, actor in enumerate(network.actors):
-            outs, to = [], []
+            outs: list[tuple[Give, int]] = []
+            to: list[tuple[int, int]] = []
             for give in actor.gives:
                 register = network.register(give.register)
-                for consumer, take in readers.get(give.register, ()):
+                for consumer, port in readers.get(give.register, ()):
                     outs.append((give, register.high - register.initial))
-                    self.producer[consumer][take] = at, len(to)
-                    to.append((consumer, take))
+                    self.producer[consumer][port] = at, len(to)
+                    to.append((consumer, port))
             registers = [network.register(take.register) for take in actor.takes]
             # What lies in a register that nobody fills is all that there will be.
             ended = tuple(register.name not in network.producers for register in registers)

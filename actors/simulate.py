@@ -165,13 +165,16 @@ class _Clock:
                     self.unsent.append((to, more))
                 continue
             edge = self.edges[at][port]
-            event, carried = edge.end, ()
+            event, filled = edge.end, _NONE
             if kind == "filled":
-                event, carried = edge.filled, _numbered(edge.first + self.labels[at] // edge.every * slots, slots)
+                event, filled = edge.filled, _numbered(edge.first + self.labels[at] // edge.every * slots, slots)
             if edge.delay:
-                heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, carried))
+                heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:
-                self.tell(edge.to, event, carried)
+                self.tell(edge.to, event, filled)
+
+
+_NONE: tuple[Slot, ...] = ()
 
 
 @lru_cache(maxsize=4096)

@@ -11,12 +11,13 @@ known before the step begins; so a loss is exactly that of the whole batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ...placement.errors import SbpError
-from ...sbp.call import NEVER, Call, Match, Ref, fill, refs_in
+from ...sbp.call import NEVER, Call, Match, Ref, refs_in
 from ...sbp.joint.ways import answer_of
 from ...sbp.logical import Logical, LogicalOp, Source
 from ...sbp.state import State
@@ -66,16 +67,47 @@ class Micro:
     parts: Mapping[int, Part]
 
 
-def separated(logical: Logical, batched: Mapping[str, int], samples: int) -> Micro:
-    """The step of a micro-batch of so many samples; `batched` says along which dim an input has them."""
+def separated(logical: Logical, batched: Mapping[str, int], samples: int, like: Logical | None = None) -> Micro:
+    """The step of a micro-batch; `batched` says along which dim an input has samples.
+
+    `samples` are those of `like`, the same step for more of them: a dim of one sample looks like any other of size 1.
+    """
     logical = expand(logical, lambda op: 2)
-    made = _Separator(logical, batched, samples)
-    for op in logical.ops:
-        made.put(op)
-    return made.done()
+    other = logical if like is None else expand(like, lambda op: 2)
+    asked = _Asked(other, batched, samples)
+    pairs = _pairs(logical, other)
+    parts = {n: asked.parts[n] for n in range(len(logical.sources))}
+    totals: dict[int, int] = {}  # value -> the number of its total, below 0 until all are known
+    ops = []
+    for op, at in zip(logical.ops, pairs, strict=True):
+        found, needed = asked.found[at]
+        refs = {n: Ref(totals.setdefault(n, -1 - len(totals))) for n in (op.inputs[place] for place in needed)}
+        ops.append(replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs)))
+        parts.update(zip(op.numbers, found, strict=True))
+    return _numbered(replace(logical, ops=tuple(ops)), parts, totals)
 
 
-class _Separator:
+def _pairs(logical: Logical, other: Logical) -> list[int]:
+    """For each op the same one of the other graph, which may have more that do nothing for one sample."""
+    if other is logical:
+        return list(range(len(logical.ops)))
+    names = [[str(op.op) for op in graph.ops] for graph in (logical, other)]
+    found: dict[int, int] = {}
+    for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
+        found.update(zip(range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True))
+    missing = next((op for at, op in enumerate(logical.ops) if at not in found), None)
+    if missing is not None:
+        raise SbpError(
+            "the step does something else with a micro-batch of one sample than with one of two: "
+            f"{missing.op} at {missing.origin.line or 'no line'}\n"
+            "  pass more samples, or make it with fewer micro_batches="
+        )
+    return [found[at] for at in range(len(logical.ops))]
+
+
+class _Asked:
+    """What the rule book says of every op: the parts of its results, and which inputs it has to have the totals of."""
+
     def __init__(self, logical: Logical, batched: Mapping[str, int], samples: int) -> None:
         self.logical, self.samples = logical, samples
         self.parts: dict[int, Part] = {}
@@ -87,39 +119,31 @@ class _Separator:
             self.parts[n] = Part(State(tuple(dims)))
             if source.kind in ("input", "constant") and not source.requires_grad:
                 self.given.add(n)
-        self.ops: list[LogicalOp] = []
-        self.totals: dict[int, int] = {}  # value -> the number of its total, below 0 until all are known
+        self.found = [self.ask(op) for op in logical.ops]
 
-    def put(self, op: LogicalOp) -> None:
-        """One op more, with totals in the place of the sums that it cannot go on with."""
-        found = self.of(op)
+    def ask(self, op: LogicalOp) -> tuple[list[Part], tuple[int, ...]]:
+        parts = [self.parts[n] for n in op.inputs]
+        needed: tuple[int, ...] = ()
+        found = self.of(op, parts)
         if found is None:
-            needed = [n for n in op.inputs if self.parts[n].state.partial and n in self.given]
-            totals = {n: Ref(self.totals.setdefault(n, -1 - len(self.totals))) for n in needed}
-            for n, ref in totals.items():
-                self.parts[ref.number] = Part(State(((),) * len(self.parts[n].state.dims)))
-                self.given.add(ref.number)
-            op = replace(op, args=_put(op.args, totals), kwargs=_put(dict(op.kwargs), totals))
-            found = self.of(op) if totals else None
+            sums = enumerate(zip(op.inputs, parts, strict=True))
+            needed = tuple(place for place, (n, part) in sums if part.state.partial and n in self.given)
+            for place in needed:
+                parts[place] = Part(State(((),) * len(parts[place].state.dims)))
+            found = self.of(op, parts) if needed else None
         if found is None:
-            found = self.unknown(op)
-        self.ops.append(op)
+            raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
         if op.inputs and all(n in self.given for n in op.inputs):
             self.given.update(op.numbers)
+        return found, needed
 
-    def call(self, op: LogicalOp) -> Call:
-        by = {-1 - at: n for at, n in enumerate(self.totals)}
-        fakes = {n: self.logical.fakes[by.get(n, n)] for n in op.inputs}
-        states = tuple(self.parts[n].state for n in op.inputs)
-        return Call(op.op, fill(op.args, fakes), fill(op.kwargs, fakes), op.outputs, states, (self.samples,))
-
-    def of(self, op: LogicalOp) -> list[Part] | None:
+    def of(self, op: LogicalOp, parts: Sequence[Part]) -> list[Part] | None:
         """What an op makes of such parts; None where that takes more than one micro-batch."""
-        parts = [self.parts[n] for n in op.inputs]
         if all(part.whole for part in parts):
             return [Part(State(((),) * y.ndim)) for y in op.outputs]
-        call = self.call(op)
+        states = tuple(part.state for part in parts)
+        call = replace(self.logical.call(op), states=states, sizes=(self.samples,))
         answer = answer_of(call)
         if isinstance(answer, Match):
             cut = any(part.state.split for part in parts)
@@ -128,55 +152,45 @@ class _Separator:
                 return made
         ways: Sequence[Any] = answer.also if isinstance(answer, Match) else answer or ()
         for way in ways:
-            if way.inputs == call.states:
-                return [Part(state, any(p.avg for p in parts)) for state in way.outputs]
+            if way.inputs == states:
+                return [Part(state, any(part.avg for part in parts)) for state in way.outputs]
         return None
 
-    def unknown(self, op: LogicalOp) -> list[Part]:
+    def unknown(self, op: LogicalOp) -> SbpError:
         """An op that cannot be done for a micro-batch alone."""
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
-        raise SbpError(
+        return SbpError(
             f"{Call(op.op, (), {}, ()).name} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
             f"  its inputs are of the batch: {lies}\n"
             "  leave micro_batches= out, or write it so that samples do not depend on each other and the loss is a "
             "sum or a mean over them"
         )
 
-    def done(self) -> Micro:
-        logical, count = self.logical, len(self.totals)
-        first = len(logical.sources)
-        number = {n: n if n < first else n + count for n in logical.fakes}
-        number.update({low: first + at for at, low in enumerate(self.totals.values())})
-        refs = {n: Ref(m) for n, m in number.items()}
-        ops = tuple(
-            replace(
-                op,
-                args=_put(op.args, refs),
-                kwargs=_put(dict(op.kwargs), refs),
-                numbers=tuple(number[n] for n in op.numbers),
-            )
-            for op in self.ops
-        )
-        sources = tuple(Source(f"total {at}", "input", logical.fakes[n]) for at, n in enumerate(self.totals))
-        losses = tuple(
-            replace(
-                loss,
-                number=number[loss.number],
-                gradient=None if loss.gradient is None else number[loss.gradient],
-            )
+
+def _numbered(logical: Logical, parts: Mapping[int, Part], totals: Mapping[int, int]) -> Micro:
+    """The graph with its totals as inputs behind the others."""
+    first, count = len(logical.sources), len(totals)
+    number = {n: n if n < first else n + count for n in logical.fakes}
+    number.update({low: first + at for at, low in enumerate(totals.values())})
+    refs = {n: Ref(m) for n, m in number.items()}
+    made = replace(
+        logical,
+        sources=(*logical.sources, *(Source(f"total {at}", "input", logical.fakes[n]) for at, n in enumerate(totals))),
+        ops=tuple(
+            replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs),
+                    numbers=tuple(number[n] for n in op.numbers))
+            for op in logical.ops
+        ),
+        result=_put(logical.result, refs),
+        losses=tuple(
+            replace(loss, number=number[loss.number],
+                    gradient=None if loss.gradient is None else number[loss.gradient])
             for loss in logical.losses
-        )
-        made = replace(
-            logical,
-            sources=(*logical.sources, *sources),
-            ops=ops,
-            result=_put(logical.result, refs),
-            losses=losses,
-            writes={name: number[n] for name, n in logical.writes.items()},
-        )
-        parts = {number[n]: part for n, part in self.parts.items()}
-        totals = tuple(Total(f"total {at}", _alone(made, number[n])) for at, n in enumerate(self.totals))
-        return Micro(_without_unused(made), totals, parts)
+        ),
+        writes={name: number[n] for name, n in logical.writes.items()},
+    )  # fmt: skip
+    sums = tuple(Total(f"total {at}", _alone(made, number[n])) for at, n in enumerate(totals))
+    return Micro(_without_unused(made), sums, {number[n]: part for n, part in parts.items()})
 
 
 def _split(call: Call, match: Match, parts: Sequence[Part]) -> list[Part] | None:

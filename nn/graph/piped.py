@@ -76,17 +76,30 @@ class PipedStep(Step):
     def micro(self, k: int) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of one micro-batch."""
         at, size = sum(self.batch.sizes[:k]), self.batch.sizes[k]
-        args, kwargs = self.whole
+        return self.changed_inputs(*self.whole, lambda x: x[at : at + size])
+
+    def twice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments of one sample, with that sample twice."""
+        return self.changed_inputs(args, kwargs, lambda x: torch.cat([x, x]))
+
+    def changed_inputs(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments with something done to what has samples."""
 
         def put(path: str, x: Tensor) -> Tensor:
-            return x[at : at + size] if path in self.batch.inputs else x
+            return change(x) if path in self.batch.inputs else x
 
         cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
         return cut, {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         logical = super().captured(build, args, kwargs)
-        micro = separated(logical, dict.fromkeys(self.batch.inputs, 0), self.size)
+        like = None
+        if self.size == 1:
+            reads = self.reads
+            like, self.reads = super().captured(build, *self.twice(args, kwargs)), reads
+        micro = separated(logical, dict.fromkeys(self.batch.inputs, 0), max(self.size, 2), like)
         self.micros[self.size] = micro
         return micro.logical
 

@@ -18,29 +18,49 @@ class Homes(NamedTuple):
 
 
 def homes(logical: Logical, default: Placement | None) -> Homes:
-    """An op outside of annotated modules runs where the last made of its inputs is; a source lives at its first use.
+    """An op outside of annotated modules runs where the last made of its inputs is that weights went into.
+
+    What is made of arguments alone, as a mask or shifted labels, is made where it is first used; a source lives at its
+    first use.
 
     >>> homes(Logical((), (), None), None)
     Homes(sources=(), ops=())
     """
     known: dict[int, Placement] = {n: s.placement for n, s in enumerate(logical.sources) if s.placement is not None}
-    ops: list[Placement] = []
+    given = {n for n, s in enumerate(logical.sources) if s.kind in ("input", "constant")}
+    for op in logical.ops:
+        if op.placement is None and given.issuperset(op.inputs):
+            given.update(op.numbers)
+    ops: list[Placement | None] = []
     for op in logical.ops:
         made = [n for n in op.inputs if n in known]
-        there = op.placement or (known[max(made, key=lambda n: (n >= len(logical.sources), n))] if made else default)
-        if there is None:
-            there = next((later.placement for later in logical.ops if later.placement is not None), None)
+        last = max(made, key=lambda n: (n not in given, n >= len(logical.sources), n), default=None)
+        ops.append(op.placement or (None if last is None else known[last]))
+        if ops[-1] is not None and not given.issuperset(op.numbers):
+            for n in (*op.inputs, *op.numbers):
+                known.setdefault(n, ops[-1])
+    users: dict[int, Placement] = {}
+    for at in reversed(range(len(ops))):
+        op = logical.ops[at]
+        if given.issuperset(op.numbers) and op.placement is None:
+            ops[at] = next((users[n] for n in op.numbers if n in users), ops[at])
+        there = ops[at] or default
+        if there is not None:
+            users.update(dict.fromkeys(op.inputs, there))  # the first use is the last that is seen here
+    first = default or next((op.placement for op in logical.ops if op.placement is not None), None)
+    found: list[Placement] = []
+    for op, there in zip(logical.ops, ops, strict=True):
+        there = there or first
         if there is None:
             raise PlacementError(
                 "the graph has no placement\n  give one: flow.compile(..., placement=flow.placement('cpu:[0-3]')), "
                 "or annotate modules by flow.nn.place(module, placement)"
             )
-        ops.append(there)
-        for n in op.inputs:
+        found.append(there)
+        for n in (*op.inputs, *op.numbers):
             known.setdefault(n, there)
-        known.update(dict.fromkeys(op.numbers, there))
-    rest = default or (ops[0] if ops else None)
-    return Homes(_sources(logical, known, rest), tuple(ops))
+    rest = default or (found[0] if found else None)
+    return Homes(_sources(logical, known, rest), tuple(found))
 
 
 def _sources(logical: Logical, known: dict[int, Placement], rest: Placement | None) -> tuple[Placement, ...]:

@@ -90,7 +90,7 @@ def feasible(seed: int) -> Network:
         i, j = sorted(rng.choices(range(chunks), k=2))
         if i < j:
             plain(f"skip.{n}", f"F{i}", f"F{j}", rng.randint(1, 3))
-            plain(f"back.{n}", f"B{j}", f"B{i}", rng.randint(1, 3))
+            plain(f"back.{n}", f"B{j}", f"B{i}", m)  # were it less, j could not run ahead as a low mark of i may ask
         plain(f"token.{n}", f"F{i}", f"B{j}", m)
     if rng.random() < 0.5:  # a batch is cut into micro-batches
         actors["load"] = Actor("load", "host", firings=m // group)

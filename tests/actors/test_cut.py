@@ -55,7 +55,7 @@ def test_one_register_goes_to_several_groups_of_ranks() -> None:
         *(Actor(f"b{n}", f"r{n}", (Take("x"),)) for n in range(3)),
     )
     run = simulate(Network(actors, (Register("x"),)))
-    where = {"q": (0, 1), "r0": (1, 0), "r1": (2, 3), "r2": 4}
+    where: dict[str, int | tuple[int, ...]] = {"q": (0, 1), "r0": (1, 0), "r1": (2, 3), "r2": 4}
     assert [(e.actor, e.peers) for e in cut(run, where, 1).edges] == [("to 2,3: x", (2, 3)), ("to 4: x", (4,))]
     assert [(e.actor, e.peers) for e in cut(run, where, 3).edges] == [("from 0,1: x", (0, 1))]
     assert not cut(run, where, 5).network.actors

@@ -76,8 +76,10 @@ def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
 def test_a_step_takes_as_long_as_simulated(name: str, p: int) -> None:
     network = made(name, p, 8, 0.02)
     with Runtime(network, sleeping(network), order=order_of(simulate(network))) as runtime:
-        seconds = min(runtime.run().seconds for _ in range(2))
-    assert simulate(network).end <= seconds < simulate(network).end * 1.05 + 0.002
+        seconds = [runtime.run().seconds]
+        while seconds[-1] > simulate(network).end * 1.05 + 0.002 and len(seconds) < 5:  # others use the cores too
+            seconds.append(runtime.run().seconds)
+    assert simulate(network).end <= seconds[-1] < simulate(network).end * 1.05 + 0.002
 
 
 def test_without_an_order_what_is_ready_goes_first() -> None:
@@ -255,8 +257,7 @@ def test_a_network_that_cannot_go_on_is_an_error_at_once() -> None:
 
 def test_a_step_without_progress_tells_who_waits(capfd: pytest.CaptureFixture[str]) -> None:
     network = chain(queues=("q", "r"))
-    released = threading.Event()
-    work: dict[str, Work] = idle(network) | {"b": lambda firing: released.wait(0.8) and None}
+    work: dict[str, Work] = idle(network) | {"b": lambda firing: time.sleep(0.8)}
     with (
         pytest.raises(ScheduleError, match=r"chain made no progress for 0.2 s; at work: r"),
         Runtime(network, work, timeout=0.2) as runtime,
@@ -278,6 +279,26 @@ def test_an_interrupt_stops_everything(blocked: str) -> None:
     timer.join()
     assert time.monotonic() - start < 1.0
     assert not ours()
+
+
+def test_a_queue_that_does_not_stop_after_an_error_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpflow.actors.crew.GRACE", 0.1)
+    monkeypatch.setattr("sbpflow.actors.crew.PATIENCE", 0.05)
+    network = chain(firings=100, queues=("q", "r"))
+    runtime = Runtime(network, {"a": boom_at_once, "b": lambda firing: time.sleep(1.0)}, here="q")
+    with pytest.raises(Boom) as caught:
+        runtime.run()
+    assert caught.value.__notes__[-1] == "after that r did not stop within 0.1 s"
+    assert ours()
+    time.sleep(1.0)
+    assert not ours()  # it ends as soon as its work does
+
+
+def boom_at_once(firing: Firing) -> list[None]:
+    if firing.label == 1:
+        time.sleep(0.05)
+        raise Boom("no more")
+    return [None]
 
 
 def test_what_does_not_fit_is_refused() -> None:

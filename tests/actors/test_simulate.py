@@ -56,21 +56,20 @@ def test_what_is_ready_at_one_instant_goes_by_priority() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "expected"),
+    ("a", "b", "expected"),  # kind, place, unit and group
     [
-        ({}, {}, "a0 b0 a1 b1 a2 b2 a3 b3"),
-        ({"place": 0}, {"place": 1}, "a0 a1 a2 a3 b0 b1 b2 b3"),
-        ({"place": 0, "group": 2}, {"place": 1, "group": 2}, "a0 a1 b0 b1 a2 a3 b2 b3"),
-        ({"kind": 1}, {"kind": 0, "place": 1}, "b0 b1 b2 b3 a0 a1 a2 a3"),
-        ({"kind": 1, "unit": 2}, {"kind": 0, "unit": 2}, "b0 b1 a0 a1 b2 b3 a2 a3"),
+        ((0, 0, 0, 0), (0, 0, 0, 0), "a0 b0 a1 b1 a2 b2 a3 b3"),
+        ((0, 0, 0, 0), (0, 1, 0, 0), "a0 a1 a2 a3 b0 b1 b2 b3"),
+        ((0, 0, 0, 2), (0, 1, 0, 2), "a0 a1 b0 b1 a2 a3 b2 b3"),
+        ((1, 0, 0, 0), (0, 1, 0, 0), "b0 b1 b2 b3 a0 a1 a2 a3"),
+        ((1, 0, 2, 0), (0, 0, 2, 0), "b0 b1 a0 a1 b2 b3 a2 a3"),
     ],
     ids=["firing", "place", "group", "kind", "unit"],
 )
-def test_a_queue_goes_by_unit_kind_group_and_place(a: dict[str, int], b: dict[str, int], expected: str) -> None:
-    made = [
-        Actor(name, "q", gives=(Give(name),), firings=4, **{"kind": 0, "place": 0, "unit": 0, "group": 0} | order)
-        for name, order in (("a", a), ("b", b))
-    ]
+def test_a_queue_goes_by_unit_kind_group_and_place(
+    a: tuple[int, int, int, int], b: tuple[int, int, int, int], expected: str
+) -> None:
+    made = [Actor(name, "q", (), (Give(name),), 4, 0.0, *order) for name, order in (("a", a), ("b", b))]
     readers = [Actor(f"read {name}", "r", (Take(name),)) for name in "ab"]
     run = simulate(Network((*made, *readers), (Register("a", 9), Register("b", 9))))
     assert orders(run)["q"] == expected

@@ -25,6 +25,10 @@ def relay(firings: int) -> Network:
     return Network(actors, (Register("x", 2),), "relay")
 
 
+def stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 def slow(label: int) -> Tensor:
     """A value that a card needs a while to make."""
     value = torch.full((SIZE,), float(label), device="cuda")
@@ -40,8 +44,8 @@ def test_a_value_is_whole_on_the_stream_that_reads_it() -> None:
         got.append(firing.held[0][0].value.sum())
 
     work: dict[str, Work] = {
-        "a": OnStream(lambda firing: [slow(firing.label)], torch.cuda.Stream()),
-        "b": OnStream(read, torch.cuda.Stream()),
+        "a": OnStream(lambda firing: [slow(firing.label)], stream()),
+        "b": OnStream(read, stream()),
     }
     with Runtime(relay(8), work) as runtime:
         runtime.run()
@@ -57,7 +61,7 @@ def test_a_loader_copies_batches_to_the_card() -> None:
     def read(firing: Firing) -> None:
         got.append(firing.held[0][0].value["x"].sum())
 
-    work: dict[str, Work] = {"a": OnStream(read, torch.cuda.Stream()), "load data": loader}
+    work: dict[str, Work] = {"a": OnStream(read, stream()), "load data": loader}
     with Runtime(network, work, initial={"data": loader.first}) as runtime:
         runtime.run()
         runtime.run()
@@ -88,10 +92,10 @@ def over_nccl() -> list[float]:
     def read(firing: Firing) -> None:
         got.append(firing.held[0][0].value.sum())
 
-    stream = torch.cuda.Stream()
+    mine = stream()
     work: dict[str, Work] = {
-        "a": OnStream(lambda firing: [slow(firing.label)], stream),
-        "b": OnStream(read, stream),
+        "a": OnStream(lambda firing: [slow(firing.label)], mine),
+        "b": OnStream(read, mine),
         **part.work({edge.actor: link}),
     }
     with Runtime(part.network, work, guard=line) as runtime:
