@@ -1,6 +1,7 @@
 """Draws: random numbers of whole tensors, of which every rank keeps its part; the numbers are those of one device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from .. import seeds
 from .local import part, placed, renamed
 from .segments import Draw
 
-__all__ = ["Drawer"]
+__all__ = ["Drawer", "Numbered"]
 
 
 class Drawer:
@@ -43,6 +44,10 @@ class Drawer:
     def __call__(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The owned parts of each output; `inputs` are the owned shards of each input, where values matter."""
         seeds.agree(self.where)
+        return self.drawn(*inputs)
+
+    def drawn(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The same where ranks are known to have one seed."""
         if inputs and inputs[0]:
             given = [held[0] for held in inputs]
         elif self.reads:  # of values that are elsewhere: as many numbers are drawn of any others
@@ -58,3 +63,28 @@ class Drawer:
             tuple(part(whole, of, rank).to(device(self.where, rank), copy=True) for rank in here)
             for whole, of in zip(wholes, self.outputs, strict=True)
         ]
+
+
+_drawing = Lock()  # torch's generator is one for all threads
+
+
+class Numbered:
+    """A draw of a pipeline: its numbers depend on the step, the micro-batch and the op, not on what ran before, so that
+    they are the same under every schedule and on every placement."""
+
+    def __init__(self, drawer: Drawer, number: int) -> None:
+        self.drawer, self.number = drawer, number
+
+    def __call__(self, shards: Mapping[str, tuple[int, ...]], *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        step, k = shards["numbers"]
+        device = self.drawer.device
+        cuda = device.type == "cuda"
+        generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+        seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1) + 0xBF58476D1CE4E5B9 * k) % (1 << 63)
+        with _drawing:
+            before = generator.get_state()
+            try:
+                generator.manual_seed(seed)
+                return self.drawer.drawn(*inputs)
+            finally:
+                generator.set_state(before)

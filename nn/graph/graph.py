@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...actors.schedule import Schedule
+from ...actors.timeline import Timeline
 from ...boxing.graph.physical import Graph as Physical
 from ...boxing.record import user_line
 from ...placement import Placement
@@ -158,6 +159,17 @@ class Graph:
     def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None) -> Path:
         """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot."""
         return self.step.draw(path, depth=depth, focus=focus)
+
+    def timeline(self, path: str | Path | None = None) -> Timeline | None:
+        """What the last step did and when, on every rank and queue: print its `.text()` or `.summary()`.
+
+        With a path it is also written as a file for ui.perfetto.dev. With several processes all of them ask, and the
+        first rank gets it.
+        """
+        made: Timeline | None = self.step.timeline()
+        if made is not None and path is not None:
+            made.write(path)
+        return made
 
     def explain(self) -> Any:
         """What was chosen and why: signatures, moves, memory, what would have been next. Print it, or `.html(path)`."""

@@ -91,9 +91,9 @@ def _pairs(logical: Logical, other: Logical) -> list[int]:
     """For each op the same one of the other graph, which may have more that do nothing for one sample."""
     if other is logical:
         return list(range(len(logical.ops)))
-    names = [[str(op.op) for op in graph.ops] for graph in (logical, other)]
+    mine, theirs = ([str(op.op) for op in graph.ops] for graph in (logical, other))
     found: dict[int, int] = {}
-    for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
+    for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
         found.update(zip(range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True))
     missing = next((op for at, op in enumerate(logical.ops) if at not in found), None)
     if missing is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...actors.published import published
 from ...actors.schedule import Schedule
+from ...actors.timeline import Timeline
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
 from ...placement.errors import SbpError
@@ -166,6 +167,9 @@ class PipedStep(Step):
         if self.trains:
             self._learn(made.grads, given)
         return self._joined(made.values)
+
+    def timeline(self) -> Timeline | None:
+        return self.program.timeline()
 
     def _totals(self, each: Sequence[Sized], pieces: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The sums over all micro-batches that are known before the step."""

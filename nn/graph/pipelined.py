@@ -17,12 +17,16 @@ from ...actors.cut import cut
 from ...actors.desk import Firing
 from ...actors.network import Actor, Network
 from ...actors.proof import proved
-from ...actors.runtime import Runtime, order_of
+from ...actors.runtime import Outcome, Runtime, order_of
 from ...actors.schedule import Schedule
 from ...actors.simulate import Run
+from ...actors.timeline import Timeline
 from ...boxing.graph.physical import Graph
+from ...placement import Placement
+from ...placement.errors import ScheduleError
 from ...placement.world import owned, world
 from ...sbp import Layout
+from ..seeds import agree
 from .backend import Backend, Compiled
 from .called import Shards, no_shards, ones
 from .chunks import Chunks, chunks
@@ -32,10 +36,11 @@ from .lower import Lowered, lowered
 from .overlap import Do, freed
 from .program import compiled_once
 from .schedule import Schedule as Listed
-from .segments import Segment, Stage, segments
+from .segments import Draw, Segment, Stage, segments
 from .straight import Bundles, Running, task
 from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
+from .timing import timeline
 
 __all__ = ["Made", "Pipelined", "Variant"]
 
@@ -133,7 +138,11 @@ class Pipelined:
         self.values: list[dict[str, Shards]] = []
         self.sums: dict[str, list[Tensor]] = {}
         self.shards: list[dict[str, Shards]] = []
+        self.outcome: Outcome | None = None
         self.runtime = self.alone(name) if world().rank is None else self.together(name)
+        self.draws = any(isinstance(stage, Draw) for stage in first.stages)
+        ranks = sorted({rank for each in self.places.values() for rank in each})
+        self.everywhere = Placement(first.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
         once = tuple(dict.fromkeys(y for do in first.tasks.before for y in do.writes))
         self.once = once
         self.before = first.running("before", first.tasks.before, Bundles((), tuple((y,) for y in once)))
@@ -154,8 +163,7 @@ class Pipelined:
         """
         rank = world().rank
         assert rank is not None
-        groups = sorted(set(self.where.group))
-        where = {f"device {group}": self.where.ranks(group) for group in groups}
+        where = self.places
         everybody = [r for ranks in where.values() for r in ranks]
         joint = bus(everybody) if rank in everybody else None
         if joint is None:
@@ -172,6 +180,17 @@ class Pipelined:
         work = {actor.name: self.work(actor) for actor in part.network.actors if actor.name not in links}
         order = order_of(self.proof) if max(map(len, where.values())) > 1 else None
         return Runtime(part.network, {**work, **part.work(links)}, order=order, guard=joint, name=name)
+
+    @property
+    def places(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of each queue."""
+        return {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
+
+    def timeline(self) -> Timeline | None:
+        """What the last step did and when; all ranks ask for it, and the first gets it."""
+        if self.outcome is None:
+            raise ScheduleError("a timeline before any step\n  call the graph first")
+        return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places)
 
     def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
         cases = [
@@ -207,6 +226,14 @@ class Pipelined:
                 self.add(entry, made[-1])
         return out
 
+    def numbered(self) -> None:
+        """The seed of this step's random numbers, which ranks have in common, for each micro-batch."""
+        if self.draws:
+            agree(self.everywhere)
+            step = int(torch.randint(1 << 62, ()))
+            for k, shards in enumerate(self.shards):
+                shards["numbers"] = step, k  # type: ignore[assignment]
+
     def keep(self, entry: Entry, k: int, tensors: tuple[Tensor, ...]) -> None:
         """The results of a micro-batch."""
         at = 0
@@ -239,7 +266,8 @@ class Pipelined:
         with torch.no_grad(), _plain():
             once = dict(zip(self.once, self.before.run(held), strict=True))
             self.shards = [{**held, **once, **mine, **seed} for mine, seed in zip(inputs, seeds, strict=True)]
-            self.runtime.run()
+            self.numbered()
+            self.outcome = self.runtime.run(record=True)
             self.shards = []
             sums = [tuple(self.sums.get(slot, ())) for slot in self.slots]  # none of what others have
             self.sums = {}

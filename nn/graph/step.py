@@ -193,6 +193,13 @@ class Step:
         """The picture as text, where something can draw it."""
         return svg(self.graph)
 
+    def timeline(self) -> Any:
+        """What the last run did and when, where it was run by actors."""
+        raise SbpError(
+            f"{self.name} runs as one function, which has no timeline\n"
+            "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
+        )
+
     def explain(self) -> Report:
         """What was chosen and why."""
         kept = states_of(self.optimizers)

@@ -17,7 +17,7 @@ from ...boxing.graph.physical import Graph
 from ...placement.world import owned
 from .backend import Compiled
 from .called import Bucket, Shards, hold, no_shards, ones, own, to_holders
-from .draw import Drawer
+from .draw import Drawer, Numbered
 from .overlap import Do, Transfer
 from .schedule import Schedule
 from .segments import Draw, Segment, Stage
@@ -237,9 +237,15 @@ class _Writer:
         drawer = Drawer(self.graph, stage)
         given = ", ".join(_tuple(self.names(x)) for x in do.reads)
         call = f"{self.bind(drawer, 'draw')}({given})"
+        if self.handed:
+            call = f"{self.bind(Numbered(drawer, self.before(do.number)), 'draw')}({', '.join(filter(None, ['shards', given]))})"
         if owned(stage.op.outputs[0].layout.placement):
             call = "".join(f"({self.targets(y)}), " for y in do.writes) + f"= {call}"
         self.line(call)
+
+    def before(self, stage: int) -> int:
+        """How many draws there are before one: the same whatever is moved in between."""
+        return sum(isinstance(other, Draw) for other in self.stages[:stage])
 
     def do_seed(self, do: Do) -> None:
         if self.handed:
