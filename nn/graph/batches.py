@@ -89,8 +89,13 @@ def weight_of(part: Part, size: int, samples: int, name: str) -> float:
     )
 
 
-def joined(parts: Sequence[Shards | None], layouts: Sequence[Layout], how: Part, sizes: Sequence[int]) -> GlobalTensor:
-    """A result of the batch, of what it is in each micro-batch; None where no rank of it is owned here."""
+def joined(
+    parts: Sequence[Shards | None], layouts: Sequence[Layout], how: Part, sizes: Sequence[int], scale: float = 1.0
+) -> GlobalTensor:
+    """A result of the batch, of what it is in each micro-batch; None where no rank of it is owned here.
+
+    A sum is `scale` of that of all micro-batches, where totals were not of all of them.
+    """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
     values: list[Any] = [wrap(mine, of) for mine, of in zip(given, layouts, strict=True)]
     if how.whole or len(values) == 1:
@@ -99,7 +104,7 @@ def joined(parts: Sequence[Shards | None], layouts: Sequence[Layout], how: Part,
         return torch.cat(values, how.dim)  # type: ignore[return-value]
     if how.state.reduction == "sum":
         total = sum(sizes)
-        weights = [size / total if how.avg else 1.0 for size in sizes]
+        weights = [size / total if how.avg else scale for size in sizes]
         columns = zip(*given, strict=True)
         shards = [torch.stack([w * x for w, x in zip(weights, column, strict=True)]).sum(0) for column in columns]
         return wrap(tuple(shards), layouts[0])

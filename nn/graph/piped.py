@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,9 +21,13 @@ from .batches import Batch, joined, summed, weight_of
 from .called import Shards
 from .decide import Decided
 from .inputs import cutter, tensors_by_path
+from .lower import shape_of
 from .micro import Micro, separated
+from .optimizers import adopt
 from .pipelined import Pipelined, Variant, seeds_of
+from .shardwise import step_on_shards
 from .step import Step
+from .streamed import Streamed
 from .structure import replaced
 
 __all__ = ["PipedStep", "schedule_of"]
@@ -48,7 +53,6 @@ class Sized:
     graph: Graph
     cut: Mapping[str, Callable[[Tensor], Shards]]
     taken: Mapping[str, str]  # values of the graph that are arguments -> whose
-    seeds: Mapping[str, Shards]
 
 
 class PipedStep(Step):
@@ -70,6 +74,7 @@ class PipedStep(Step):
         self.schedule = schedule
         self.size = self.batch.sizes[0]  # of the micro-batches that are looked at
         self.micros: dict[int, Micro] = {}
+        self.learning = Lock()
         self.whole = args, kwargs
         super().__init__(build, *self.micro(0), *rest, **options)
         del self.whole
@@ -120,32 +125,57 @@ class PipedStep(Step):
             size: Variant(each.graph, said, split=self.schedule.split, backend=self.backend)
             for size, each in self.sized.items()
         }
-        return Pipelined(variants, self.batch.sizes, self.schedule, self.name)
+        made = self._program(variants)
+        samples = [sum(self.batch.sizes[n] for n in group) for group in self.groups for _ in group]
+        self.seeds = [self._seeds(*pair) for pair in zip(self.batch.sizes, samples, strict=True)]
+        return made
+
+    def _program(self, variants: Mapping[int, Variant]) -> Pipelined:
+        """What runs, and which micro-batches make up each update of the weights."""
+        numbers = range(len(self.batch.sizes))
+        self.groups = [list(numbers)]
+        if self.schedule.synchronous or not self.trains:
+            return Pipelined(variants, self.batch.sizes, self.schedule, self.name)
+        if not self.optimizers or self.most is not None:
+            raise SbpError(
+                f"schedule {self.schedule.name} updates weights while a step goes on, "
+                f"{'without an optimizer' if not self.optimizers else 'and no norm of all gradients is ever known'}\n"
+                "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, as '1f1b'"
+            )
+        where = next(iter(variants.values())).where
+        shape = shape_of(self.schedule, where, len(numbers))
+        every = self.schedule.value(self.schedule.update, shape, 0)
+        self.groups = [list(numbers[at : at + every]) for at in range(0, len(numbers), every)]
+        return Streamed(variants, self.batch.sizes, self.schedule, self.name, self._update)
+
+    def _seeds(self, size: int, samples: int) -> dict[str, Shards]:
+        """The gradients that the losses of a micro-batch start from, of an update of so many samples."""
+        one = self.sized[size]
+        parts = [one.micro.parts[loss.number] for loss in one.micro.logical.losses]
+        names = [name for name, _ in one.graph.losses]
+        weights = [weight_of(part, size, samples, name) for part, name in zip(parts, names, strict=True)]
+        return seeds_of(one.graph, weights)
 
     def _sized(self, decided: Decided) -> Sized:
-        micro, size = self.micros[self.size], self.size
+        micro = self.micros[self.size]
         graph = _unbucketed(bucketed(decided.graph))
         inputs = {s.value.name for s in graph.sources if s.kind == "input"}
         taken = {name: name for name in inputs}
         taken.update({box.output.name: box.source for box in graph.boxes if box.source in inputs})
         cut = {name: cutter(graph.layout(name)) for name in taken}
-        parts = [micro.parts[loss.number] for loss in micro.logical.losses]
-        names = [name for name, _ in graph.losses]
         for name, given in graph.losses:
             if given is not None:
                 raise SbpError(
                     f"backward() of {name} was given a gradient, which a step in micro-batches cannot cut\n"
                     "  multiply the loss by it, and call backward() without"
                 )
-        samples = self.batch.samples
-        weights = [weight_of(part, size, samples, name) for part, name in zip(parts, names, strict=True)]
         for buffer, number in micro.logical.writes.items():
             if not micro.parts[number].whole:
                 raise SbpError(
                     f"the buffer {buffer} is changed by what one micro-batch holds: {micro.parts[number]}\n"
                     "  leave micro_batches= out, or have it changed outside of the graph"
                 )
-        return Sized(micro, decided, graph, cut, taken, seeds_of(graph, weights))
+        return Sized(micro, decided, graph, cut, taken)
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = tensors_by_path(args, kwargs)
@@ -154,19 +184,35 @@ class PipedStep(Step):
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}
         held.update({name: self.cut[name](self.constants[name]()) for name in constants})
         each = [self.sized[size] for size in self.batch.sizes]
-        totals = self._totals(each, pieces)
+        for group in self.groups:
+            totals = self._totals([each[k] for k in group], [pieces[k] for k in group])
+            for k in group:
+                pieces[k].update(totals)
         inputs = [
-            {name: cut(totals[of] if (of := one.taken[name]) in totals else piece[of]) for name, cut in one.cut.items()}
+            {name: cut(piece[one.taken[name]]) for name, cut in one.cut.items()}
             for one, piece in zip(each, pieces, strict=True)
         ]
-        made = self.program(held, inputs, [one.seeds for one in each])
+        if self.optimizers:
+            adopt(self.optimizers, self.known, self.changed)
+        made = self.program(held, inputs, self.seeds)
         with torch.no_grad():
             for buffer, name in self.graph.writes.items():
                 for mine, new in zip(self.held[buffer]._shards, made.values[0].get(name, ()), strict=False):
                     mine.copy_(new)
-        if self.trains:
+        if self.trains and self.schedule.synchronous:
             self._learn(made.grads, given)
         return self._joined(made.values)
+
+    def _update(self, grads: Mapping[str, Shards]) -> None:
+        """A step of the optimizers on some parameters; stages of one process call it at any time."""
+        mine = {id(self.trained[name].master): shards for name, shards in grads.items()}
+        with self.learning:
+            for optimizer in self.optimizers:
+                if not step_on_shards(optimizer, mine):
+                    for name, shards in grads.items():
+                        self.trained[name].give(shards, keep=False)
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
 
     def timeline(self) -> Timeline | None:
         return self.program.timeline()
@@ -192,7 +238,8 @@ class PipedStep(Step):
                 at = names[0].index(value.name)
                 layouts = [one.graph.layout(listed[at]) for one, listed in zip(each, names, strict=True)]
                 parts = [mine.get(listed[at]) for mine, listed in zip(values, names, strict=True)]
-                return joined(parts, layouts, micro.parts[how[value.name]], self.batch.sizes)
+                scale = 1 / len(self.groups) if micro.totals else 1.0
+                return joined(parts, layouts, micro.parts[how[value.name]], self.batch.sizes, scale)
             if isinstance(value, list | tuple):
                 return type(value)([put(part) for part in value])
             if isinstance(value, dict):

@@ -42,7 +42,7 @@ from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
 from .timing import timeline
 
-__all__ = ["Made", "Pipelined", "Variant"]
+__all__ = ["Made", "Pipelined", "Variant", "plain", "seeds_of"]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ class Pipelined:
         self.sums: dict[str, list[Tensor]] = {}
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
-        self.runtime = self.alone(name) if world().rank is None else self.together(name)
         self.draws = any(isinstance(stage, Draw) for stage in first.stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
         self.everywhere = Placement(first.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
@@ -150,11 +149,12 @@ class Pipelined:
         homes = tuple((register,) for register in first.tasks.grads.values())
         takes = tuple((slot,) for slot in self.slots)
         self.after = first.running("after", first.tasks.after, Bundles(takes, homes))
+        self.runtime = self.alone(name) if world().rank is None else self.together(name)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
         work = {actor.name: self.work(actor) for actor in self.network.actors}
-        return Runtime(self.network, work, name=name)
+        return Runtime(self.network, work, initial=self.initial(self.network), name=name)
 
     def together(self, name: str) -> Runtime:
         """In one of several processes: the actors of this rank's group, and the ends of registers to others.
@@ -179,7 +179,12 @@ class Pipelined:
             )
         work = {actor.name: self.work(actor) for actor in part.network.actors if actor.name not in links}
         order = order_of(self.proof) if max(map(len, where.values())) > 1 else None
-        return Runtime(part.network, {**work, **part.work(links)}, order=order, guard=joint, name=name)
+        every = {**work, **part.work(links)}
+        return Runtime(part.network, every, order=order, guard=joint, initial=self.initial(part.network), name=name)
+
+    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
+        """What lies in a network's slots that are filled at the start."""
+        return {}
 
     @property
     def places(self) -> dict[str, tuple[int, ...]]:
@@ -216,7 +221,7 @@ class Pipelined:
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
         with torch.no_grad():
-            made = entry.run(self.shards[k], *bundles)
+            made = entry.run(self.seen(k, firing), *bundles)
             del bundles
             for at, bundle in zip(entry.gives, made, strict=False):
                 out[at] = bundle
@@ -225,6 +230,10 @@ class Pipelined:
             if entry.sums:
                 self.add(entry, made[-1])
         return out
+
+    def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
+        """The sources as this task is to see them."""
+        return self.shards[k]
 
     def numbered(self) -> None:
         """The seed of this step's random numbers, which ranks have in common, for each micro-batch."""
@@ -263,7 +272,7 @@ class Pipelined:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
         self.values = [{} for _ in self.sizes]
         self.sums = {}
-        with torch.no_grad(), _plain():
+        with torch.no_grad(), plain():
             once = dict(zip(self.once, self.before.run(held), strict=True))
             self.shards = [{**held, **once, **mine, **seed} for mine, seed in zip(inputs, seeds, strict=True)]
             self.numbered()
@@ -278,7 +287,7 @@ class Pipelined:
         return Made(values, {name: mine or no_shards(tasks.layouts[register]) for (name, register), mine in found})
 
 
-def _plain() -> Any:
+def plain() -> Any:
     """The graph holds its casts."""
     if torch._C._is_any_autocast_enabled():
         return torch._C._DisableAutocast()

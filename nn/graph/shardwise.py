@@ -56,7 +56,7 @@ class _Shards:
     """The shards of an optimizer's parameters, and its state of each."""
 
     def __init__(self, optimizer: Optimizer, params: list[list[GlobalTensor]]) -> None:
-        self.params = params
+        self.params = [group["params"] for group in optimizer.param_groups]
         self.all = [x for group in params for x in group]
         self.groups = [[shard for x in group for shard in x._shards] for group in params]
         self.mine: dict[Tensor, Any] = defaultdict(dict)
@@ -71,9 +71,10 @@ class _Shards:
     @classmethod
     def of(cls, optimizer: Optimizer) -> "_Shards | None":
         params = [group["params"] for group in optimizer.param_groups]
-        flat = [x for group in params for x in group]
-        alike = all(isinstance(x, GlobalTensor) and owned(x.placement) for x in flat)
-        return cls(optimizer, params) if alike and flat else None
+        if not all(isinstance(x, GlobalTensor) for group in params for x in group):
+            return None
+        here = [[x for x in group if owned(x.placement)] for group in params]  # stages of a pipeline are elsewhere
+        return cls(optimizer, here) if any(here) else None
 
     def step(self, optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> None:
         self._count_alike()

@@ -235,10 +235,9 @@ class _Writer:
         stage = self.stages[do.number]
         assert isinstance(stage, Draw)
         drawer = Drawer(self.graph, stage)
-        given = ", ".join(_tuple(self.names(x)) for x in do.reads)
-        call = f"{self.bind(drawer, 'draw')}({given})"
-        if self.handed:
-            call = f"{self.bind(Numbered(drawer, self.before(do.number)), 'draw')}({', '.join(filter(None, ['shards', given]))})"
+        given = [_tuple(self.names(x)) for x in do.reads]
+        drawn = self.bind(Numbered(drawer, self.before(do.number)) if self.handed else drawer, "draw")
+        call = f"{drawn}({', '.join([*(['shards'] if self.handed else []), *given])})"
         if owned(stage.op.outputs[0].layout.placement):
             call = "".join(f"({self.targets(y)}), " for y in do.writes) + f"= {call}"
         self.line(call)
