@@ -3,7 +3,8 @@
 from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
-from . import boxing, nn, sbp
+from . import actors, boxing, nn, sbp
+from .actors import Schedule
 from .boxing import box, box_async, gather, layout_of, lower_bound, plan, record, scatter
 from .nn import (
     GlobalTensor,
@@ -47,7 +48,9 @@ __all__ = [
     "Placement",
     "S",
     "SbpflowError",
+    "Schedule",
     "__version__",
+    "actors",
     "arange",
     "box",
     "box_async",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...boxing import box
 from ...boxing.execute import token
 from ...placement.errors import SbpError
 from ...sbp import Layout
@@ -97,6 +98,12 @@ def joined(
     A sum is `scale` of that of all micro-batches, where totals were not of all of them.
     """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
+    if any(of.placement is not layouts[0].placement for of in layouts):  # of two routes: all to where the first is
+        there = [Layout(layouts[0].placement, of.state, of.shape, of.dtype) for of in layouts]
+        given = [
+            box(mine, *pair, op="result") for mine, pair in zip(given, zip(layouts, there, strict=True), strict=True)
+        ]
+        layouts = there
     values: list[Any] = [wrap(mine, of) for mine, of in zip(given, layouts, strict=True)]
     if how.whole or len(values) == 1:
         return values[0]  # type: ignore[no-any-return]

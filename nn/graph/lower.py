@@ -6,7 +6,7 @@ connections, and what a far chunk's backward reads. A register that nothing lies
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...actors.network import Actor, Give, Network, Register, Take
@@ -43,8 +43,12 @@ def shape_of(schedule: Schedule, where: Chunks, m: int) -> Shape:
     count, groups = len(where.group), max(where.group) + 1
     if schedule.way == "loop" and schedule.v == 1 and not schedule.table:
         return schedule.shape(count, m)  # every chunk a stage of its own, also where two are on the same ranks
-    shape = schedule.shape(groups, m, v=max(1, count // groups))
-    wanted = [schedule.device(shape, chunk) for chunk in range(shape.p * shape.v)]
+    if schedule.way == "routes":
+        shape = schedule.shape(groups, m)
+        wanted = list(range(shape.p))  # the other route goes back over the same
+    else:
+        shape = schedule.shape(groups, m, v=max(1, count // groups))
+        wanted = [schedule.device(shape, chunk) for chunk in range(shape.p * shape.v)]
     if list(where.group) != wanted:
         ranks = ["ranks " + ",".join(map(str, where.ranks(group))) for group in range(groups)]
         raise ScheduleError(
@@ -59,24 +63,35 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
     return [ranks[group] for group in groups]
 
 
-def lowered(tasks: Tasks, where: Chunks, schedule: Schedule, m: int, name: str) -> Lowered:
-    """The network of a step of m micro-batches."""
-    trains = any(task.kind == "B" for task in tasks.tasks)
-    made = _Lowering(tasks, where, *(_training(schedule, where, m) if trains else _forward(where, m)), m)
-    for pair, registers in tasks.edges.items():
-        made.join(*pair, registers, ())
-    hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
-    for hop in tasks.hops:
-        hops[hop.source, hop.target].append(hop)
-    for (source, target), listed in hops.items():
-        made.join(source, target, (), tuple(listed))
+def lowered(routes: Sequence[tuple[Tasks, Chunks]], schedule: Schedule, m: int, name: str) -> Lowered:
+    """The network of a step of m micro-batches, which take the routes by turns; chunks are numbered route by route."""
+    _, where = routes[0]
+    trains = any(task.kind == "B" for task in routes[0][0].tasks)
+    count = len(where.group)
+    queues = [f"device {group}" for _, of in routes for group in _groups(where, of)]
+    actors, registers = _training(schedule, where, m, queues) if trains else _forward(where, m)
+    made = _Lowering(actors, registers, m)
+    for route, (tasks, _) in enumerate(routes):
+        for (maker, reader), held in tasks.edges.items():
+            made.join(maker.shifted(route * count), reader.shifted(route * count), held, ())
+        hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
+        for hop in tasks.hops:
+            hops[hop.source.shifted(route * count), hop.target.shifted(route * count)].append(hop)
+        for (source, target), listed in hops.items():
+            made.join(source, target, (), tuple(listed))
     return made.done(f"{name}, {schedule.name}, {m} micro-batches" if trains else f"{name}, {m} micro-batches")
 
 
-def _training(schedule: Schedule, where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
+def _groups(first: Chunks, of: Chunks) -> list[int]:
+    """The groups of a route's chunks, as the first route numbers them."""
+    number = {frozenset(first.ranks(group)): group for group in first.group}
+    return [number[frozenset(of.ranks(group))] for group in of.group]
+
+
+def _training(schedule: Schedule, where: Chunks, m: int, queues: Sequence[str]) -> tuple[list[Actor], list[Register]]:
     actors, registers = parts(schedule, shape_of(schedule, where, m))
-    queues = {f"{kind}{chunk}": f"device {group}" for chunk, group in enumerate(where.group) for kind in "FBW"}
-    return [replace(actor, queue=queues.get(actor.name, actor.queue)) for actor in actors], registers
+    known = {f"{kind}{chunk}": queue for chunk, queue in enumerate(queues) for kind in "FBWU"}
+    return [replace(actor, queue=known.get(actor.name, actor.queue)) for actor in actors], registers
 
 
 def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
@@ -93,8 +108,8 @@ def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
 
 
 class _Lowering:
-    def __init__(self, tasks: Tasks, where: Chunks, actors: list[Actor], registers: list[Register], m: int) -> None:
-        self.tasks, self.where, self.m = tasks, where, m
+    def __init__(self, actors: list[Actor], registers: list[Register], m: int) -> None:
+        self.m = m
         self.actors = {actor.name: actor for actor in actors}
         self.registers = {register.name: register for register in registers}
         self.of = {case: actor.name for actor in actors for case in (actor.cases if actor.sequence else [actor.name])}

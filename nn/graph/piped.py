@@ -13,12 +13,14 @@ from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
-from ...placement.errors import SbpError
+from ...placement import Placement
+from ...placement.errors import SbpError, ScheduleError
 from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ..annotate import chunk_of
 from .batches import Batch, joined, summed, weight_of
 from .called import Shards
+from .chunks import Chunks
 from .decide import Decided
 from .inputs import cutter, tensors_by_path
 from .lower import shape_of
@@ -35,13 +37,17 @@ __all__ = ["PipedStep", "schedule_of"]
 
 def schedule_of(given: "str | Schedule | None") -> Schedule:
     """A schedule by name, text or as it is; 1F1B where nothing is said."""
-    if isinstance(given, Schedule):
-        return given
-    if given is None:
-        return published("1f1b")
-    if not isinstance(given, str):
+    if not (given is None or isinstance(given, str | Schedule)):
         raise SbpError(f"schedule={given!r}\n  give the name of one, its text, or a Schedule")
-    return Schedule.read(given) if len(given.split()) > 1 else published(given)
+    if isinstance(given, str):
+        given = Schedule.read(given) if len(given.split()) > 1 else published(given)
+    made = given or published("1f1b")
+    if made.slices:
+        raise SbpError(
+            f"schedule {made.name} cuts sequences into slices, and a graph cuts a batch into micro-batches\n"
+            f"  look at it by .show(p, m, n=slices), and run the graph under another one, as '1f1b'"
+        )
+    return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +65,7 @@ class PipedStep(Step):
     """What a graph does for arguments of one kind, a micro-batch at a time."""
 
     program: Pipelined
+    each: list[Sized]  # of the micro-batches
 
     def __init__(
         self,
@@ -110,27 +117,34 @@ class PipedStep(Step):
         return micro.logical
 
     def compiled(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pipelined:
-        self.sized = {self.size: self._sized(self.decided)}
-        for k, size in enumerate(self.batch.sizes):
-            if size not in self.sized:
-                self.size = size
-                given = self.micro(k)
-                self.sized[size] = self._sized(self.decide(self.captured(build, *given), *given))
         said = {
             f"{prefix}.{path}" if prefix and path else prefix or path: number
             for prefix, module in self.modules.items()
             for path, number in chunk_of(module).items()
         }
-        variants = {
-            size: Variant(each.graph, said, split=self.schedule.split, backend=self.backend)
-            for size, each in self.sized.items()
-        }
+        variants: dict[tuple[int, int], Variant] = {}
+        self.sized: dict[tuple[int, int], Sized] = {}
+
+        def add(route: int, decided: Decided) -> None:
+            one = self.sized[route, self.size] = self._sized(decided)
+            variants[route, self.size] = Variant(one.graph, said, split=self.schedule.split, backend=self.backend)
+
+        two = self.schedule.way == "routes" and self.trains and len(self.batch.sizes) > 1
+        for k, size in enumerate(self.batch.sizes):
+            if (0, size) not in variants:
+                self.size, given = size, self.micro(k)
+                logical = self.micros[size].logical if size in self.micros else self.captured(build, *given)
+                add(0, self.decide(logical, *given) if variants else self.decided)
+                if two:
+                    other, rest = mirrored(logical, variants[0, size].where, self.rest)
+                    add(1, self.decide(other, *given, rest))
         made = self._program(variants)
         samples = [sum(self.batch.sizes[n] for n in group) for group in self.groups for _ in group]
-        self.seeds = [self._seeds(*pair) for pair in zip(self.batch.sizes, samples, strict=True)]
+        self.each = [self.sized[k % len(made.routes), size] for k, size in enumerate(self.batch.sizes)]
+        self.seeds = [self._seeds(*three) for three in zip(self.each, self.batch.sizes, samples, strict=True)]
         return made
 
-    def _program(self, variants: Mapping[int, Variant]) -> Pipelined:
+    def _program(self, variants: Mapping[tuple[int, int], Variant]) -> Pipelined:
         """What runs, and which micro-batches make up each update of the weights."""
         numbers = range(len(self.batch.sizes))
         self.groups = [list(numbers)]
@@ -148,9 +162,9 @@ class PipedStep(Step):
         self.groups = [list(numbers[at : at + every]) for at in range(0, len(numbers), every)]
         return Streamed(variants, self.batch.sizes, self.schedule, self.name, self._update)
 
-    def _seeds(self, size: int, samples: int) -> dict[str, Shards]:
+    @staticmethod
+    def _seeds(one: Sized, size: int, samples: int) -> dict[str, Shards]:
         """The gradients that the losses of a micro-batch start from, of an update of so many samples."""
-        one = self.sized[size]
         parts = [one.micro.parts[loss.number] for loss in one.micro.logical.losses]
         names = [name for name, _ in one.graph.losses]
         weights = [weight_of(part, size, samples, name) for part, name in zip(parts, names, strict=True)]
@@ -183,7 +197,7 @@ class PipedStep(Step):
         held = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}
         held.update({name: self.cut[name](self.constants[name]()) for name in constants})
-        each = [self.sized[size] for size in self.batch.sizes]
+        each = self.each
         for group in self.groups:
             totals = self._totals([each[k] for k in group], [pieces[k] for k in group])
             for k in group:
@@ -228,7 +242,7 @@ class PipedStep(Step):
 
     def _joined(self, values: Sequence[Mapping[str, Shards]]) -> Any:
         """The results of the batch."""
-        each = [self.sized[size] for size in self.batch.sizes]
+        each = self.each
         micro = each[0].micro
         how = dict(zip(vars_in(self.graph.result), refs_in(micro.logical.result), strict=True))
         names = [list(vars_in(one.graph.result)) for one in each]
@@ -248,6 +262,25 @@ class PipedStep(Step):
 
         with torch.no_grad():
             return self.rebuild(put(self.graph.result))
+
+
+def mirrored(logical: Logical, where: Chunks, rest: Placement | None) -> tuple[Logical, Placement | None]:
+    """The same step with its first stage where the last is, and so on: the way of every second micro-batch."""
+    groups = where.placements
+    if any(len(each) > 1 or each[0].shape != groups[0][0].shape for each in groups):
+        shapes = ", ".join(str(place) for each in groups for place in each)
+        raise ScheduleError(
+            f"micro-batches cannot go both ways over {shapes}\n"
+            "  a schedule of two routes has every stage on two placements, so all must be of one shape; or take '1f1b'"
+        )
+    other = dict(zip((a for (a,) in groups), (b for (b,) in groups[::-1]), strict=True))
+
+    def turned(place: Placement | None) -> Placement | None:
+        return None if place is None else other.get(place, place)
+
+    sources = tuple(replace(s, placement=turned(s.placement)) for s in logical.sources)
+    ops = tuple(replace(op, placement=turned(op.placement)) for op in logical.ops)
+    return replace(logical, sources=sources, ops=ops), turned(rest)
 
 
 def _unbucketed(graph: Graph) -> Graph:

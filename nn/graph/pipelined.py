@@ -21,6 +21,7 @@ from ...actors.runtime import Outcome, Runtime, order_of
 from ...actors.schedule import Schedule
 from ...actors.simulate import Run
 from ...actors.timeline import Timeline
+from ...boxing import box
 from ...boxing.graph.physical import Graph
 from ...placement import Placement
 from ...placement.errors import ScheduleError
@@ -102,54 +103,77 @@ def _names(stage: Segment, taken: Sequence[Sequence[int]]) -> tuple[str, ...]:
 class Entry:
     """One task of one variant, made to run: where its bundles lie among the actor's takes and gives."""
 
-    def __init__(self, variant: Variant, low: Lowered, name: Name, actor: Actor) -> None:
-        own = variant.tasks.tasks[name]
-        takes, gives = low.takes.get(name, ()), low.gives.get(name, ())
+    def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor) -> None:
+        own, called = variant.tasks.tasks[name], name.shifted(shift)
+        takes, gives = low.takes.get(called, ()), low.gives.get(called, ())
         bundles = Bundles(
             tuple(low.bundles[register].come for register in takes),
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
         )
         self.made = variant.running(str(name), own.todo, bundles)
         self.run = self.made.run
+        alone = world().rank is None  # else what comes in was brought by a link
+        carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
         ports = [take.register for take in actor.takes]
-        self.takes = [
-            (ports.index(register), carrier(low.bundles[register]) if world().rank is None else None)
-            for register in takes
-        ]
+        self.takes = list(zip(map(ports.index, takes), carriers, strict=True))
         ports = [give.register for give in actor.gives]
         self.gives = [ports.index(register) for register in gives]
-        self.width = len(actor.gives)
-        self.values, self.sums = own.values, own.sums
-        self.layouts = variant.tasks.layouts
-        self.into = [variant.tasks.sums[register] for register in own.sums]
+        here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
+        self.values = [(register, here[register]) for register in own.values]
+        self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
+        self.owns = self.made.owns[-1]
+
+
+class Route:
+    """What is done once a step on one route, before and behind all micro-batches."""
+
+    def __init__(self, variant: Variant) -> None:
+        tasks = self.tasks = variant.tasks
+        self.once = tuple(dict.fromkeys(y for do in tasks.before for y in do.writes))
+        self.slots = tuple(dict.fromkeys(tasks.sums.values()))
+        homes, takes = tuple((register,) for register in tasks.grads.values()), tuple((slot,) for slot in self.slots)
+        self._before = variant.running("before", tasks.before, Bundles((), tuple((y,) for y in self.once)))
+        self._after = variant.running("after", tasks.after, Bundles(takes, homes))
+
+    def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
+        """The weights with those that other groups need of them."""
+        return {**held, **dict(zip(self.once, self._before.run(held), strict=True))}
+
+    def after(self, held: Mapping[str, Shards], sums: Mapping[str, list[Tensor]]) -> dict[str, Shards]:
+        """Gradients at home, of what is added up here; a token of what others have."""
+        made = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
+        found = zip(self.tasks.grads.items(), made, strict=True)
+        return {name: mine or no_shards(self.tasks.layouts[register]) for (name, register), mine in found}
 
 
 class Pipelined:
-    """A step of micro-batches. `variants` are graphs by the size of a micro-batch, which differ in nothing else."""
+    """A step of micro-batches. `variants` are graphs by route and size of a micro-batch, all of the same chunks.
 
-    def __init__(self, variants: Mapping[int, Variant], sizes: Sequence[int], schedule: Schedule, name: str) -> None:
+    Micro-batches take the routes by turns. The second has copies of the weights on other ranks.
+    """
+
+    def __init__(
+        self, variants: Mapping[tuple[int, int], Variant], sizes: Sequence[int], schedule: Schedule, name: str
+    ) -> None:
         self.variants, self.sizes, self.schedule = variants, sizes, schedule
-        first = variants[sizes[0]]
-        self.where, m = first.where, len(sizes)
-        self.lowered = {size: lowered(v.tasks, v.where, schedule, m, name) for size, v in variants.items()}
+        self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
+        self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
+        self.lowered = {size: self.lower(size, name) for size in dict.fromkeys(sizes)}
         self.network: Network = self.lowered[sizes[0]].network
         self.proof: Run = proved(self.network)
-        self.actors = {actor.name: actor for actor in self.network.actors}
         self.values: list[dict[str, Shards]] = []
-        self.sums: dict[str, list[Tensor]] = {}
+        self.sums: list[dict[str, list[Tensor]]] = []
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
-        self.draws = any(isinstance(stage, Draw) for stage in first.stages)
+        self.routes = [Route(variant) for variant in self.firsts]
+        self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
-        self.everywhere = Placement(first.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
-        once = tuple(dict.fromkeys(y for do in first.tasks.before for y in do.writes))
-        self.once = once
-        self.before = first.running("before", first.tasks.before, Bundles((), tuple((y,) for y in once)))
-        self.slots = tuple(dict.fromkeys(first.tasks.sums.values()))
-        homes = tuple((register,) for register in first.tasks.grads.values())
-        takes = tuple((slot,) for slot in self.slots)
-        self.after = first.running("after", first.tasks.after, Bundles(takes, homes))
+        self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
         self.runtime = self.alone(name) if world().rank is None else self.together(name)
+
+    def lower(self, size: int, name: str) -> Lowered:
+        each = [self.variants[route, size] for route in range(len(self.firsts))]
+        return lowered([(v.tasks, v.where) for v in each], self.schedule, len(self.sizes), name)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -198,25 +222,27 @@ class Pipelined:
         return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places)
 
     def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
-        cases = [
-            {size: Entry(variant, self.lowered[size], name, actor) for size, variant in self.variants.items()}
-            if (name := self.named(case or actor.name)) in self.variants[self.sizes[0]].tasks.tasks
-            else None
-            for case in actor.cases
-        ]
+        cases = []
+        for case in actor.cases:
+            name = Name.of(case or actor.name)
+            route, chunk = divmod(name.chunk, self.count)
+            own, sizes = Name(name.kind, chunk), dict.fromkeys(self.sizes)
+            there = own in self.firsts[route].tasks.tasks
+            entries = {
+                size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor)
+                for size in sizes
+                if there
+            }
+            cases.append((route, entries))
         return partial(self.fire, cases, len(actor.gives))
 
-    @staticmethod
-    def named(text: str) -> Name:
-        return Name(text[0], int(text[1:]))  # type: ignore[arg-type]
-
-    def fire(self, cases: Sequence[Mapping[int, Entry] | None], width: int, firing: Firing) -> Sequence[Any]:
+    def fire(self, cases: Sequence[tuple[int, Mapping[int, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
         """One task for one micro-batch."""
-        entries = cases[firing.case]
+        route, entries = cases[firing.case]
         out: list[Any] = [None] * width
-        if entries is None:
+        if not entries:
             return out
-        k = firing.label
+        k = firing.label * len(self.routes) + route
         entry = entries[self.sizes[k]]
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
@@ -228,7 +254,7 @@ class Pipelined:
             if entry.values:
                 self.keep(entry, k, made[-2])
             if entry.sums:
-                self.add(entry, made[-1])
+                self.add(entry, self.sums[route], made[-1])
         return out
 
     def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
@@ -246,23 +272,21 @@ class Pipelined:
     def keep(self, entry: Entry, k: int, tensors: tuple[Tensor, ...]) -> None:
         """The results of a micro-batch."""
         at = 0
-        for register in entry.values:
-            many = len(owned(entry.layouts[register].placement))
+        for register, many in entry.values:
             self.values[k][register] = tensors[at : at + many]
             at += many
 
-    def add(self, entry: Entry, tensors: tuple[Tensor, ...]) -> None:
+    @staticmethod
+    def add(entry: Entry, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
         """Gradients of weights to what there is of other micro-batches."""
         at = 0
-        owns = entry.made.owns[-1]
-        for slot, register in zip(entry.into, entry.sums, strict=True):
-            many = len(owned(entry.layouts[register].placement))
-            held = self.sums.get(slot)
+        for slot, many in entry.sums:
+            mine = tensors[at : at + many]
+            held = sums.get(slot)
             if held is None:
-                pairs = zip(tensors[at : at + many], owns[at : at + many], strict=True)
-                self.sums[slot] = [x if own else x.clone() for x, own in pairs]
+                sums[slot] = [x if own else x.clone() for x, own in zip(mine, entry.owns[at : at + many], strict=True)]
             else:
-                for total, x in zip(held, tensors[at : at + many], strict=True):
+                for total, x in zip(held, mine, strict=True):
                     total.add_(x)
             at += many
 
@@ -270,21 +294,53 @@ class Pipelined:
         self, held: Mapping[str, Shards], inputs: Sequence[Mapping[str, Shards]], seeds: Sequence[Mapping[str, Shards]]
     ) -> Made:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
-        self.values = [{} for _ in self.sizes]
-        self.sums = {}
         with torch.no_grad(), plain():
-            once = dict(zip(self.once, self.before.run(held), strict=True))
-            self.shards = [{**held, **once, **mine, **seed} for mine, seed in zip(inputs, seeds, strict=True)]
-            self.numbered()
-            self.outcome = self.runtime.run(record=True)
-            self.shards = []
-            sums = [tuple(self.sums.get(slot, ())) for slot in self.slots]  # none of what others have
-            self.sums = {}
-            grads = self.after.run(held, *sums)
+            there = [held, *(self.copied(held, variant) for variant in self.firsts[1:])]
+            weights = [route.before(mine) for route, mine in zip(self.routes, there, strict=True)]
+            self.stream([weights[k % len(weights)] for k in range(len(inputs))], inputs, seeds)
+            sums, self.sums = self.sums, []
+            grads = self.routes[0].after(held, sums[0])
+            for variant, route, mine, own in zip(self.firsts[1:], self.routes[1:], there[1:], sums[1:], strict=True):
+                self.returned(variant, route.after(mine, own), grads)
         values, self.values = self.values, []
-        tasks = self.variants[self.sizes[0]].tasks
-        found = zip(tasks.grads.items(), grads, strict=True)
-        return Made(values, {name: mine or no_shards(tasks.layouts[register]) for (name, register), mine in found})
+        return Made(values, grads)
+
+    def stream(
+        self,
+        weights: Sequence[Mapping[str, Shards]],
+        inputs: Sequence[Mapping[str, Shards]],
+        seeds: Sequence[Mapping[str, Shards]],
+    ) -> None:
+        """All micro-batches, each with the weights that it sees."""
+        self.values, self.sums = [{} for _ in self.sizes], [{} for _ in self.routes]
+        self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
+        self.numbered()
+        try:
+            self.outcome = self.runtime.run(record=True)
+        finally:
+            self.shards = []
+
+    def copied(self, held: Mapping[str, Shards], variant: Variant) -> dict[str, Shards]:
+        """The weights on the ranks of another route."""
+        return {name: tuple(box(held[name], src, dst)) for name, src, dst in self.pairs(variant, home=False)}
+
+    def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
+        """Gradients of another route's copies, added to those of the weights."""
+        for name, dst, src in self.pairs(variant, home=True):
+            if name in theirs:
+                back = box(theirs[name], src, dst)
+                grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
+
+    def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
+        """How what does not change within a step lies here and on another route, itself or its gradient at home."""
+        other = {s.value.name: s for s in variant.graph.sources}
+        sources = [s for s in self.firsts[0].graph.sources if s.kind != "input"]
+        return [
+            (s.value.name, s.home, other[s.value.name].home)
+            if home
+            else (s.value.name, s.value.layout, other[s.value.name].value.layout)
+            for s in sources
+        ]
 
 
 def plain() -> Any:

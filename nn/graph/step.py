@@ -82,12 +82,14 @@ class Step:
         self.reads.settle([owner, *(part for module in self.modules.values() for part in module.modules())])
         return placed(logical, self.modules)
 
-    def decide(self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Decided:
+    def decide(
+        self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any], rest: Placement | None = None
+    ) -> Decided:
         """The signatures, and all moves."""
         inputs = tensors_by_path(args, kwargs)
         return decide(
             logical,
-            self.rest,
+            rest or self.rest,
             pins=lambda homes: pins_of(self.modules, inputs, homes),
             states=states_of(self.optimizers),
             limit=self.limit,

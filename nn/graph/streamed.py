@@ -20,6 +20,7 @@ from .called import Shards, no_shards
 from .overlap import Do
 from .pipelined import Made, Pipelined, Variant, plain
 from .straight import Bundles, Running
+from .tasks import Name
 
 __all__ = ["Streamed", "Update"]
 
@@ -39,7 +40,7 @@ class Streamed(Pipelined):
 
     def __init__(
         self,
-        variants: Mapping[int, Variant],
+        variants: Mapping[tuple[int, int], Variant],
         sizes: Sequence[int],
         schedule: Schedule,
         name: str,
@@ -48,7 +49,7 @@ class Streamed(Pipelined):
         self.update = update
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
-        tasks = variants[sizes[0]].tasks
+        tasks = variants[0, sizes[0]].tasks
         if tasks.before:
             raise ScheduleError(
                 f"{name}: a weight is used on two groups of ranks, {tasks.before[0].reads[0]}\n"
@@ -78,9 +79,7 @@ class Streamed(Pipelined):
 
     def first(self, chunk: int) -> Version:
         """The weights at the start of a step."""
-        names = [
-            name for name, register in self.variants[self.sizes[0]].tasks.grads.items() if self.owns(chunk, register)
-        ]
+        names = [name for name, register in self.firsts[0].tasks.grads.items() if self.owns(chunk, register)]
         version = self.newest[chunk] = Version({name: self.held[name] for name in names})
         return version
 
@@ -91,7 +90,7 @@ class Streamed(Pipelined):
     @property
     def chunk_of(self) -> dict[str, int]:
         """The chunk of each gradient at home."""
-        tasks = self.variants[self.sizes[0]].tasks
+        tasks = self.firsts[0].tasks
         made = {slot: chunk for chunk, slots in self.slots_of.items() for slot in slots}
         for do in tasks.after:
             for y in do.writes:
@@ -102,7 +101,7 @@ class Streamed(Pipelined):
         if actor.name.startswith("U"):
             return self.updating(int(actor.name[1:]))
         run = super().work(actor)
-        chunk = self.named(actor.cases[0] or actor.name).chunk
+        chunk = Name.of(actor.cases[0] or actor.name).chunk
         ports = [give.register for give in actor.gives]
         last = next((at for at, register in enumerate(ports) if register.startswith("g.")), None)
         if last is None:
@@ -112,14 +111,14 @@ class Streamed(Pipelined):
         def fire(firing: Firing) -> Sequence[Any]:
             out = list(run(firing))
             if (firing.turn + 1) % every == 0:
-                out[last] = tuple(tuple(self.sums.pop(slot, ())) for slot in self.slots_of[chunk])
+                out[last] = tuple(tuple(self.sums[0].pop(slot, ())) for slot in self.slots_of[chunk])
             return out
 
         return fire
 
     def updating(self, chunk: int) -> Callable[[Firing], Sequence[Any]]:
         """The work of a chunk's optimizer."""
-        variant = self.variants[self.sizes[0]]
+        variant = self.firsts[0]
         slots = self.slots_of.get(chunk, ())
         homes = {name: register for name, register in variant.tasks.grads.items() if self.owns(chunk, register)}
         todo = [do for do in variant.tasks.after if self.chunk_of_do(do) == chunk]
@@ -160,13 +159,11 @@ class Streamed(Pipelined):
     def __call__(
         self, held: Mapping[str, Shards], inputs: Sequence[Mapping[str, Shards]], seeds: Sequence[Mapping[str, Shards]]
     ) -> Made:
-        self.values, self.sums, self.held = [{} for _ in self.sizes], {}, held
+        self.held = held
         try:
             with torch.no_grad(), plain():
-                self.shards = [{**held, **mine, **seed} for mine, seed in zip(inputs, seeds, strict=True)]
-                self.numbered()
-                self.outcome = self.runtime.run(record=True)
+                self.stream([held] * len(inputs), inputs, seeds)
         finally:
-            self.shards, self.held, self.newest = [], {}, {}
+            self.held, self.newest = {}, {}
         values, self.values = self.values, []
         return Made(values, {})

@@ -36,6 +36,14 @@ class Name(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind}{self.chunk}"
 
+    @classmethod
+    def of(cls, text: str) -> "Name":
+        return cls(text[0], int(text[1:]))  # type: ignore[arg-type]
+
+    def shifted(self, by: int) -> "Name":
+        """The same task of a later chunk."""
+        return Name(self.kind, self.chunk + by)
+
 
 class Hop(NamedTuple):
     """A register of one task that arrives as a register of another, on other ranks."""

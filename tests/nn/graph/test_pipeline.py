@@ -1,0 +1,549 @@
+"""Steps in a pipeline, every rank in one process: what they compute is what one device computes, in any schedule."""
+
+import copy
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sbpflow as flow
+from sbpflow.actors.published import PUBLISHED
+from sbpflow.actors.schedule import Schedule
+from sbpflow.placement.errors import SbpError, ScheduleError
+
+from .pipes import (
+    ALONE2,
+    ALONE4,
+    F32,
+    F64,
+    PAIRS,
+    SYNCHRONOUS,
+    WIDTH,
+    WORDS,
+    Gpt,
+    adamw,
+    close,
+    hinted,
+    line,
+    mlp,
+    numbers,
+    of,
+    same_weights,
+    sgd,
+    square_loss,
+    staged,
+    text,
+    trains,
+    whole,
+    words_loss,
+)
+
+STAGES = {"2": ALONE2, "4": ALONE4, "pairs": PAIRS}
+
+
+def fits(schedule: str, stages: str) -> bool:
+    """Four layers are two chunks on each of two stages, and one on each of four."""
+    return PUBLISHED[schedule].v == 1 or stages != "4"
+
+
+WAYS = [("2", "alone"), ("4", "alone"), *(("pairs", way) for way in ("tensor", "data", "zero"))]
+GRID = [
+    (kind, schedule, stages, way, dtype)
+    for kind, schedule, (stages, way), dtype in product(["gpt", "llama"], SYNCHRONOUS, WAYS, [F64, F32])
+    if fits(schedule, stages)
+]
+SAMPLE = random.Random(5).sample(GRID, 8)
+
+
+def learns(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) -> None:
+    model = hinted(staged(of(kind, dtype), STAGES[stages], schedule), way)
+    # Llama itself goes through float32 in norms and in the loss.
+    tolerance = 1e-10 if dtype == F64 and kind == "gpt" else 1e-5
+    # What rounding does to a gradient of nothing, AdamW makes a step of.
+    make = adamw if dtype == F64 else sgd
+    with flow.use_cluster("flat"):
+        trains(model, words_loss, text, make=make, schedule=schedule, steps=10, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), SAMPLE)
+def test_a_model_learns_as_on_one_device(
+    kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype
+) -> None:
+    learns(kind, schedule, stages, way, dtype)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), GRID)
+def test_every_model_learns_under_every_schedule(
+    kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype
+) -> None:
+    learns(kind, schedule, stages, way, dtype)
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_every_schedule_trains(schedule: str) -> None:
+    trains(staged(mlp().double(), ALONE2, schedule), schedule=schedule)
+
+
+@pytest.mark.parametrize("backend", ["code", "autograd", "inductor"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_every_backend_trains(schedule: str, backend: str) -> None:
+    trains(staged(mlp().double(), ALONE2, schedule), schedule=schedule, backend=backend)
+
+
+# Ways through the stages.
+
+
+class Layers(nn.Module):
+    """Four layers that a function runs, each on a stage of its own."""
+
+    def __init__(self, run: Any, width: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.double()
+        self.run = run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*self.layers, *args, **kwargs)
+
+
+def on(run: Any, stages: Any = ALONE4) -> Layers:
+    model = Layers(run)
+    for layer, place in zip(model.layers, stages, strict=True):
+        flow.nn.place(layer, place)
+    return model
+
+
+def straight(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    return d(torch.tanh(c(torch.tanh(b(torch.tanh(a(x)))))))  # type: ignore[no-any-return]
+
+
+def around_one(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    first = torch.tanh(a(x))
+    second = torch.tanh(b(first))
+    return d(c(second) + first)  # type: ignore[no-any-return]
+
+
+def to_the_end(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    first = torch.tanh(a(x))
+    return d(c(torch.tanh(b(first)))) + d(first)  # type: ignore[no-any-return]
+
+
+def to_all(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    first = torch.tanh(a(x))
+    second = torch.tanh(b(first))
+    third = torch.tanh(c(first + second))
+    return d(first * second + third)  # type: ignore[no-any-return]
+
+
+def two_edges(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    y, z = torch.tanh(a(x)).split([2, 4], -1)
+    y, z = b(torch.cat([z, y], -1)), b(torch.cat([y, y, y], -1)).sin()
+    return d(c(y) * c(z))  # type: ignore[no-any-return]
+
+
+def inputs_anywhere(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    return d(c(b(torch.tanh(a(x)) * x) + x.sin()) - x.abs())  # type: ignore[no-any-return]
+
+
+def unused_part(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
+    y = b(a(x))
+    return d(c(y.detach()) + a(x))  # type: ignore[no-any-return]
+
+
+RUNS = [straight, around_one, to_the_end, to_all, two_edges, inputs_anywhere, unused_part]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe_lifo"])
+@pytest.mark.parametrize("run", RUNS)
+def test_values_go_from_any_stage_to_any_later_one(run: Any, schedule: str) -> None:
+    trains(on(run), schedule=schedule)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_values_go_there_and_back_to_a_group(run: Any) -> None:
+    trains(on(run, [ALONE2[0], ALONE2[1], ALONE2[0], ALONE2[1]]), schedule="interleaved")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe", "interleaved"])
+def test_a_weight_is_on_two_stages(schedule: str) -> None:
+    torch.manual_seed(1)
+    model = Gpt(tied=True).double()
+    trains(staged(model, ALONE2, schedule), words_loss, text, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h2"])
+def test_a_layer_is_used_on_two_stages(schedule: str) -> None:
+    model = mlp(3).double()
+    model.insert(2, model[0])
+    one = copy.deepcopy(model)
+    flow.nn.place(model[0], ALONE2[0])
+    flow.nn.place(model[1], ALONE2[1])
+    flow.nn.place(model[3], ALONE2[1])
+    trains(model, one=one, schedule=schedule)
+
+
+UNEVEN = {
+    "1 to 3": line(0, (1, 2, 3)),
+    "2 to 4": line((0, 1), (2, 3, 4, 5)),
+    "4 to 1": line((0, 1, 2, 3), 4),
+    "grid to line": [flow.placement("cpu", [[0, 1], [2, 3]]), *line((4, 5, 6, 7))],
+    "line to grid": [*line((4, 5)), flow.placement("cpu", [[0, 1], [2, 3]])],
+    "one line, another way round": [flow.placement("cpu", [0, 1]), flow.placement("cpu", [1, 0])],
+}
+
+
+@pytest.mark.parametrize("way", ["alone", "data", "zero", "tensor"])
+@pytest.mark.parametrize("stages", UNEVEN)
+def test_stages_have_different_ranks(stages: str, way: str) -> None:
+    if stages == "one line, another way round":
+        pytest.skip("todo")
+    with flow.use_cluster("flat"):
+        model = hinted(staged(of("gpt"), UNEVEN[stages]), way)
+        for place in UNEVEN[stages]:
+            if len(place.shape) > 1 and way == "zero":
+                flow.nn.shard(model, {"*": None})
+        trains(model, words_loss, text)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_layers_of_different_cost_are_stages_of_different_size(schedule: str) -> None:
+    model = mlp(7).double()
+    flow.nn.place(list(model[:1]), ALONE2[0])
+    flow.nn.place(list(model[1:]), ALONE2[1])
+    trains(model, schedule=schedule)
+
+
+# Micro-batches.
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro_batches"),
+    [(8, 1), (8, 2), (8, 8), (5, 4), (13, 4), (7, 3), (3, 2), (4, 4), (9, 5)],
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_any_number_of_micro_batches_is_the_batch(schedule: str, rows: int, micro_batches: int) -> None:
+    trains(
+        staged(mlp().double(), ALONE4, schedule),
+        batches=lambda at: numbers(at, rows),
+        schedule=schedule,
+        micro_batches=micro_batches,
+    )
+
+
+def test_batches_of_several_sizes_go_through_one_graph() -> None:
+    trains(staged(mlp().double(), ALONE2), batches=lambda at: numbers(at, [8, 5, 9, 8][at]), steps=4)
+
+
+# Losses.
+
+
+def labelled(at: int, rows: int = 8) -> tuple[Tensor, Tensor]:
+    """Some labels do not count: of some micro-batches all, of others none."""
+    draw = torch.Generator().manual_seed(at)
+    x = torch.randn(rows, 6, dtype=F64, generator=draw)
+    labels = torch.randint(6, (rows,), generator=draw)
+    labels[:3] = -100
+    labels[6] = -100
+    return x, labels
+
+
+WEIGHTS = torch.tensor([1.0, 0.5, 2.0, 3.0, 0.1, 1.5], dtype=F64)
+
+LOSSES: dict[str, Any] = {
+    "mean": lambda m, x, y: F.cross_entropy(m(x), y.clamp(min=0)),
+    "sum": lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"),
+    "ignored": lambda m, x, y: F.cross_entropy(m(x), y),
+    "ignored, another number": lambda m, x, y: F.cross_entropy(m(x), y.clamp(min=0), ignore_index=0),
+    "weights": lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS),
+    "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1),
+    "smoothed with weights": lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS, label_smoothing=0.1),
+    "nll": lambda m, x, y: F.nll_loss(F.log_softmax(m(x), -1), y),
+    "none, then mean": lambda m, x, y: F.cross_entropy(m(x), y.clamp(min=0), reduction="none").mean(),
+    "none, by counted": lambda m, x, y: F.cross_entropy(m(x), y, reduction="none").sum() / (y >= 0).sum(),
+    "masked": lambda m, x, y: (m(x).square().mean(-1) * (y >= 0)).sum() / (y >= 0).sum(),
+    "masked, clamped": lambda m, x, y: (m(x).square().mean(-1) * (y >= 0)).sum() / (y >= 0).sum().clamp(min=1),
+    "mean of squares": lambda m, x, y: m(x).square().mean(),
+    "sum of squares": lambda m, x, y: m(x).square().sum(),
+    "times two": lambda m, x, y: 2 * m(x).square().mean() / 3,
+    "sum by the number of rows": lambda m, x, y: m(x).square().sum() / 8,
+    "two means": lambda m, x, y: m(x).square().mean() + 0.5 * m(x).abs().mean(),
+    "two sums": lambda m, x, y: m(x).square().sum() + m(x).abs().sum(),
+    "decayed": lambda m, x, y: m(x).square().mean() + 0.01 * sum(p.square().sum() for p in m.parameters()),
+    "huber": lambda m, x, y: F.smooth_l1_loss(m(x), x),
+    "bce": lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), (x > 0).double()),
+    "l1": lambda m, x, y: F.l1_loss(m(x), x),
+    "kl": lambda m, x, y: F.kl_div(F.log_softmax(m(x), -1), F.softmax(x, -1), reduction="batchmean"),
+    "cosine": lambda m, x, y: (1 - F.cosine_similarity(m(x), x, dim=-1)).mean(),
+    "soft labels": lambda m, x, y: F.cross_entropy(m(x), F.softmax(x, -1)),
+    "max": lambda m, x, y: m(x).amax(1).mean(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_that_of_the_batch(loss: str) -> None:
+    trains(staged(mlp().double(), ALONE2), LOSSES[loss], labelled)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_that_of_a_ragged_batch(loss: str) -> None:
+    if loss == "sum by the number of rows":
+        pytest.skip("it is for 8")
+    trains(staged(mlp().double(), ALONE2), LOSSES[loss], lambda at: labelled(at, 9), micro_batches=4)
+
+
+@pytest.mark.parametrize("loss", ["sum", "ignored", "weights", "decayed", "masked", "none, by counted"])
+def test_a_loss_is_that_of_micro_batches_of_one(loss: str) -> None:
+    trains(staged(mlp().double(), ALONE2), LOSSES[loss], labelled, micro_batches=8)
+
+
+def test_labels_that_count_nowhere_are_as_on_one_device() -> None:
+    model = staged(mlp().double(), ALONE2)
+    step = flow.compile(model, LOSSES["ignored"], micro_batches=4)
+    x, _ = numbers(0)
+    assert step(x, torch.full((8,), -100)).isnan()
+
+
+# Results and arguments.
+
+
+def scored(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    logits = model(x)
+    right = (logits.argmax(-1) == y).sum()
+    return {"loss": F.cross_entropy(logits, y), "logits": logits, "right": right, "highest": logits.amax(),
+            "size": logits.new_ones(()), "share": (logits.argmax(-1) == y).double().mean()}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [8, 9])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe_lifo"])
+def test_several_results_are_those_of_the_batch(schedule: str, rows: int) -> None:
+    trains(staged(mlp().double(), ALONE2, schedule), scored, lambda at: labelled(at, rows), schedule=schedule)
+
+
+def test_results_come_from_every_stage() -> None:
+    def run(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> tuple[Tensor, ...]:
+        first = torch.tanh(a(x))
+        second = b(first)
+        third = c(second.sin())
+        return d(third), first, second.mean(), third.sum(0), x * 2
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out, *rest = model(x)
+        return F.mse_loss(out, y), *rest
+
+    trains(on(run), loss)
+
+
+def test_arguments_are_dicts_and_of_other_sizes() -> None:
+    def run(a: Any, b: Any, c: Any, d: Any, batch: dict[str, Any], mask: Tensor, scale: float) -> Tensor:
+        x = b(a(batch["x"]) * mask) * batch["more"][1]
+        return d(c(x)) * mask * scale  # type: ignore[no-any-return]
+
+    def loss(model: nn.Module, batch: dict[str, Any], mask: Tensor, scale: float) -> Tensor:
+        return F.mse_loss(model(batch, mask=mask, scale=scale), batch["y"])
+
+    def batches(at: int) -> tuple[Any, ...]:
+        x, y = numbers(at)
+        mask = torch.tensor([1.0, 0, 1, 1, 0, 1], dtype=F64)
+        return {"x": x, "y": y, "more": [x, y.abs()]}, mask, 0.5
+
+    trains(on(run), loss, batches)
+
+
+def test_a_mask_has_no_samples() -> None:
+    def loss(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return F.mse_loss(model(x) @ mask, x)
+
+    trains(staged(mlp().double(), ALONE2), loss, lambda at: (numbers(at)[0], torch.ones(6, 6, dtype=F64).tril()))
+
+
+# Inference.
+
+
+@pytest.mark.parametrize("rows", [8, 9, 4])
+def test_inference_goes_through_the_pipeline(rows: int) -> None:
+    model = staged(of("gpt"), ALONE4)
+    one = of("gpt")
+    step = flow.compile(model, micro_batches=4)
+    with torch.no_grad():
+        for at in range(2):
+            close(step(*text(at, rows)), one(*text(at, rows)), 1e-10)
+    assert not any(p.grad is not None for p in model.parameters())
+
+
+def test_inference_without_no_grad() -> None:
+    model, one = staged(of("gpt"), ALONE4), of("gpt")
+    close(flow.compile(model, micro_batches=4)(*text(0)), one(*text(0)), 1e-10)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+def test_a_training_graph_evaluates_under_no_grad(schedule: str) -> None:
+    model, one = staged(mlp().double(), ALONE2, schedule), None
+    one = copy.deepcopy(model)
+    step = trains(model, schedule=schedule, one=one)
+    before = [whole(p) for p in model.parameters()]
+    with torch.no_grad():
+        close(step(*numbers(9)), square_loss(one, *numbers(9)), 1e-10)
+    close([whole(p) for p in model.parameters()], before, 0)
+
+
+def test_train_and_eval_modes_are_steps_of_their_own() -> None:
+    model = nn.Sequential(mlp(2), nn.Dropout(0.5), mlp(2)).double()
+    one = copy.deepcopy(model).eval()
+    flow.nn.place(model[0], ALONE2[0])
+    flow.nn.place(model[1:], ALONE2[1])
+    step = flow.compile(model, micro_batches=4)
+    x, _ = numbers(0)
+    noisy = step(x)
+    assert not torch.equal(whole(noisy), one(x))
+    model.eval()
+    close(step(x), one(x), 1e-10)
+
+
+def test_batch_norm_evaluates() -> None:
+    model = nn.Sequential(mlp(2), nn.BatchNorm1d(6), mlp(2)).double().eval()
+    one = copy.deepcopy(model)
+    flow.nn.place(model[0], ALONE2[0])
+    flow.nn.place(model[1:], ALONE2[1])
+    x, _ = numbers(0)
+    close(flow.compile(model, micro_batches=4)(x), one(x), 1e-10)
+
+
+# Training otherwise.
+
+
+@pytest.mark.parametrize("stages", [ALONE4, PAIRS], ids=["alone", "pairs"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_gradients_are_clipped_over_all_stages(schedule: str, stages: Any) -> None:
+    trains(staged(mlp().double(), stages, schedule), schedule=schedule, clip_grad_norm=0.01)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, None], ids=["sgd", "adamw", "no optimizer"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "interleaved"])
+def test_an_optimizer_or_none(schedule: str, make: Any) -> None:
+    trains(staged(mlp().double(), ALONE2, schedule), schedule=schedule, make=make)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("frozen", [(0,), (0, 1), (1, 2), (3,), (0, 1, 2)])
+def test_frozen_layers_stay(schedule: str, frozen: tuple[int, ...]) -> None:
+    model = mlp().double()
+    for number in frozen:
+        model[number].requires_grad_(False)
+    trains(staged(model, ALONE4, schedule), schedule=schedule)
+
+
+def test_mixed_precision() -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.mse_loss(model(x).float(), y)
+
+    trains(
+        staged(mlp(), ALONE2), loss, lambda at: numbers(at, dtype=F32), make=sgd, schedule="zb_h1", tolerance=2e-3
+    )
+
+
+def test_mixed_precision_around_the_step() -> None:
+    torch.manual_seed(0)
+    model = staged(of("gpt", F32), ALONE2)
+    with torch.autocast("cpu", torch.bfloat16):
+        trains(model, words_loss, text, make=sgd, tolerance=1e-2)
+
+
+def test_own_marks() -> None:
+    mine = Schedule("mine", act="p-s+1", split=True, stash="p+1")
+    trains(staged(mlp().double(), ALONE2, mine), schedule=mine)
+
+
+def test_own_marks_as_text() -> None:
+    trains(staged(mlp().double(), ALONE4), schedule="schedule mine\nact p-s\nlow_b p-s-1\n")
+
+
+def test_own_table() -> None:
+    table = Schedule("pair", table=("F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"))
+    trains(staged(mlp().double(), ALONE2), schedule=table, micro_batches=3, batches=lambda at: numbers(at, 7))
+    trains(staged(mlp().double(), ALONE2), schedule=str(table), micro_batches=3)
+
+
+def test_own_table_with_weights_apart() -> None:
+    table = Schedule("apart", table=("F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"))
+    trains(staged(mlp().double(), ALONE2), schedule=table, micro_batches=2)
+
+
+def test_a_graph_of_ones_own() -> None:
+    class Step(flow.nn.Graph):
+        def __init__(self) -> None:
+            super().__init__(micro_batches=4, schedule="zb_h1")
+            self.model = staged(mlp().double(), ALONE2, "zb_h1")
+            self.optimizer = adamw(self.model)
+
+        def build(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            loss = square_loss(self.model, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss, loss.detach() * 2
+
+    torch.manual_seed(0)
+    step = Step()
+    torch.manual_seed(0)
+    one = mlp().double()
+    ones = adamw(one)
+    for at in range(3):
+        wanted = square_loss(one, *numbers(at))
+        wanted.backward()  # type: ignore[no-untyped-call]
+        ones.step()
+        ones.zero_grad()
+        close(step(*numbers(at)), [wanted, wanted * 2], 1e-10)
+    same_weights(step.model, one, 1e-10)
+
+
+def test_two_losses_go_backward() -> None:
+    class Step(flow.nn.Graph):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(micro_batches=4)
+            self.model = model
+
+        def build(self, x: Tensor, y: Tensor) -> Tensor:
+            out = self.model(x)
+            one, two = F.mse_loss(out, y), out.abs().sum()
+            torch.autograd.backward([one, two])
+            return one
+
+    model = staged(mlp().double(), ALONE2)
+    plain = copy.deepcopy(model)
+    step = Step(model)
+    step(*numbers(0))
+    out = plain(numbers(0)[0])
+    (F.mse_loss(out, numbers(0)[1]) + out.abs().sum()).backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        close(p.grad, q.grad, 1e-10)
+
+
+def test_gradients_add_up_without_an_optimizer() -> None:
+    model = staged(mlp().double(), ALONE2)
+    one = copy.deepcopy(model)
+    step = flow.compile(model, square_loss, micro_batches=4)
+    for at in range(3):
+        square_loss(one, *numbers(at)).backward()  # type: ignore[no-untyped-call]
+        step(*numbers(at))
+    for p, q in zip(model.parameters(), one.parameters(), strict=True):
+        close(p.grad, q.grad, 1e-10)
+
+
+def test_dropout_is_the_same_in_every_schedule() -> None:
+    def losses(schedule: str, stages: Any) -> list[float]:
+        torch.manual_seed(2)
+        model = nn.Sequential(mlp(1), nn.Dropout(0.3), mlp(1), nn.Sequential(nn.Dropout(0.2), nn.Linear(6, 6))).double()
+        staged(model, stages, schedule)
+        step = flow.compile(model, square_loss, adamw(model), micro_batches=4, schedule=schedule)
+        torch.manual_seed(7)
+        return [step(*numbers(at)).item() for at in range(3)]
+
+    wanted = losses("gpipe", ALONE4)
+    assert len(set(wanted)) == 3
+    for schedule, stages in (("1f1b", ALONE4), ("zb_h1", ALONE2), ("1f1b", PAIRS)):
+        assert losses(schedule, stages) == pytest.approx(wanted, rel=1e-10)
