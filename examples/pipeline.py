@@ -76,7 +76,7 @@ def train() -> list[float]:
     losses = []
     for batch in batches():
         losses.append(step(*batch).item())
-        if len(losses) % 12 in (0, 1):
+        if len(losses) == 1 or len(losses) % 12 == 0:
             say(f"step {len(losses):3}  loss {losses[-1]:.4f}")
     timeline = step.timeline("out/timeline.json")  # all processes ask, and the first is told
     if timeline is not None:

@@ -1,4 +1,4 @@
-"""The command line: `python -m sbpflow doctor` and `python -m sbpflow demo`."""
+"""The command line: `python -m sbpflow doctor`, `python -m sbpflow demo` and `python -m sbpflow simulate`."""
 
 import argparse
 import sys
@@ -17,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if asked.save and not asked.measure:
                 parser.error("--save FILE writes what --measure finds: give both")
             doctor(ranks=asked.ranks if asked.measure else None, save=asked.save)
+        elif asked.command == "simulate":
+            simulate(asked.schedule, asked.p, asked.m, v=asked.v, n=asked.n, svg=asked.svg)
         else:
             from .boxing.demo import demo  # here, so that the doctor also runs where the rest does not
 
@@ -43,6 +45,17 @@ def doctor(*, ranks: int | None, save: Path | None) -> None:
         print(f"wrote {save}: use it by flow.use_cluster({str(save)!r})")
 
 
+def simulate(name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Path | None) -> None:
+    """Print what a schedule would do; it is a published one by its name, or a file's."""
+    from .actors import Schedule, published
+
+    schedule = Schedule.read(Path(name).read_text(encoding="utf-8")) if Path(name).is_file() else published(name)
+    usual = (0, 0) if schedule.table else (4, 8)  # a table says both itself
+    print(schedule.show(p or usual[0], m or usual[1], v=v, n=n, path=svg))
+    if svg is not None:
+        print(f"drew {svg}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -54,7 +67,21 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for pictures (default out)"
     )
+    trying = commands.add_parser("simulate", help="show what a pipeline's schedule would do, and when")
+    trying.add_argument("schedule", metavar="NAME", help="a published one, as 1f1b or zb_h1, or a file with one")
+    trying.add_argument("-p", type=_count, help="devices (default 4)")
+    trying.add_argument("-m", type=_count, help="micro-batches (default 8)")
+    trying.add_argument("-v", type=_count, default=0, help="chunks on each device, if not as usual")
+    trying.add_argument("-n", type=_count, default=1, help="slices of each sequence (default 1)")
+    trying.add_argument("--svg", type=Path, metavar="FILE", help="also draw it")
     return parser
+
+
+def _count(text: str) -> int:
+    """A number of 1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ traced graph says what is made; what kernels take for themselves while they run 
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from .overlap import Do
 from .schedule import Schedule, schedule
 from .segments import Segment, Stage
 
-__all__ = ["Memory", "memory"]
+__all__ = ["Memory", "kept", "memory"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,20 @@ def memory(
     overlap: bool | None = None,
 ) -> dict[int, Memory]:
     """The peak of every rank of the graph; ranks whose segments are equal are worked out once."""
+    ranks = _ranks(graph, stages, localiser, regather, overlap)
+    return {rank: made.peak() for rank, made in ranks}
+
+
+def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, int]:
+    """The bytes on every rank that the forward leaves for the backward, beside parameters."""
+    return {rank: made.behind() for rank, made in _ranks(graph, stages, localiser, regather, False)}
+
+
+def _ranks(
+    graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
+) -> "Iterator[tuple[int, _Rank]]":
     known: dict[Any, Traced | None] = {}
     placements = {value.layout.placement for value in graph.values.values()}
-    out = {}
     for rank in sorted({rank for where in placements for rank in where.flat}):
         traced = {}
         for number, stage in enumerate(stages):
@@ -60,8 +71,7 @@ def memory(
                 traced[number] = _traced(known, localiser.segment(stage, rank))
         again = {n: tuple(stages[n].inputs[at] for at in made.again) for n, made in traced.items() if made}
         plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
-        out[rank] = _Rank(graph, stages, plan, traced, rank).peak()
-    return out
+        yield rank, _Rank(graph, stages, plan, traced, rank)
 
 
 def _traced(known: dict[Any, Traced | None], local: Local) -> Traced | None:
@@ -144,13 +154,27 @@ class _Rank:
         self.uses: Counter[int] = Counter()
         self.live = self.most = 0
 
-    def peak(self) -> Memory:
+    def sources(self) -> int:
+        """Take what is there; the bytes that stay."""
         parameters = 0
         for source in self.graph.sources:
             size = self.size(source.value.layout)
             if source.kind != "input":
                 parameters += size
             self.hold(source.value.name, [self.new(size if source.kind == "input" else 0)])
+        return parameters
+
+    def behind(self) -> int:
+        """What is live between forward and backward."""
+        self.sources()
+        last = max((at for at, do in enumerate(self.plan.todo) if do.what == "run"), default=-1)
+        for do in self.plan.todo[: last + 2]:
+            if do.what in ("run", "draw", "box", "free"):
+                self.do(do)
+        return self.live
+
+    def peak(self) -> Memory:
+        parameters = self.sources()
         for do in self.plan.todo:
             self.do(do)
         gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())

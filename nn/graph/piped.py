@@ -22,7 +22,9 @@ from .batches import Batch, joined, summed, weight_of
 from .called import Shards
 from .chunks import Chunks
 from .decide import Decided
+from .footprint import footprint
 from .inputs import cutter, tensors_by_path
+from .liveness import Memory
 from .lower import shape_of
 from .micro import Micro, separated
 from .optimizers import adopt
@@ -227,6 +229,9 @@ class PipedStep(Step):
                         self.trained[name].give(shards, keep=False)
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
+
+    def memory(self) -> dict[int, Memory]:
+        return footprint(self.program, regather=self.backend != "autograd")
 
     def timeline(self) -> Timeline | None:
         return self.program.timeline()

@@ -215,6 +215,12 @@ class Pipelined:
         """The ranks of each queue."""
         return {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The values that are moved a second time for the backward, once for each time."""
+        boxes = [do for task in self.firsts[0].tasks.tasks.values() for do in task.todo if do.what == "box"]
+        return tuple(name.partition(" again ")[0] for do in boxes for name in do.writes if " again " in name)
+
     def timeline(self) -> Timeline | None:
         """What the last step did and when; all ranks ask for it, and the first gets it."""
         if self.outcome is None:

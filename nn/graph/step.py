@@ -22,6 +22,7 @@ from ..tensor import GlobalTensor, wrap
 from .backend import Backend
 from .decide import Decided, decide
 from .inputs import cutter, flat, tensors_by_path
+from .liveness import Memory
 from .model import default_placement, globalised, named_values, pins_of, placed, reading
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
@@ -204,10 +205,13 @@ class Step:
 
     def explain(self) -> Report:
         """What was chosen and why."""
-        kept = states_of(self.optimizers)
-        return report(
-            self.graph, self.decided, self.program.memory(), self.trained, kept, self.limit, self.program.again
-        )
+        kept, again = states_of(self.optimizers), self.program.again
+        return report(self.graph, self.decided, self.memory(), self.trained, kept, self.limit, again)
+
+    def memory(self) -> dict[int, Memory]:
+        """The bytes that a step takes at its peak on every rank."""
+        found: dict[int, Memory] = self.program.memory()
+        return found
 
     def __repr__(self) -> str:
         sent = sum(back.plan.total for back in self.graph.backs) + sum(

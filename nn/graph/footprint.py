@@ -1,0 +1,50 @@
+"""The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...actors.simulate import Run
+from .liveness import Memory, kept, memory
+from .local import Localiser
+from .pipelined import Pipelined, Variant
+
+__all__ = ["footprint"]
+
+
+def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
+    """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
+    where weights are kept in several versions or on two routes, they count so often."""
+    total: dict[int, Memory] = {}
+    for route, variant in enumerate(program.firsts):
+        for rank, mine in _of_route(program, variant, route, regather).items():
+            held = total.get(rank)
+            total[rank] = mine if held is None else _sum(held, mine)
+    return total
+
+
+def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, Memory]:
+    localiser = Localiser(variant.graph)
+    one = memory(variant.graph, variant.stages, localiser, regather=regather, overlap=False)
+    stays = kept(variant.graph, variant.stages, localiser, regather=regather)
+    found = {}
+    for rank, peak in one.items():
+        mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
+        numbers = [c + route * program.count for c in mine]
+        more = max(0.0, _mean([_slots(program.proof, c) for c in numbers]) - 1) if mine else 0.0
+        versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
+        extra = round(more * stays[rank] + max(0.0, versions - 1) * peak.parameters)
+        found[rank] = replace(peak, activations=peak.activations + extra)
+    return found
+
+
+def _slots(run: Run, chunk: int) -> int:
+    """How many micro-batches a chunk has begun and not ended, at most."""
+    return max(run.peak.get(f"{name}.{chunk}", 1) for name in ("act", "stash"))
+
+
+def _mean(numbers: Sequence[int]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 1.0
+
+
+def _sum(a: Memory, b: Memory) -> Memory:
+    return Memory(a.parameters + b.parameters, a.gradients + b.gradients, a.activations + b.activations)
