@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .desk import Firing
-from .link import Broken, TensorLink, Waits
+from .link import Broken, Link, Waits
 from .plan import Work
 
 if TYPE_CHECKING:
@@ -139,17 +139,21 @@ class Gone:
 
 @dataclass(frozen=True)
 class CardLink:
-    """A link of tensors on a card. What arrives is a `Later`; a send is over when the card has done it."""
+    """A link of tensors on a card. What arrives is a `Later`; a send is over when the card has done it.
 
-    link: TensorLink
+    `peer` is whom an error names.
+    """
+
+    link: Link
     line: CardLine
+    peer: int = -1
 
     def send(self, label: int, value: Any) -> Sequence[Waits]:
         stream = self.line.stream
         with torch.cuda.stream(stream):
             for message in self.link.send(label, _now(value, stream)):
                 message.wait()
-            return [Gone(self.link.sends[0][0], _later(value, stream))]
+            return [Gone(self.peer, _later(value, stream))]
 
     def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
         stream = self.line.stream

@@ -106,7 +106,7 @@ def chunk_of(root: nn.Module) -> dict[str, int]:
 
 
 def pipeline(
-    layers: Sequence[nn.Module], placements: Sequence[Placement], schedule: str | Schedule = "1f1b", *, chunks: int = 0
+    layers: Iterable[nn.Module], placements: Sequence[Placement], schedule: str | Schedule = "1f1b", *, chunks: int = 0
 ) -> None:
     """Place layers that run one after the other as the stages of a schedule, in runs as even as can be.
 

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...actors.bus import bus
-from ...actors.cut import cut
+from ...actors.bus import Bus, bus
+from ...actors.cut import Edge, cut
 from ...actors.desk import Firing
+from ...actors.link import Link
 from ...actors.network import Actor, Network
+from ...actors.plan import Work
 from ...actors.proof import proved
 from ...actors.runtime import Outcome, Runtime, order_of
 from ...actors.schedule import Schedule
@@ -25,7 +27,7 @@ from ...boxing import box
 from ...boxing.graph.physical import Graph
 from ...placement import Placement
 from ...placement.errors import ScheduleError
-from ...placement.world import owned, world
+from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ..seeds import agree
 from .backend import Backend, Compiled
@@ -177,7 +179,8 @@ class Pipelined:
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
-        work = {actor.name: self.work(actor) for actor in self.network.actors}
+        ranks = {queue: ranks[0] for queue, ranks in self.places.items()}
+        work = {actor.name: self.on_card(self.work(actor), ranks[actor.queue]) for actor in self.network.actors}
         return Runtime(self.network, work, initial=self.initial(self.network), name=name)
 
     def together(self, name: str) -> Runtime:
@@ -197,14 +200,39 @@ class Pipelined:
         labels = labels_of(self.proof)
         links = {}
         for edge in part.edges:
-            bundles = {size: low.bundles.get(edge.register) for size, low in self.lowered.items()}
-            links[edge.actor] = BundleLink(
-                joint.line, edge.number, bundles, self.sizes, labels[edge.register], edge.peers, rank
-            )
-        work = {actor.name: self.work(actor) for actor in part.network.actors if actor.name not in links}
+            links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
+        work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
         order = order_of(self.proof) if max(map(len, where.values())) > 1 else None
         every = {**work, **part.work(links)}
-        return Runtime(part.network, every, order=order, guard=joint, initial=self.initial(part.network), name=name)
+        return Runtime(
+            part.network,
+            every,
+            order=order,
+            guard=joint,
+            initial=self.initial(part.network),
+            timeout=world().timeout,
+            name=name,
+        )
+
+    def link(self, joint: Bus, edge: Edge, labels: Sequence[int], rank: int) -> Link:
+        """How a register's bundles get to other ranks; on cards over a communicator of its own."""
+        bundles = {size: low.bundles.get(edge.register) for size, low in self.lowered.items()}
+        if self.everywhere.type == "cpu":
+            return BundleLink(joint.line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+        from ...actors.cuda import CardLine, CardLink
+
+        ours = next(ranks for ranks in self.places.values() if rank in ranks)
+        line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
+        made = BundleLink(line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+        return CardLink(made, line, edge.peers[0])
+
+    def on_card(self, work: Work, rank: int) -> Work:
+        """Work whose kernels go to its card's stream, and whose results others wait for on theirs."""
+        if self.everywhere.type == "cpu":
+            return work
+        from ...actors.cuda import OnStream
+
+        return OnStream(work, torch.cuda.current_stream(device(self.everywhere, rank)))
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
         """What lies in a network's slots that are filled at the start."""
