@@ -1,8 +1,9 @@
-"""How the protocol looks: its table drawn as a graph, and written as rows."""
+"""How actors look: the protocol's table and networks, drawn as graphs in Graphviz' language."""
 
+from .network import Network
 from .protocol import NEXT, Kind, Phase
 
-__all__ = ["diagram", "table"]
+__all__ = ["diagram", "drawn", "table"]
 
 FONT = "Helvetica,Arial,sans-serif"
 FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": "#d3f3d0", "ended": "#e3d8ff"}
@@ -28,6 +29,40 @@ def diagram() -> str:
             "",
         ]
     )
+
+
+KINDS = {"F": "#d6e4ff", "B": "#ffe0c2", "W": "#d3f3d0", "U": "#e3d8ff"}  # by what an actor does, as its name begins
+
+
+def drawn(network: Network) -> str:
+    """A network: queues as frames, actors in them, and registers as arrows with their marks; tokens are dashed."""
+    node = f'shape=box, style="rounded,filled", color="#7d8590", fontname="{FONT}", fontsize=12, fontcolor="#1f2328"'
+    edge = f'color="#7d8590", fontname="{FONT}", fontsize=9, fontcolor="#57606a", arrowsize=0.7'
+    lines = [
+        "digraph {",
+        f'  graph [layout=dot, rankdir=LR, bgcolor=transparent, pad=0.2, fontname="{FONT}", fontsize=11]',
+        f'  node [{node}, fillcolor="#eef1f4"]',
+        f"  edge [{edge}]",
+    ]
+    for number, queue in enumerate(network.queues):
+        lines.append(f'  subgraph cluster_{number} {{ label="{queue}"; color="#d0d7de"; style=rounded')
+        for actor in network.actors:
+            if actor.queue == queue:
+                fill = KINDS.get(actor.name[0], "#eef1f4")
+                said = f"{actor.name}\\n{', '.join(actor.cases)}" if actor.sequence else actor.name
+                lines.append(f'    "{actor.name}" [label="{said}", fillcolor="{fill}"]')
+        lines.append("  }")
+    for actor in network.actors:
+        for take in dict.fromkeys((take.register, take.low) for take in actor.takes):
+            register = network.register(take[0])
+            marks = f"{register.high}" + (f", low {take[1]}" if take[1] else "")
+            marks += f", {register.initial} filled" if register.initial else ""
+            producer = network.producers.get(register.name)
+            style = "" if register.bytes or producer is None else ", style=dashed"
+            if producer is not None:
+                label = f"{register.name} ({marks})"
+                lines.append(f'  "{producer}" -> "{actor.name}" [label="{label}"{style}]')
+    return "\n".join([*lines, "}", ""])
 
 
 def table() -> str:

@@ -160,6 +160,10 @@ class Graph:
         """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot."""
         return self.step.draw(path, depth=depth, focus=focus)
 
+    def draw_actors(self, path: str | Path) -> Path:
+        """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
+        return self.step.draw_actors(path)
+
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """What the last step did and when, on every rank and queue: print its `.text()` or `.summary()`.
 

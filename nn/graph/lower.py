@@ -129,6 +129,9 @@ class _Lowering:
             self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
             actor = self.actors[self.of[str(reader)]]
             self.actors[actor.name] = replace(actor, takes=(*actor.takes, take))
+        if hops:
+            moved = sum(hop.pair[1].numel * hop.pair[1].dtype.itemsize for hop in hops)
+            self.registers[name] = replace(self.registers[name], bytes=moved)
         sent = (*registers, *(hop.sent for hop in hops))
         come = (*registers, *(hop.come for hop in hops))
         self.bundles[name] = Bundle(sent, come, hops)

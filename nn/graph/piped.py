@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...actors.look import drawn
 from ...actors.published import published
 from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
+from ...boxing.draw import picture
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
 from ...placement import Placement
@@ -229,6 +232,9 @@ class PipedStep(Step):
                         self.trained[name].give(shards, keep=False)
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
+
+    def draw_actors(self, path: str | Path) -> Path:
+        return picture(drawn(self.program.network), path)
 
     def memory(self) -> dict[int, Memory]:
         return footprint(self.program, regather=self.backend != "autograd")

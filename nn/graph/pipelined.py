@@ -29,6 +29,7 @@ from ...placement import Placement
 from ...placement.errors import ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp import Layout
+from ...sbp.call import tensors_in
 from ..seeds import agree
 from .backend import Backend, Compiled
 from .called import Shards, no_shards, ones
@@ -120,6 +121,7 @@ class Entry:
         self.takes = list(zip(map(ports.index, takes), carriers, strict=True))
         ports = [give.register for give in actor.gives]
         self.gives = [ports.index(register) for register in gives]
+        self.names, self.new = gives, True
         here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
         self.values = [(register, here[register]) for register in own.values]
         self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
@@ -167,6 +169,7 @@ class Pipelined:
         self.sums: list[dict[str, list[Tensor]]] = []
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
+        self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
         self.routes = [Route(variant) for variant in self.firsts]
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
@@ -253,7 +256,7 @@ class Pipelined:
         """What the last step did and when; all ranks ask for it, and the first gets it."""
         if self.outcome is None:
             raise ScheduleError("a timeline before any step\n  call the graph first")
-        return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places)
+        return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places, self.bytes)
 
     def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
         cases = []
@@ -285,11 +288,19 @@ class Pipelined:
             del bundles
             for at, bundle in zip(entry.gives, made, strict=False):
                 out[at] = bundle
+            if entry.new:
+                self.weigh(entry, made)
             if entry.values:
                 self.keep(entry, k, made[-2])
             if entry.sums:
                 self.add(entry, self.sums[route], made[-1])
         return out
+
+    def weigh(self, entry: Entry, bundles: Sequence[Any]) -> None:
+        """Note how large what lies in the slots is, once."""
+        entry.new = False
+        for register, bundle in zip(entry.names, bundles, strict=False):
+            self.bytes[register] = sum(x.nbytes for x in tensors_in(bundle))
 
     def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
         """The sources as this task is to see them."""

@@ -192,6 +192,13 @@ class Step:
         """The physical graph as a picture."""
         return draw(self.graph, path, depth, focus)
 
+    def draw_actors(self, path: str | Path) -> Path:
+        """The actors that run it as a picture, where it was made to be run by some."""
+        raise SbpError(
+            f"{self.name} runs as one function, without actors\n"
+            "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
+        )
+
     def svg(self) -> str | None:
         """The picture as text, where something can draw it."""
         return svg(self.graph)

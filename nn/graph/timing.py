@@ -1,6 +1,7 @@
 """The timeline of a pipelined step: what its last run did, beside a simulation with the times that things took."""
 
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median
 
 from ...actors.clocks import clock_offsets, collect
@@ -21,7 +22,8 @@ def timeline(outcome: Outcome, proof: Run, lowered: Lowered, where: dict[str, tu
     here = world().rank
     if here is None:
         by = {ranks[0]: tuple(ran for ran in outcome.firings if ran.queue == queue) for queue, ranks in where.items()}
-        return Timeline(proof.network, by, {}, _simulated(proof.network, outcome.firings))
+        network = _weighed(proof.network, nbytes)
+        return Timeline(network, by, {}, _simulated(network, outcome.firings))
     ranks = sorted({rank for each in where.values() for rank in each})
     if here not in ranks:
         return None
@@ -31,7 +33,13 @@ def timeline(outcome: Outcome, proof: Run, lowered: Lowered, where: dict[str, tu
         return None
     whole = joined(proof, where, {name: _pairs(lowered, where, proof, name) for name in _names(proof.network)})
     everything = tuple(ran for each in records.values() for ran in each)
+    whole = _weighed(whole, {f"{name}@{here}": size for name, size in nbytes.items()})
     return Timeline(whole, records, offsets, _simulated(whole, everything), is_wire)
+
+
+def _weighed(network: Network, nbytes: dict[str, int]) -> Network:
+    registers = tuple(replace(r, bytes=nbytes.get(r.name, r.bytes)) for r in network.registers)
+    return Network(network.actors, registers, network.name)
 
 
 def _names(network: Network) -> list[str]:
