@@ -9,6 +9,8 @@ PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
 	@echo; $(RUN) examples/gpt.py --check
+	@echo; $(RUN) examples/pipeline.py --check
+	@echo; echo "to open: out/*.svg in a browser (pipeline.svg is the boxing graph), out/timeline.json at https://ui.perfetto.dev"
 
 test: lint
 	@echo "tests: pytest, doctests, the README's code"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from ...actors.simulate import Run
 from .liveness import Memory, kept, memory
 from .local import Localiser
-from .pipelined import Pipelined, Variant
+from .pipelined import Pipelined
+from .variant import Variant
 
 __all__ = ["footprint"]
 

@@ -31,11 +31,12 @@ from .liveness import Memory
 from .lower import shape_of
 from .micro import Micro, separated
 from .optimizers import adopt
-from .pipelined import Pipelined, Variant, seeds_of
+from .pipelined import Pipelined, seeds_of
 from .shardwise import step_on_shards
 from .step import Step
 from .streamed import Streamed
 from .structure import replaced
+from .variant import Variant
 
 __all__ = ["PipedStep", "schedule_of"]
 

@@ -27,26 +27,19 @@ from ...boxing import box
 from ...boxing.graph.physical import Graph
 from ...placement import Placement
 from ...placement.errors import ScheduleError
-from ...placement.world import device, owned, world
+from ...placement.world import device, world
 from ...sbp import Layout
 from ...sbp.call import tensors_in
 from ..seeds import agree
-from .backend import Backend, Compiled
-from .called import Shards, no_shards, ones
-from .chunks import Chunks, chunks
-from .hops import BundleLink, carrier, labels_of
-from .local import Localiser
+from .called import Shards, ones
+from .hops import BundleLink, labels_of
 from .lower import Lowered, lowered
-from .overlap import Do, freed
-from .program import compiled_once
-from .schedule import Schedule as Listed
-from .segments import Draw, Segment, Stage, segments
-from .straight import Bundles, Running, task
-from .tasks import Name, Tasks, derived
-from .tasks import tasks as tasks_of
+from .segments import Draw
+from .tasks import Name
 from .timing import timeline
+from .variant import Entry, Route, Variant
 
-__all__ = ["Made", "Pipelined", "Variant", "plain", "seeds_of"]
+__all__ = ["Made", "Pipelined", "plain", "seeds_of"]
 
 
 @dataclass(frozen=True)
@@ -55,99 +48,6 @@ class Made:
 
     values: list[dict[str, Shards]]
     grads: dict[str, Shards]
-
-
-class Variant:
-    """A graph of micro-batches of one size, compiled task by task."""
-
-    def __init__(self, graph: Graph, said: Mapping[str, int], *, split: bool, backend: Backend) -> None:
-        self.graph = graph
-        self.stages: tuple[Stage, ...] = segments(graph, said)
-        self.where: Chunks = chunks(graph, self.stages, said)
-        localiser = Localiser(graph)
-        weights = derived(self.stages, self.where)
-        self.compiled: dict[tuple[int, int], Compiled] = {}
-        self.again: dict[int, tuple[str, ...]] = {}
-        self.halves: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        for number, stage in enumerate(self.stages):
-            if not isinstance(stage, Segment):
-                continue
-            flags = tuple(name in weights for name in stage.wants)
-            apart = flags if split and any(flags) and not all(flags) else None
-            for rank in owned(stage.placement):
-                local = localiser.segment(stage, rank)
-                self.compiled[number, rank] = compiled_once(local, backend, apart)
-            mine = [self.compiled[number, rank] for rank in owned(stage.placement)]
-            self.again[number] = _names(stage, [one.again for one in mine])
-            if apart is not None:
-                halves = [[one.apart.again[half] for one in mine if one.apart] for half in (0, 1)]
-                self.halves[number] = _names(stage, halves[0]), _names(stage, halves[1])
-        self.tasks: Tasks = tasks_of(
-            graph,
-            self.stages,
-            self.where,
-            self.again,
-            apart=self.halves if split else None,
-            regather=backend != "autograd",
-        )
-
-    def running(self, name: str, todo: Sequence[Do], bundles: Bundles) -> Running:
-        """Things to do as a function."""
-        stay = {register for bundle in (*bundles.takes, *bundles.gives) for register in bundle}
-        plan = Listed(tuple(freed(todo, stay)), self.tasks.transfers, self.tasks.layouts, (), {})
-        return task(self.graph, self.stages, plan, self.compiled, self.again, self.halves, bundles, name)
-
-
-def _names(stage: Segment, taken: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """The inputs that some rank here takes."""
-    return tuple(stage.inputs[at] for at in sorted({at for numbers in taken for at in numbers}))
-
-
-class Entry:
-    """One task of one variant, made to run: where its bundles lie among the actor's takes and gives."""
-
-    def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor) -> None:
-        own, called = variant.tasks.tasks[name], name.shifted(shift)
-        takes, gives = low.takes.get(called, ()), low.gives.get(called, ())
-        bundles = Bundles(
-            tuple(low.bundles[register].come for register in takes),
-            (*(low.bundles[register].sent for register in gives), own.values, own.sums),
-        )
-        self.made = variant.running(str(name), own.todo, bundles)
-        self.run = self.made.run
-        alone = world().rank is None  # else what comes in was brought by a link
-        carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
-        ports = [take.register for take in actor.takes]
-        self.takes = list(zip(map(ports.index, takes), carriers, strict=True))
-        ports = [give.register for give in actor.gives]
-        self.gives = [ports.index(register) for register in gives]
-        self.names, self.new = gives, True
-        here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
-        self.values = [(register, here[register]) for register in own.values]
-        self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
-        self.owns = self.made.owns[-1]
-
-
-class Route:
-    """What is done once a step on one route, before and behind all micro-batches."""
-
-    def __init__(self, variant: Variant) -> None:
-        tasks = self.tasks = variant.tasks
-        self.once = tuple(dict.fromkeys(y for do in tasks.before for y in do.writes))
-        self.slots = tuple(dict.fromkeys(tasks.sums.values()))
-        homes, takes = tuple((register,) for register in tasks.grads.values()), tuple((slot,) for slot in self.slots)
-        self._before = variant.running("before", tasks.before, Bundles((), tuple((y,) for y in self.once)))
-        self._after = variant.running("after", tasks.after, Bundles(takes, homes))
-
-    def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
-        """The weights with those that other groups need of them."""
-        return {**held, **dict(zip(self.once, self._before.run(held), strict=True))}
-
-    def after(self, held: Mapping[str, Shards], sums: Mapping[str, list[Tensor]]) -> dict[str, Shards]:
-        """Gradients at home, of what is added up here; a token of what others have."""
-        made = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
-        found = zip(self.tasks.grads.items(), made, strict=True)
-        return {name: mine or no_shards(self.tasks.layouts[register]) for (name, register), mine in found}
 
 
 class Pipelined:

@@ -18,9 +18,10 @@ from ...actors.schedule import Schedule
 from ...placement.errors import ScheduleError
 from .called import Shards, no_shards
 from .overlap import Do
-from .pipelined import Made, Pipelined, Variant, plain
+from .pipelined import Made, Pipelined, plain
 from .straight import Bundles, Running
 from .tasks import Name
+from .variant import Variant
 
 __all__ = ["Streamed", "Update"]
 

@@ -17,8 +17,13 @@ from .lower import Lowered
 __all__ = ["timeline"]
 
 
-def timeline(outcome: Outcome, proof: Run, lowered: Lowered, where: dict[str, tuple[int, ...]]) -> Timeline | None:
-    """The timeline of all ranks, which all of them ask for; it is on the first, and None on the others."""
+def timeline(
+    outcome: Outcome, proof: Run, lowered: Lowered, where: dict[str, tuple[int, ...]], nbytes: dict[str, int]
+) -> Timeline | None:
+    """The timeline of all ranks, which all of them ask for; it is on the first, and None on the others.
+
+    `nbytes` is what lies in a slot of the registers that this process fills.
+    """
     here = world().rank
     if here is None:
         by = {ranks[0]: tuple(ran for ran in outcome.firings if ran.queue == queue) for queue, ranks in where.items()}
