@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -171,7 +172,7 @@ class Pipelined:
                 if there
             }
             cases.append((route, entries))
-        return partial(self.fire, cases, len(actor.gives))
+        return partial(_weakly, ref(self), cases, len(actor.gives))
 
     def fire(self, cases: Sequence[tuple[int, Mapping[int, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
         """One task for one micro-batch."""
@@ -286,6 +287,15 @@ class Pipelined:
             else (s.value.name, s.value.layout, other[s.value.name].value.layout)
             for s in sources
         ]
+
+
+def _weakly(
+    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[int, Entry]]], width: int, firing: Firing
+) -> Sequence[Any]:
+    """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
+    program = of()
+    assert program is not None
+    return program.fire(cases, width, firing)
 
 
 def plain() -> Any:

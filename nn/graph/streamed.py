@@ -7,13 +7,14 @@ the newest weights on all stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 
 from ...actors.desk import Firing
-from ...actors.network import Actor, Network
+from ...actors.network import Actor, Network, Register
 from ...actors.schedule import Schedule
 from ...placement.errors import ScheduleError
 from .called import Shards, no_shards
@@ -72,11 +73,14 @@ class Streamed(Pipelined):
         super().__init__(variants, sizes, schedule, name)
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
-        return {
-            register.name: (lambda r=register: [self.first(int(r.name.partition(".")[2]))] * r.initial)  # type: ignore[misc]
-            for register in network.registers
-            if register.name.startswith("w.")
-        }
+        of = ref(self)
+
+        def versions(register: Register) -> Sequence[Any]:
+            program = of()
+            assert program is not None
+            return [program.first(int(register.name.partition(".")[2]))] * register.initial
+
+        return {r.name: partial(versions, r) for r in network.registers if r.name.startswith("w.")}
 
     def first(self, chunk: int) -> Version:
         """The weights at the start of a step."""
@@ -107,12 +111,13 @@ class Streamed(Pipelined):
         last = next((at for at, register in enumerate(ports) if register.startswith("g.")), None)
         if last is None:
             return run
-        every = actor.gives[last].every
+        every, slots, of = actor.gives[last].every, self.slots_of[chunk], ref(self)
 
         def fire(firing: Firing) -> Sequence[Any]:
             out = list(run(firing))
-            if (firing.turn + 1) % every == 0:
-                out[last] = tuple(tuple(self.sums[0].pop(slot, ())) for slot in self.slots_of[chunk])
+            program = of()
+            if program is not None and (firing.turn + 1) % every == 0:
+                out[last] = tuple(tuple(program.sums[0].pop(slot, ())) for slot in slots)
             return out
 
         return fire
@@ -124,19 +129,22 @@ class Streamed(Pipelined):
         homes = {name: register for name, register in variant.tasks.grads.items() if self.owns(chunk, register)}
         todo = [do for do in variant.tasks.after if self.chunk_of_do(do) == chunk]
         takes, gives = tuple((slot,) for slot in slots), tuple((register,) for register in homes.values())
+        of, layouts = ref(self), variant.tasks.layouts
         home: Running = variant.running(f"after{chunk}", todo, Bundles(takes, gives))
 
         def fire(firing: Firing) -> Sequence[Any]:
             (slot,) = firing.held[0]
+            program = of()
+            assert program is not None
             with torch.no_grad():
-                made = home.run(self.held, *slot.value)
+                made = home.run(program.held, *slot.value)
             grads = {
-                name: mine or no_shards(variant.tasks.layouts[register])
+                name: mine or no_shards(layouts[register])
                 for (name, register), mine in zip(homes.items(), made, strict=True)
             }
-            self.retire(chunk)
-            self.update(grads)
-            return (self.first(chunk),)
+            program.retire(chunk)
+            program.update(grads)
+            return (program.first(chunk),)
 
         return fire
 

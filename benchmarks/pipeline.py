@@ -1,0 +1,186 @@
+"""Pipelined steps beside torch.distributed.pipelining, 1F1B by hand and the ideal; what a firing, a hop and a step add.
+
+    python -m benchmarks.pipeline [--quick] [--only A B C D] [--write]
+
+A   steps of 8 micro-batches on two Gloo ranks under each schedule, compute-bound and of tiny stages
+B   what a firing adds to its stage's own work
+C   a hop between two ranks beside a plain isend and irecv
+D   what a step costs that computes next to nothing
+
+All ways of a part go in turn, round by round, in the same processes, after their losses and gradients were found equal.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import pipeline_costs, pipeline_peers
+from benchmarks.alone import Times, aligned
+from benchmarks.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs" / "benchmarks.md"
+ROUNDS = 31
+
+
+@dataclass(frozen=True)
+class Part:
+    measure: Callable[..., Times]
+    show: Callable[[Times], Iterator[str]]
+    ranks: Sequence[int] = (2,)  # each number has processes of its own
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        worker(json.loads(options.job))
+        return
+    lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
+    for name in options.only:
+        part, times = PARTS[name], Times()
+        for ranks in part.ranks:
+            times |= launched(name, ranks, quick=options.quick)
+        lines += ["", *part.show(times)]
+    report = "\n".join(lines)
+    print(report)
+    if options.write:
+        write(report)
+
+
+def launched(name: str, ranks: int, *, quick: bool) -> Times:
+    """Run a part in processes of its own; of several ranks the slowest one's time of each round counts."""
+    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
+        job = json.dumps({"part": name, "folder": folder, "rounds": 3 if quick else ROUNDS})
+        launch = [sys.executable]
+        if ranks > 1:
+            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        subprocess.run(
+            [*launch, "-m", "benchmarks.pipeline", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
+        )
+        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return {
+        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
+        for what, ways in each[0].items()
+    }
+
+
+def worker(job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    times = PARTS[job["part"]].measure(job["rounds"])
+    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fifth(us: Sequence[float]) -> float:
+    """What a fifth of the rounds stay below: whatever else a machine does only adds, and most to who waits."""
+    return statistics.quantiles(us, n=5)[0]
+
+
+def ms(us: Sequence[float]) -> str:
+    return f"{statistics.median(us) / 1e3:.2f}/{fifth(us) / 1e3:.2f}"
+
+
+def judged(value: float, aim: float | None) -> list[str]:
+    return [f"{value:.2f}", "" if aim is None else f"{aim:.2f}", "" if aim is None else "yes" if value <= aim else "no"]
+
+
+def show_schedules(times: Times) -> Iterator[str]:
+    yield (
+        f"**A step of {MICRO_BATCHES} micro-batches on two ranks**, forward and backward, milliseconds, median/a fifth "
+        "of the rounds stay below; ratios are of the latter."
+    )
+    for name, (size, _) in SIZES.items():
+        ways = times[name]
+        stage = fifth(ways["stage"]) / MICRO_BATCHES
+        yield ""
+        yield f"*{name}*: {size}; one stage's forward and backward of a micro-batch takes {stage / 1e3:.2f} ms."
+        yield ""
+        rows = [["schedule", "graph", "beside", "its time", "ratio", "aim", "met"]]
+        for schedule, way in SCHEDULES.items():
+            mine, theirs = ways[f"graph {schedule}"], ways[f"torch {schedule}"]
+            ideal = (MICRO_BATCHES + way.bubble) * stage
+            bound = name == "compute-bound"
+            told = judged(fifth(mine) / ideal, 1.1 if bound else None)
+            rows.append([schedule, ms(mine), "ideal", f"{ideal / 1e3:.2f}", *told])
+            told = judged(fifth(mine) / fifth(theirs), 1.0)
+            rows.append([schedule, ms(mine), way.theirs.__name__, ms(theirs), *told])
+            if schedule == "1f1b":
+                hand = ways["by hand"]
+                rows.append([schedule, ms(mine), "by hand", ms(hand), *judged(fifth(mine) / fifth(hand), 1.2)])
+            rows.append(["", "", f"{way.theirs.__name__} : ideal", "", f"{fifth(theirs) / ideal:.2f}", "", ""])
+        rows.append(["", "", "by hand : ideal", "", f"{fifth(ways['by hand']) / (MICRO_BATCHES + 1) / stage:.2f}", "", ""])
+        yield from aligned(rows)
+
+
+def show_firings(times: Times) -> Iterator[str]:
+    yield "**A firing**, microseconds over what its task takes, median/min; aim 25."
+    yield ""
+    yield from aligned(
+        [["of", "us", "met"]]
+        + [
+            [what, f"{statistics.median(us):.1f}/{min(us):.1f}", "yes" if statistics.median(us) <= 25 else "no"]
+            for what, us in times["firing"].items()
+        ]
+    )
+
+
+def show_hops(times: Times) -> Iterator[str]:
+    yield "**A hop between two ranks**, microseconds, a fifth of the rounds stay below."
+    yield ""
+    rows = [["bytes", "by hand", "actors", "ratio", "aim", "met"]]
+    for what, ways in times.items():
+        hand, mine = fifth(ways["by hand"]), fifth(ways["actors"])
+        rows.append([what, f"{hand:.0f}", f"{mine:.0f}", *judged(mine / hand, 1.3)])
+    yield from aligned(rows)
+
+
+def show_fixed(times: Times) -> Iterator[str]:
+    yield "**A step of one small linear layer a stage**, forward, backward and SGD, microseconds, median/min."
+    yield ""
+    rows = [["step", "us", "aim", "met"]]
+    for what, ways in times.items():
+        for way, us in ways.items():
+            aim = 300 if way.startswith("graph, 1 ") else None
+            met = "" if aim is None else "yes" if statistics.median(us) <= aim else "no"
+            rows.append([f"{what}: {way}", f"{statistics.median(us):.0f}/{min(us):.0f}", f"{aim or ''}", met])
+    yield from aligned(rows)
+
+
+PARTS = {
+    "A": Part(pipeline_peers.schedules, show_schedules),
+    "B": Part(pipeline_costs.firings, show_firings, ranks=(1, 2)),
+    "C": Part(pipeline_costs.hops, show_hops),
+    "D": Part(pipeline_costs.fixed, show_fixed, ranks=(1, 2)),
+}
+
+
+def write(report: str) -> None:
+    """Put the report between its markers in the docs."""
+    begin, end = "<!-- pipeline:begin -->", "<!-- pipeline:end -->"
+    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
+    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
