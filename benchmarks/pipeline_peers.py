@@ -1,8 +1,12 @@
-"""One training step in micro-batches on two ranks: a graph's, that of torch's pipelining, and one written by hand."""
+"""Steps in micro-batches: a graph's, those of torch's pipelining and one by hand; and what firings and steps cost."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,11 +21,15 @@ from torch.distributed.pipelining import (
 )
 
 import sbpflow as flow
+from benchmarks import hop
+from benchmarks.alone import Times, timed
+from sbpflow.actors.runtime import Runtime
+from sbpflow.nn.graph import pipelined
 
-__all__ = ["MICRO_BATCHES", "SCHEDULES", "Size", "Step", "by_hand", "gradients", "ours", "plain", "stage_alone", "torchs"]
+__all__ = ["MICRO_BATCHES", "SCHEDULES", "SIZES", "firings", "fixed", "hops", "schedules"]
 
 MICRO_BATCHES = 8
-BLOCKS = 4
+MANY = 64  # micro-batches where single firings are counted
 
 Step: TypeAlias = Callable[[], Tensor | None]  # one step; returns the loss, None on ranks that do not have it
 
@@ -30,18 +38,25 @@ Step: TypeAlias = Callable[[], Tensor | None]  # one step; returns the loss, Non
 class Size:
     width: int
     rows: int  # of a micro-batch
+    micro_batches: int = MICRO_BATCHES
+    blocks: int = 4
+    linear: bool = False  # blocks are but a linear layer each
 
     def __str__(self) -> str:
-        return f"{BLOCKS} blocks of width {self.width}, micro-batches of {self.rows} rows"
+        return f"{self.blocks} blocks of width {self.width}, micro-batches of {self.rows} rows"
+
+
+SIZES = {"compute-bound": (Size(256, 128), 1), "tiny stages": (Size(32, 16), 4)}  # and steps a round
+SMALLEST = Size(4, 1, blocks=2, linear=True)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A schedule: torch's class of it, and how many of its bubble's units are left with a chunk on each rank."""
+    """A schedule: torch's class of it, the chunks on each rank, and its bubble."""
 
     theirs: Any
     chunks: int = 1
-    bubble: float = 1.0  # of one stage's forward and backward, between two ranks
+    bubble: float = 1.0  # of two ranks, in one stage's forwards and backwards of a micro-batch
 
 
 # With equal times of F, B and W one third of the bubble is left by zb_h1.
@@ -66,21 +81,28 @@ class Block(nn.Module):
 def made(size: Size) -> nn.Sequential:
     """The same weights each time."""
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(size.width) for _ in range(BLOCKS)))
+    layer = nn.Linear if size.linear else Block
+    return nn.Sequential(*(layer(*(size.width,) * (1 + size.linear)) for _ in range(size.blocks)))
 
 
 def batch(size: Size) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(1)
-    rows = MICRO_BATCHES * size.rows
+    rows = size.micro_batches * size.rows
     first, second = (torch.randn(rows, size.width, generator=source) for _ in range(2))
     return first, second
 
 
-def chunks_of(model: nn.Sequential, ranks: int, chunks: int) -> list[nn.Sequential]:
+def position() -> tuple[int, int]:
+    """This rank, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def chunks_of(size: Size, chunks: int = 1) -> list[nn.Sequential]:
     """The chunks of this rank, of all that go round and round."""
+    (me, ranks), model = position(), made(size)
     count = ranks * chunks
-    each = BLOCKS // count
-    return [model[at * each : (at + 1) * each] for at in range(dist.get_rank(), count, ranks)]
+    each = size.blocks // count
+    return [model[at * each : (at + 1) * each] for at in range(me, count, ranks)]
 
 
 def cleared(modules: Sequence[nn.Module]) -> None:
@@ -89,44 +111,38 @@ def cleared(modules: Sequence[nn.Module]) -> None:
             parameter.grad = None
 
 
-def gradients(modules: Sequence[nn.Module]) -> float:
-    """One number of all gradients, to compare ways by."""
+def squares(modules: Sequence[nn.Module]) -> float:
+    """One number of all gradients on this rank, to compare ways by."""
     grads = [p.grad for module in modules for p in module.parameters() if p.grad is not None]
-    local = [shard for g in grads for shard in (g.to_local() if hasattr(g, "to_local") else (g,))]
-    return sum(float(g.double().square().sum()) for g in local)
-
-
-def plain(size: Size) -> float:
-    """The loss in one process."""
-    x, y = batch(size)
-    return float(F.mse_loss(made(size)(x), y))
+    here = [g.to_local() if isinstance(g, flow.GlobalTensor) else g for g in grads]
+    return sum(float(g.double().square().sum()) for g in here)
 
 
 def ours(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
-    model = made(size)
-    stages = [flow.placement("cpu", [rank]) for rank in range(dist.get_world_size())]
+    model, (me, ranks) = made(size), position()
+    stages = [flow.placement("cpu", [rank]) for rank in range(ranks)]
     flow.nn.pipeline(model, stages, schedule)
 
     def loss_of(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(module(x), y)
 
-    graph: Callable[..., Any] = flow.compile(model, loss_of, micro_batches=MICRO_BATCHES, schedule=schedule)
+    graph: Callable[..., Any] = flow.compile(model, loss_of, micro_batches=size.micro_batches, schedule=schedule)
     given = batch(size)
 
     def step() -> Tensor | None:
         cleared([model])
         loss = graph(*given)
-        return loss.to_local() if dist.get_rank() == dist.get_world_size() - 1 else None
+        return loss.to_local() if me == ranks - 1 else None
 
     return step, [model]
 
 
 def torchs(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
     """torch.distributed.pipelining on the same chunks."""
-    way, ranks, me = SCHEDULES[schedule], dist.get_world_size(), dist.get_rank()
-    mine = chunks_of(made(size), ranks, way.chunks)
+    way, (me, ranks) = SCHEDULES[schedule], position()
+    mine = chunks_of(size, way.chunks)
     places = range(me, ranks * way.chunks, ranks)
-    stages = [PipelineStage(one, at, ranks * way.chunks, torch.device("cpu")) for one, at in zip(mine, places)]
+    stages = [PipelineStage(one, at, ranks * way.chunks, torch.device("cpu")) for one, at in zip(mine, places, strict=True)]
     alone = way.theirs in (ScheduleGPipe, Schedule1F1B)
     runs = way.theirs(stages[0] if alone else stages, MICRO_BATCHES, loss_fn=F.mse_loss)
     x, y = batch(size)
@@ -141,25 +157,25 @@ def torchs(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
 
 
 def by_hand(size: Size) -> tuple[Step, list[nn.Module]]:
-    """1F1B with isend and irecv: a receive is posted as long before it is waited for as can be."""
-    ranks, me = dist.get_world_size(), dist.get_rank()
-    (stage,) = chunks_of(made(size), ranks, 1)
-    first, last = me == 0, me == ranks - 1
-    x, y = (part.chunk(MICRO_BATCHES) for part in batch(size))
-    like = x[0]
+    """1F1B with isend and irecv: all receives are posted first, and sends are waited for last."""
+    me, ranks = position()
+    (stage,) = chunks_of(size)
+    first, last, m = me == 0, me == ranks - 1, size.micro_batches
+    x, y = (part.chunk(m) for part in batch(size))
 
     def step() -> Tensor | None:
         cleared([stage])
-        under_way, losses = [], []
-        xs = [] if first else [_posted(like, me - 1) for _ in range(MICRO_BATCHES)]
-        dys = [] if last else [_posted(like, me + 1) for _ in range(MICRO_BATCHES)]
+        under_way: list[tuple[Tensor, Any]] = []  # what is sent is kept until it is gone
+        losses: list[Tensor] = []
+        xs = [] if first else [posted(x[0], me - 1) for _ in range(m)]
+        dys = [] if last else [posted(x[0], me + 1) for _ in range(m)]
         held: list[tuple[Tensor, Tensor]] = []
 
         def forward(k: int) -> None:
             come = x[k] if first else xs[k]().requires_grad_()
             out = stage(come)
             if last:
-                out = F.mse_loss(out, y[k]) / MICRO_BATCHES
+                out = F.mse_loss(out, y[k]) / m
                 losses.append(out.detach())
             else:
                 under_way.append((out, dist.isend(out.detach(), me + 1)))
@@ -172,13 +188,13 @@ def by_hand(size: Size) -> tuple[Step, list[nn.Module]]:
                 assert come.grad is not None
                 under_way.append((come.grad, dist.isend(come.grad, me - 1)))
 
-        ahead = min(ranks - 1 - me, MICRO_BATCHES)
+        ahead = min(ranks - 1 - me, m)
         for k in range(ahead):
             forward(k)
-        for k in range(MICRO_BATCHES - ahead):
+        for k in range(m - ahead):
             forward(k + ahead)
             backward(k)
-        for k in range(MICRO_BATCHES - ahead, MICRO_BATCHES):
+        for k in range(m - ahead, m):
             backward(k)
         for _, work in under_way:
             work.wait()
@@ -187,7 +203,7 @@ def by_hand(size: Size) -> tuple[Step, list[nn.Module]]:
     return step, [stage]
 
 
-def _posted(like: Tensor, peer: int) -> Callable[[], Tensor]:
+def posted(like: Tensor, peer: int) -> Callable[[], Tensor]:
     come = torch.empty_like(like)
     work = dist.irecv(come, peer)
 
@@ -200,18 +216,84 @@ def _posted(like: Tensor, peer: int) -> Callable[[], Tensor]:
 
 def stage_alone(size: Size) -> Callable[[], None]:
     """One stage's forward and backward for every micro-batch, where nothing is sent and nobody waited for."""
-    ranks, me = dist.get_world_size(), dist.get_rank()
-    (stage,) = chunks_of(made(size), ranks, 1)
+    me, ranks = position()
+    (stage,) = chunks_of(size)
     first, last = me == 0, me == ranks - 1
-    x, y = (part.chunk(MICRO_BATCHES) for part in batch(size))
+    x, y = (part.chunk(size.micro_batches) for part in batch(size))
 
     def run() -> None:
         cleared([stage])
-        for come, other in zip(x, y):
+        for come, other in zip(x, y, strict=True):
             out = stage(come if first else come.detach().requires_grad_())
             if last:
-                F.mse_loss(out, other).div(MICRO_BATCHES).backward()
+                F.mse_loss(out, other).div(size.micro_batches).backward()
             else:
                 out.backward(other)
 
     return run
+
+
+def told(step: Step, modules: Sequence[nn.Module]) -> tuple[float, float]:
+    """The loss, 0 on ranks that do not have it, and the squares of the gradients."""
+    loss = step()
+    return 0.0 if loss is None else loss.item(), squares(modules)
+
+
+def agree(ways: dict[str, tuple[Step, list[nn.Module]]], what: str) -> None:
+    """Every way's loss and gradients are those of the first."""
+    expected = None
+    for way, (step, modules) in ways.items():
+        found = told(step, modules)
+        expected = expected or found
+        for a, b in zip(found, expected, strict=True):
+            assert abs(a - b) <= 1e-4 * abs(b), f"{what}: {found} by {way}, {expected} by {next(iter(ways))}"
+
+
+def schedules(rounds: int) -> Times:
+    flow.init(timeout=120)
+    times: Times = {}
+    for name, (size, calls) in SIZES.items():
+        hand = by_hand(size)
+        table: dict[str, Callable[[], object]] = {"by hand": hand[0], "stage": stage_alone(size)}
+        for schedule, way in SCHEDULES.items():
+            both = {f"torch {schedule}": torchs(size, schedule), f"graph {schedule}": ours(size, schedule)}
+            agree(({"by hand": hand} if way.chunks == 1 else {}) | both, f"{schedule}, {name}")
+            table |= {way: step for way, (step, _) in both.items()}
+        times |= timed({name: table}, rounds, calls, meet=True)
+    return times
+
+
+@contextmanager
+def counted(clock: Callable[[], float]) -> Iterator[list[float]]:
+    """The time that is spent in the code of tasks compiled meanwhile, and how often it was called."""
+    spent, made = [0.0, 0.0], pipelined.task
+
+    def task(*args: Any) -> Any:
+        running = made(*args)
+        if args[-1] in ("before", "after"):
+            return running
+
+        def run(*given: Any) -> Any:
+            start = clock()
+            out = running.run(*given)
+            spent[0] += clock() - start
+            spent[1] += 1
+            return out
+
+        return replace(running, run=run)
+
+    with patch.object(pipelined, "task", task):
+        yield spent
+
+
+def firings(rounds: int) -> Times:
+    """What a firing takes beyond its task's own code: of one stage in one process, and of the caller on two ranks."""
+    alone = "RANK" not in __import__("os").environ
+    if not alone:
+        flow.init(timeout=120)
+    clock = time.perf_counter if alone else time.thread_time
+    size = replace(SMALLEST, micro_batches=MANY)
+    with counted(clock) as spent:
+        step, _ = ours(size, "1f1b")
+        step()
+    return {}

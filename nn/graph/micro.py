@@ -161,9 +161,9 @@ class _Asked:
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
         return SbpError(
             f"{Call(op.op, (), {}, ()).name} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
-            f"  its inputs are of the batch: {lies}\n"
-            "  leave micro_batches= out, or write it so that samples do not depend on each other and the loss is a "
-            "sum or a mean over them"
+            f"  it is in {op.origin.module or 'no module'}, and its inputs are of the batch: {lies}\n"
+            "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
+            "other and the loss is a sum or a mean over them"
         )
 
 
