@@ -1,10 +1,12 @@
 """Steps in micro-batches: a graph's, those of torch's pipelining and one by hand; and what firings and steps cost."""
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -24,7 +26,7 @@ import sbpflow as flow
 from benchmarks import hop
 from benchmarks.alone import Times, timed
 from sbpflow.actors.runtime import Runtime
-from sbpflow.nn.graph import pipelined
+from sbpflow.nn.graph.variant import Variant
 
 __all__ = ["MICRO_BATCHES", "SCHEDULES", "SIZES", "firings", "fixed", "hops", "schedules"]
 
@@ -118,23 +120,32 @@ def squares(modules: Sequence[nn.Module]) -> float:
     return sum(float(g.double().square().sum()) for g in here)
 
 
-def ours(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
-    model, (me, ranks) = made(size), position()
-    stages = [flow.placement("cpu", [rank]) for rank in range(ranks)]
-    flow.nn.pipeline(model, stages, schedule)
+def compiled(size: Size, schedule: str) -> tuple[Callable[[], Any], nn.Module, Any]:
+    """A step as a graph, its model, and the graph."""
+    model, (_, ranks) = made(size), position()
+    flow.nn.pipeline(model, [flow.placement("cpu", [rank]) for rank in range(ranks)], schedule)
 
     def loss_of(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(module(x), y)
 
-    graph: Callable[..., Any] = flow.compile(model, loss_of, micro_batches=size.micro_batches, schedule=schedule)
+    graph: Any = flow.compile(model, loss_of, micro_batches=size.micro_batches, schedule=schedule)
     given = batch(size)
 
-    def step() -> Tensor | None:
+    def step() -> Any:
         cleared([model])
-        loss = graph(*given)
-        return loss.to_local() if me == ranks - 1 else None
+        return graph(*given)
 
-    return step, [model]
+    return step, model, graph
+
+
+def ours(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
+    (step, model, _), (me, ranks) = compiled(size, schedule), position()
+
+    def value() -> Tensor | None:
+        loss = step()
+        return loss.to_local() if me == ranks - 1 else None  # type: ignore[no-any-return]
+
+    return value, [model]
 
 
 def torchs(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
@@ -142,7 +153,9 @@ def torchs(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
     way, (me, ranks) = SCHEDULES[schedule], position()
     mine = chunks_of(size, way.chunks)
     places = range(me, ranks * way.chunks, ranks)
-    stages = [PipelineStage(one, at, ranks * way.chunks, torch.device("cpu")) for one, at in zip(mine, places, strict=True)]
+    stages = [
+        PipelineStage(one, at, ranks * way.chunks, torch.device("cpu")) for one, at in zip(mine, places, strict=True)
+    ]
     alone = way.theirs in (ScheduleGPipe, Schedule1F1B)
     runs = way.theirs(stages[0] if alone else stages, MICRO_BATCHES, loss_fn=F.mse_loss)
     x, y = batch(size)
@@ -266,34 +279,83 @@ def schedules(rounds: int) -> Times:
 @contextmanager
 def counted(clock: Callable[[], float]) -> Iterator[list[float]]:
     """The time that is spent in the code of tasks compiled meanwhile, and how often it was called."""
-    spent, made = [0.0, 0.0], pipelined.task
+    spent, made = [0.0, 0.0], Variant.running
 
-    def task(*args: Any) -> Any:
-        running = made(*args)
-        if args[-1] in ("before", "after"):
-            return running
+    def running(self: Variant, name: str, *rest: Any) -> Any:
+        found = made(self, name, *rest)
 
         def run(*given: Any) -> Any:
             start = clock()
-            out = running.run(*given)
+            out = found.run(*given)
             spent[0] += clock() - start
             spent[1] += 1
             return out
 
-        return replace(running, run=run)
+        return found if name in ("before", "after") else replace(found, run=run)
 
-    with patch.object(pipelined, "task", task):
+    with patch.object(Variant, "running", running):
         yield spent
 
 
 def firings(rounds: int) -> Times:
-    """What a firing takes beyond its task's own code: of one stage in one process, and of the caller on two ranks."""
-    alone = "RANK" not in __import__("os").environ
-    if not alone:
+    """CPU time of the calling thread for a firing, beyond its task's code, on one rank and on each of two."""
+    if "RANK" in os.environ:
         flow.init(timeout=120)
-    clock = time.perf_counter if alone else time.thread_time
-    size = replace(SMALLEST, micro_batches=MANY)
-    with counted(clock) as spent:
-        step, _ = ours(size, "1f1b")
+    ranks = position()[1]
+    with counted(time.thread_time) as spent:
+        step, _, graph = compiled(replace(SMALLEST, micro_batches=MANY), "1f1b")
         step()
-    return {}
+    program = graph.step.program
+    nothing = {actor.name: partial(_nothing, len(actor.gives)) for actor in program.network.actors}
+    idle = Runtime(program.network, nothing)  # on one rank; of two this is both in one process
+    run, took = program.runtime.run, [0.0]
+
+    def measured(**options: Any) -> Any:
+        start = time.thread_time()
+        out = run(**options)
+        took[0] += time.thread_time() - start
+        return out
+
+    found: dict[str, list[float]] = {"graph": [], "actors without work": []}
+    gc.collect()
+    gc.freeze()
+    with patch.object(program.runtime, "run", measured):
+        for _ in range(10 * rounds):
+            spent[:], took[0] = [0.0, 0.0], 0.0
+            step()
+            found["graph"].append((took[0] - spent[0]) / spent[1] * 1e6)
+            start = time.thread_time()
+            idle.run()
+            found["actors without work"].append((time.thread_time() - start) / spent[1] * 1e6)
+    idle.close()
+    return {f"{ranks} rank{'s' if ranks > 1 else ''}": found if ranks == 1 else {"graph": found["graph"]}}
+
+
+def _nothing(width: int, firing: Any) -> tuple[None, ...]:
+    return (None,) * width
+
+
+def hops(rounds: int) -> Times:
+    """Trips to the other rank and back: by hand, and through three actors as they come and in the simulated order."""
+    flow.init(timeout=120)
+    times: Times = {}
+    for size in hop.SIZES:
+        free, ordered = hop.runtime(size, ordered=False), hop.runtime(size, ordered=True)
+        table = {"by hand": hop.by_hand(size), "as it comes": free.run, "in order": ordered.run}
+        found = timed({"trips": table}, 2 * rounds, 1, meet=True)["trips"]
+        times[str(size)] = {way: [us / hop.TRIPS / 2 for us in row] for way, row in found.items()}
+        free.close()
+        ordered.close()
+    return times
+
+
+def fixed(rounds: int) -> Times:
+    """Steps that compute next to nothing, of one micro-batch and of more."""
+    if "RANK" in os.environ:
+        flow.init(timeout=120)
+    ranks = position()[1]
+    table: dict[str, Callable[[], object]] = {}
+    for m in (1, 2, MICRO_BATCHES):
+        size = replace(SMALLEST, micro_batches=m)
+        table |= {f"graph, {m}": compiled(size, "1f1b")[0], f"by hand, {m}": by_hand(size)[0]}
+    return timed({str(ranks): table}, 3 * rounds, 10, meet=ranks > 1)

@@ -8,6 +8,7 @@ Blocks are cut into stages over `pipe`; on a stage the batch is cut over `data`,
 """
 
 import re
+from calendar import day_name
 from collections import Counter
 from datetime import date
 
@@ -20,7 +21,7 @@ from sbpflow import S
 
 RANKS = flow.init().size or 8
 GRID = flow.placement("cpu", torch.arange(RANKS).reshape(2, 2, -1).tolist(), names=("pipe", "data", "tensor"))
-YEARS, MONTHS, DAYS = range(1950, 2050), range(12), "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+YEARS, MONTHS, DAYS = range(1950, 2050), range(12), list(day_name)
 WIDTH, STEPS = 64, 41
 
 

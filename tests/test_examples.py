@@ -13,7 +13,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TOLD = {  # what a run must print, besides losses that fall
     "gpt": r"tokens/s\ndrew out/gpt.svg\n",
     "mlp": r"the two arms, as the model sees them:\n([.#]{64}\n){24}",
-    "pipeline": r"1f1b p=2 m=8: (.*\n)*GPT, 1f1b, 8 micro-batches: step (.*\n)*drew out/pipeline.svg, wrote out/timeline.json",
+    "pipeline": r"1f1b p=2 m=8: (.*\n)*GPT, 1f1b, 8 micro-batches: step (.*\n)*drew out/pipeline.svg, wrote out/time",
     "tensor_parallel": r"four ranks set out to learn a rhyme,\neach held a part, and all kept time.\n",
     "three_d": r"up.weight +\(256, 64\) +\(B, S\(0\)\) +\(128, 64\)\n(.*\n)*July 1969 began on a Tuesday\n",
     "zero": r" 9 o'clock and  5 hours later: 2 o'clock\n11 o'clock and  4 hours later: 3 o'clock\n",
