@@ -167,8 +167,8 @@ def show_hops(times: Times) -> Iterator[str]:
 
 def show_fixed(times: Times) -> Iterator[str]:
     yield (
-        "**A step of one small linear layer a stage**, forward and backward, microseconds, median/a fifth of the rounds "
-        "stay below. By hand is plain torch, on two ranks with isend and irecv."
+        "**A step of one small linear layer a stage**, forward and backward, microseconds, median/a fifth of "
+        "the rounds stay below. By hand is plain torch, on two ranks with isend and irecv."
     )
     yield ""
     rows = [["ranks", "micro-batches", "graph", "by hand", "graph - by hand", "aim", "met"]]

@@ -3,13 +3,15 @@
 Placements that share a rank are one group: what moves between them is a collective and not a hop. A chunk begins where
 something comes in from another group, so that layers placed on A, B, A, B are four chunks on two groups. What is made
 of inputs alone, as shifted labels, waits for the chunk that needs it. A weight that another group needs goes there
-*once* a step, and not with every micro-batch.
+*once* a step, and not with every micro-batch; so does one that is only seen in another way, as data parallel ones are:
+its gradients are added up, and brought together once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...boxing.graph.physical import Box, Graph
+from ...boxing.moves import LOCAL
 from ...placement import Placement
 from .segments import Segment, Stage
 
@@ -70,6 +72,10 @@ def _outputs(stage: Stage) -> tuple[str, ...]:
     return (stage.output.name,) if isinstance(stage, Box) else stage.outputs
 
 
+def _sends(graph: Graph, box: Box) -> bool:
+    return any(move.kind not in LOCAL for move in graph.plan(box).moves)
+
+
 class _Chunker:
     def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int]) -> None:
         self.graph, self.stages, self.said = graph, stages, said
@@ -80,17 +86,32 @@ class _Chunker:
         self.once: set[int] = set()
         self.given: set[int] = set()
         self.hops: set[int] = set()
+        far = self.of_weights(weights)
         for at, stage in enumerate(stages):
-            if isinstance(stage, Box) and self.crosses(stage):
-                if stage.source in weights:
-                    self.once.add(at)
-                    weights.add(stage.output.name)
-                elif stage.source in inputs and not graph.values[stage.source].grad:
-                    self.given.add(at)
-                else:
-                    self.hops.add(at)
+            if not isinstance(stage, Box):
+                continue
+            crosses = self.crosses(stage)
+            if at in far or (stage.source in weights and (crosses or not _sends(graph, stage))):
+                self.once.add(at)
+                weights.add(stage.output.name)
+            elif crosses and stage.source in inputs and not graph.values[stage.source].grad:
+                self.given.add(at)
+            elif crosses:
+                self.hops.add(at)
         self.weights = weights
         self.level: dict[int, int] = {}
+
+    def of_weights(self, weights: Collection[str]) -> set[int]:
+        """The moves by which a weight gets to another group, those inside of its own group too."""
+        found: set[int] = set()
+        for at, stage in enumerate(self.stages):
+            chain, box = [at], stage
+            while isinstance(box, Box) and self.makers.get(box.source, at) < chain[-1]:
+                chain.append(self.makers[box.source])
+                box = self.stages[chain[-1]]
+            if isinstance(stage, Box) and isinstance(box, Box) and box.source in weights and self.crosses(stage):
+                found.update(chain)
+        return found
 
     def crosses(self, box: Box) -> bool:
         return self.groups[self.graph.layout(box.source).placement] != self.groups[box.output.layout.placement]

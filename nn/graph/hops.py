@@ -11,7 +11,7 @@ from ...actors.simulate import Run
 from ...boxing import box
 from ...boxing.buffer import finish, pack, plain
 from ...boxing.plan import plan
-from ...boxing.program import Program
+from ...boxing.program import Box, Program
 from ...placement.world import device, owned
 from ...sbp import Layout
 from .lower import Bundle
@@ -19,6 +19,7 @@ from .lower import Bundle
 __all__ = ["BundleLink", "carrier", "labels_of"]
 
 LABELS = 1 << 16
+ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
 
 
 def carrier(bundle: Bundle) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None:
@@ -56,18 +57,63 @@ class Way:
         ((program,),) = [one for one in plan(src, dst).programs(rank) if one] or [(Program((), ()),)]
         self.program, self.rank = program, rank
         self.dtype = dst.dtype
-        self.like = torch.empty(0, dtype=dst.dtype, device=device(dst.placement, rank)) if program.receives else None
+        here = rank in dst.placement.flat
+        self.like = torch.empty(0, dtype=dst.dtype, device=device(dst.placement, rank)) if here else None
+        held = src.local_shape(rank) if program.sends else ()
+        self.sends = {part.peer: None if _all(part.boxes, held, 0) else part.boxes for part in program.sends}
+        self.sizes = {part.peer: part.numel for part in program.receives}
+        parts = [part.boxes for part in program.receives]
+        self.one = len(parts) == 1 and not program.terms and _all(parts[0], program.shape, 1)  # message: the value
 
-    def sent(self, peer: int, shard: Tensor) -> Tensor | None:
-        boxes = next((part.boxes for part in self.program.sends if part.peer == peer), None)
-        return None if boxes is None else plain(pack(shard, boxes)).reshape(-1)
-
-    def size(self, peer: int) -> int:
-        return sum(part.numel for part in self.program.receives if part.peer == peer)
+    def sent(self, peer: int, shard: Tensor) -> Tensor:
+        boxes = self.sends[peer]
+        return plain(shard if boxes is None else pack(shard, boxes))
 
     def come(self, data: Mapping[int, Tensor]) -> Tensor:
         assert self.like is not None
+        if self.one:
+            (value,) = data.values()
+            if value.data_ptr() % ALIGNED == 0:
+                return value.view(self.program.shape)
         return finish(self.program, self.rank, self.like, data.__getitem__, "sum", None)
+
+
+def _all(boxes: Sequence[Box], shape: tuple[int, ...], side: int) -> bool:
+    """Whether boxes are one that is all there is on a side: what is read (0) or written (1)."""
+    return len(boxes) == 1 and all(
+        entry[side] == 0 and entry[2] == size for entry, size in zip(boxes[0], shape, strict=True)
+    )
+
+
+class Message:
+    """What one peer sends of a bundle at once: the parts of all ways that it has something of, in one run of memory."""
+
+    def __init__(self, ways: Sequence[Way], peer: int) -> None:
+        self.ways, self.peer = ways, peer
+        self.sends = [(at, way) for at, way in enumerate(ways) if peer in way.sends]
+        comes = [(at, way, way.sizes[peer]) for at, way in enumerate(ways) if peer in way.sizes]
+        self.comes = [(at, size, way.dtype) for at, way, size in comes]
+        kinds = {way.dtype for _, way, _ in comes}
+        self.bytes = len(kinds) > 1
+        self.sizes = [size * way.dtype.itemsize if self.bytes else size for _, way, size in comes]
+        self.total = sum(self.sizes)
+        self.dtype = torch.uint8 if self.bytes else next(iter(kinds), torch.uint8)
+        self.device = next((way.like.device for _, way, _ in comes if way.like is not None), None)
+
+    def packed(self, shards: Sequence[Tensor]) -> Tensor:
+        pieces = [way.sent(self.peer, shards[at]) for at, way in self.sends]
+        return pieces[0] if len(pieces) == 1 else _together([piece.reshape(-1) for piece in pieces])
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.total, dtype=self.dtype, device=self.device)
+
+    def parts(self, buffer: Tensor, data: Sequence[dict[int, Tensor]]) -> None:
+        """Say of each way which part of the message is for it."""
+        if len(self.comes) == 1:
+            data[self.comes[0][0]][self.peer] = buffer
+            return
+        for (at, _, dtype), part in zip(self.comes, torch.split(buffer, self.sizes), strict=True):
+            data[at][self.peer] = part.view(dtype) if self.bytes else part
 
 
 class BundleLink:
@@ -84,55 +130,38 @@ class BundleLink:
         self.ways = {
             size: [Way(*hop.pair, rank) for hop in bundle.hops] if bundle else [] for size, bundle in bundles.items()
         }
+        messages = {size: [Message(ways, peer) for peer in peers] for size, ways in self.ways.items()}
+        self.out = {size: [each for each in made if each.sends] for size, made in messages.items()}
+        self.come = {size: [each for each in made if each.comes] for size, made in messages.items()}
 
     def tag(self, k: int) -> int:
         return self.number * LABELS + k % LABELS
 
     def send(self, label: int, value: Any) -> Sequence[Waits]:
-        ways, tag = self.ways[self.sizes[label]], self.tag(label)
-        works = []
-        for peer in self.peers:
-            pieces = [way.sent(peer, shard) for way, shard in zip(ways, value or (), strict=True)]
-            data = _together([piece for piece in pieces if piece is not None])
-            if data is not None or not ways:
-                works.append(self.line.send(peer, tag, torch.zeros(1) if data is None else data))
-        return works
+        size, tag, line = self.sizes[label], self.tag(label), self.line
+        if not self.ways[size]:
+            return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
+        return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
 
     def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
         k = self.labels[label]
-        ways, tag = self.ways[self.sizes[k]], self.tag(k)
-        works: list[Waits] = []
-        data: list[dict[int, Tensor]] = [{} for _ in ways]
-        for peer in self.peers:
-            sizes = [way.size(peer) for way in ways]
-            if ways and not any(sizes):
-                continue
-            buffer, views = _apart(ways, sizes)
-            works.append(self.line.receive(peer, tag, buffer))
-            for held, view in zip(data, views, strict=True):
-                held[peer] = view
-        return works, lambda: tuple(way.come(held) for way, held in zip(ways, data, strict=True))
+        size, tag, line = self.sizes[k], self.tag(k), self.line
+        ways, messages = self.ways[size], self.come[size]
+        if not ways:
+            return [line.receive(peer, tag, torch.zeros(1)) for peer in self.peers], tuple
+        buffers = [message.empty() for message in messages]
+
+        def value() -> tuple[Tensor, ...]:
+            data: list[dict[int, Tensor]] = [{} for _ in ways]
+            for message, buffer in zip(messages, buffers, strict=True):
+                message.parts(buffer, data)
+            return tuple([way.come(held) for way, held in zip(ways, data, strict=True)])
+
+        return [line.receive(m.peer, tag, buffer) for m, buffer in zip(messages, buffers, strict=True)], value
 
 
-def _together(pieces: Sequence[Tensor]) -> Tensor | None:
+def _together(pieces: Sequence[Tensor]) -> Tensor:
     """Tensors as one run of memory."""
-    if len(pieces) < 2:
-        return pieces[0] if pieces else None
     if len({piece.dtype for piece in pieces}) == 1:
         return torch.cat(list(pieces))
     return torch.cat([piece.view(torch.uint8) for piece in pieces])
-
-
-def _apart(ways: Sequence[Way], sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """Memory for what `_together` made, and the parts of it."""
-    if not ways:
-        return torch.zeros(1), []
-    some = [way for way, size in zip(ways, sizes, strict=True) if size]
-    likes = [way.like for way in ways if way.like is not None]
-    if len({way.dtype for way in some}) == 1:
-        buffer = likes[0].new_empty(sum(sizes), dtype=some[0].dtype)
-        return buffer, list(torch.split(buffer, list(sizes)))
-    widths = [size * way.dtype.itemsize for way, size in zip(ways, sizes, strict=True)]
-    buffer = likes[0].new_empty(sum(widths), dtype=torch.uint8)
-    parts = torch.split(buffer, widths)
-    return buffer, [part.view(way.dtype) for way, part in zip(ways, parts, strict=True)]

@@ -63,22 +63,28 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
     return [ranks[group] for group in groups]
 
 
-def lowered(routes: Sequence[tuple[Tasks, Chunks]], schedule: Schedule, m: int, name: str) -> Lowered:
-    """The network of a step of m micro-batches, which take the routes by turns; chunks are numbered route by route."""
-    _, where = routes[0]
-    trains = any(task.kind == "B" for task in routes[0][0].tasks)
+def lowered(
+    sizes: Mapping[int, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str
+) -> dict[int, Lowered]:
+    """The network of a step of m micro-batches, and what lies in its registers for those of each size.
+
+    Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
+    """
+    routes = next(iter(sizes.values()))
+    tasks, where = routes[0]
+    trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
     queues = [f"device {group}" for _, of in routes for group in _groups(where, of)]
     actors, registers = _training(schedule, where, m, queues) if trains else _forward(where, m)
     made = _Lowering(actors, registers, m)
-    for route, (tasks, _) in enumerate(routes):
-        for (maker, reader), held in tasks.edges.items():
-            made.join(maker.shifted(route * count), reader.shifted(route * count), held, ())
-        hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
-        for hop in tasks.hops:
-            hops[hop.source.shifted(route * count), hop.target.shifted(route * count)].append(hop)
-        for (source, target), listed in hops.items():
-            made.join(source, target, (), tuple(listed))
+    for size, each in sizes.items():
+        for route, (tasks, of) in enumerate(each):
+            if of.group != routes[route][1].group:
+                raise ScheduleError(
+                    f"{name}: micro-batches of {size} samples run in other chunks than those of {next(iter(sizes))}\n"
+                    "  pass a batch whose samples micro_batches= divides"
+                )
+            made.route(size, tasks, route * count)
     return made.done(f"{name}, {schedule.name}, {m} micro-batches" if trains else f"{name}, {m} micro-batches")
 
 
@@ -113,39 +119,59 @@ class _Lowering:
         self.actors = {actor.name: actor for actor in actors}
         self.registers = {register.name: register for register in registers}
         self.of = {case: actor.name for actor in actors for case in (actor.cases if actor.sequence else [actor.name])}
-        self.bundles: dict[str, Bundle] = {}
-        self.takes: dict[Name, list[str]] = defaultdict(list)
-        self.gives: dict[Name, list[str]] = defaultdict(list)
+        self.bundles: dict[int, dict[str, Bundle]] = defaultdict(dict)
+        self.takes: dict[int, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.gives: dict[int, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
-    def join(self, maker: Name, reader: Name, registers: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
+    def route(self, size: int, tasks: Tasks, shift: int) -> None:
+        """What the tasks of one size and route hand to each other; their chunks are numbered from `shift` on."""
+        for (maker, reader), held in tasks.edges.items():
+            self.join(size, maker.shifted(shift), reader.shifted(shift), held, ())
+        hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
+        for hop in tasks.hops:
+            hops[hop.source.shifted(shift), hop.target.shifted(shift)].append(hop)
+        for (source, target), listed in hops.items():
+            self.join(size, source, target, (), tuple(listed))
+
+    def join(self, size: int, maker: Name, reader: Name, held: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
         """What one task hands to another, in the skeleton's register or in one of its own."""
         name = _skeleton(maker, reader)
         if name not in self.registers:
             name = f"{maker}-{reader}"
-            self.registers[name] = Register(name, self.m)
-            give = Give(name, case=self.case(maker))
-            take = Take(name, case=self.case(reader))
-            actor = self.actors[self.of[str(maker)]]
-            self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
-            actor = self.actors[self.of[str(reader)]]
-            self.actors[actor.name] = replace(actor, takes=(*actor.takes, take))
+            if name not in self.registers:
+                self.more(name, maker, reader)
         if hops:
             moved = sum(hop.pair[1].numel * hop.pair[1].dtype.itemsize for hop in hops)
-            self.registers[name] = replace(self.registers[name], bytes=moved)
-        sent = (*registers, *(hop.sent for hop in hops))
-        come = (*registers, *(hop.come for hop in hops))
-        self.bundles[name] = Bundle(sent, come, hops)
-        self.gives[maker].append(name)
-        self.takes[reader].append(name)
+            self.registers[name] = replace(self.registers[name], bytes=max(moved, self.registers[name].bytes))
+        sent = (*held, *(hop.sent for hop in hops))
+        come = (*held, *(hop.come for hop in hops))
+        self.bundles[size][name] = Bundle(sent, come, hops)
+        self.gives[size][maker].append(name)
+        self.takes[size][reader].append(name)
+
+    def more(self, name: str, maker: Name, reader: Name) -> None:
+        """A register that the skeleton lacks, with a slot for every micro-batch."""
+        self.registers[name] = Register(name, self.m)
+        give, take = Give(name, case=self.case(maker)), Take(name, case=self.case(reader))
+        actor = self.actors[self.of[str(maker)]]
+        self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
+        actor = self.actors[self.of[str(reader)]]
+        self.actors[actor.name] = replace(actor, takes=(*actor.takes, take))
 
     def case(self, task: Name) -> str:
         """Of an actor that has several."""
         return str(task) if self.actors[self.of[str(task)]].sequence else ""
 
-    def done(self, name: str) -> Lowered:
+    def done(self, name: str) -> dict[int, Lowered]:
         network = Network(tuple(self.actors.values()), tuple(self.registers.values()), name)
-        takes = {task: tuple(names) for task, names in self.takes.items()}
-        return Lowered(network, self.bundles, takes, {task: tuple(names) for task, names in self.gives.items()})
+
+        def listed(ports: Mapping[Name, list[str]]) -> dict[Name, tuple[str, ...]]:
+            return {task: tuple(names) for task, names in ports.items()}
+
+        return {
+            size: Lowered(network, bundles, listed(self.takes[size]), listed(self.gives[size]))
+            for size, bundles in self.bundles.items()
+        }
 
 
 def _skeleton(maker: Name, reader: Name) -> str:

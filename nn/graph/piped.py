@@ -146,7 +146,7 @@ class PipedStep(Step):
                     add(1, self.decide(other, *given, rest))
         made = self._program(variants)
         samples = [sum(self.batch.sizes[n] for n in group) for group in self.groups for _ in group]
-        self.each = [self.sized[k % len(made.routes), size] for k, size in enumerate(self.batch.sizes)]
+        self.each = [self.sized[key] for key in made.keys]
         self.seeds = [self._seeds(*three) for three in zip(self.each, self.batch.sizes, samples, strict=True)]
         return made
 

@@ -38,7 +38,7 @@ from .lower import Lowered, lowered
 from .segments import Draw
 from .tasks import Name
 from .timing import timeline
-from .variant import Entry, Route, Variant
+from .variant import Entry, Once, Variant
 
 __all__ = ["Made", "Pipelined", "plain", "seeds_of"]
 
@@ -62,24 +62,28 @@ class Pipelined:
     ) -> None:
         self.variants, self.sizes, self.schedule = variants, sizes, schedule
         self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
+        self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
-        self.lowered = {size: self.lower(size, name) for size in dict.fromkeys(sizes)}
+        self.lowered = self.lower(name)
         self.network: Network = self.lowered[sizes[0]].network
         self.proof: Run = proved(self.network)
         self.values: list[dict[str, Shards]] = []
-        self.sums: list[dict[str, list[Tensor]]] = []
+        self.sums: dict[tuple[int, int], dict[str, list[Tensor]]] = {}
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
-        self.routes = [Route(variant) for variant in self.firsts]
+        self.once = {key: Once(variants[key]) for key in dict.fromkeys(self.keys)}
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
         self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
         self.runtime = self.alone(name) if world().rank is None else self.together(name)
 
-    def lower(self, size: int, name: str) -> Lowered:
-        each = [self.variants[route, size] for route in range(len(self.firsts))]
-        return lowered([(v.tasks, v.where) for v in each], self.schedule, len(self.sizes), name)
+    def lower(self, name: str) -> dict[int, Lowered]:
+        each = {
+            size: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, size],)]
+            for size in dict.fromkeys(self.sizes)
+        }
+        return lowered(each, self.schedule, len(self.sizes), name)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -164,12 +168,11 @@ class Pipelined:
         for case in actor.cases:
             name = Name.of(case or actor.name)
             route, chunk = divmod(name.chunk, self.count)
-            own, sizes = Name(name.kind, chunk), dict.fromkeys(self.sizes)
-            there = own in self.firsts[route].tasks.tasks
+            own = Name(name.kind, chunk)
             entries = {
                 size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor)
-                for size in sizes
-                if there
+                for size in dict.fromkeys(self.sizes)
+                if own in self.variants[route, size].tasks.tasks
             }
             cases.append((route, entries))
         return partial(_weakly, ref(self), cases, len(actor.gives))
@@ -178,10 +181,10 @@ class Pipelined:
         """One task for one micro-batch."""
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
-        if not entries:
+        k = firing.label * len(self.firsts) + route
+        entry = entries.get(self.sizes[k])
+        if entry is None:
             return out
-        k = firing.label * len(self.routes) + route
-        entry = entries[self.sizes[k]]
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
         with torch.no_grad():
@@ -194,7 +197,7 @@ class Pipelined:
             if entry.values:
                 self.keep(entry, k, made[-2])
             if entry.sums:
-                self.add(entry, self.sums[route], made[-1])
+                self.add(entry, self.sums[self.keys[k]], made[-1])
         return out
 
     def weigh(self, entry: Entry, bundles: Sequence[Any]) -> None:
@@ -241,13 +244,13 @@ class Pipelined:
     ) -> Made:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
         with torch.no_grad(), plain():
-            there = [held, *(self.copied(held, variant) for variant in self.firsts[1:])]
-            weights = [route.before(mine) for route, mine in zip(self.routes, there, strict=True)]
-            self.stream([weights[k % len(weights)] for k in range(len(inputs))], inputs, seeds)
-            sums, self.sums = self.sums, []
-            grads = self.routes[0].after(held, sums[0])
-            for variant, route, mine, own in zip(self.firsts[1:], self.routes[1:], there[1:], sums[1:], strict=True):
-                self.returned(variant, route.after(mine, own), grads)
+            there = {key: self.copied(held, self.variants[key]) for key in self.once}
+            weights = {key: once.before(there[key]) for key, once in self.once.items()}
+            self.stream([weights[key] for key in self.keys], inputs, seeds)
+            sums, self.sums = self.sums, {}
+            grads: dict[str, Shards] = {}
+            for key, once in self.once.items():
+                self.returned(self.variants[key], once.after(there[key], sums[key]), grads)
         values, self.values = self.values, []
         return Made(values, grads)
 
@@ -258,7 +261,7 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
     ) -> None:
         """All micro-batches, each with the weights that it sees."""
-        self.values, self.sums = [{} for _ in self.sizes], [{} for _ in self.routes]
+        self.values, self.sums = [{} for _ in self.sizes], {key: {} for key in self.once}
         self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
         self.numbered()
         try:
@@ -266,19 +269,20 @@ class Pipelined:
         finally:
             self.shards = []
 
-    def copied(self, held: Mapping[str, Shards], variant: Variant) -> dict[str, Shards]:
-        """The weights on the ranks of another route."""
-        return {name: tuple(box(held[name], src, dst)) for name, src, dst in self.pairs(variant, home=False)}
+    def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
+        """The weights as a variant has them: on the ranks of another route, or as they are."""
+        others = {name: (src, dst) for name, src, dst in self.pairs(variant, home=False) if src is not dst}
+        return {**held, **{name: tuple(box(held[name], *pair)) for name, pair in others.items()}} if others else held
 
     def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
-        """Gradients of another route's copies, added to those of the weights."""
+        """A variant's gradients, added to those of others where the weights have their homes."""
         for name, dst, src in self.pairs(variant, home=True):
             if name in theirs:
-                back = box(theirs[name], src, dst)
+                back = theirs[name] if src is dst else box(theirs[name], src, dst)
                 grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
 
     def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
-        """How what does not change within a step lies here and on another route, itself or its gradient at home."""
+        """How what does not change within a step lies here and in a variant, itself or its gradient at home."""
         other = {s.value.name: s for s in variant.graph.sources}
         sources = [s for s in self.firsts[0].graph.sources if s.kind != "input"]
         return [

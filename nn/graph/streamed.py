@@ -18,7 +18,7 @@ from ...actors.network import Actor, Network, Register
 from ...actors.schedule import Schedule
 from ...placement.errors import ScheduleError
 from .called import Shards, no_shards
-from .overlap import Do
+from .overlap import Do, Transfer
 from .pipelined import Made, Pipelined, plain
 from .straight import Bundles, Running
 from .tasks import Name
@@ -51,10 +51,16 @@ class Streamed(Pipelined):
         self.update = update
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
-        tasks = variants[0, sizes[0]].tasks
-        if tasks.before:
+        if len(set(sizes)) > 1:
             raise ScheduleError(
-                f"{name}: a weight is used on two groups of ranks, {tasks.before[0].reads[0]}\n"
+                f"{name}: micro-batches of {' and '.join(map(str, sorted(set(sizes))))} samples\n"
+                f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
+            )
+        tasks = variants[0, sizes[0]].tasks
+        far = next((do for do in tasks.before if _leaves(tasks.transfers[do.number])), None)
+        if far is not None:
+            raise ScheduleError(
+                f"{name}: a weight is used on two groups of ranks, {far.reads[0]}\n"
                 f"  {schedule.name} has versions of a weight on one stage; place what shares it together, "
                 "or take a schedule with a flush, as '1f1b'"
             )
@@ -70,6 +76,7 @@ class Streamed(Pipelined):
                         f"{name}: the gradient of {slot.partition(' ')[2]} comes from two chunks\n"
                         f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, as '1f1b'"
                     )
+        self.seeing: dict[int, tuple[tuple[str, ...], Running]] = {}
         super().__init__(variants, sizes, schedule, name)
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
@@ -83,9 +90,23 @@ class Streamed(Pipelined):
         return {r.name: partial(versions, r) for r in network.registers if r.name.startswith("w.")}
 
     def first(self, chunk: int) -> Version:
-        """The weights at the start of a step."""
-        names = [name for name, register in self.firsts[0].tasks.grads.items() if self.owns(chunk, register)]
-        version = self.newest[chunk] = Version({name: self.held[name] for name in names})
+        """The weights of a chunk as they are now, also where they are seen in another way."""
+        variant = self.firsts[0]
+        names = [name for name, register in variant.tasks.grads.items() if self.owns(chunk, register)]
+        if chunk not in self.seeing:
+            roots = {name: name for name in names}
+            todo = []
+            for do in variant.tasks.before:
+                if do.reads[0] in roots:
+                    roots[do.writes[0]] = do.reads[0]
+                    todo.append(do)
+            made = tuple(do.writes[0] for do in todo)
+            gives = Bundles((), tuple((y,) for y in made))
+            self.seeing[chunk] = made, variant.running(f"before{chunk}", todo, gives)
+        made, see = self.seeing[chunk]
+        with torch.no_grad():
+            seen = dict(zip(made, see.run(self.held), strict=True))
+        version = self.newest[chunk] = Version({**{name: self.held[name] for name in names}, **seen})
         return version
 
     def owns(self, chunk: int, register: str) -> bool:
@@ -112,12 +133,13 @@ class Streamed(Pipelined):
         if last is None:
             return run
         every, slots, of = actor.gives[last].every, self.slots_of[chunk], ref(self)
+        key = self.keys[0]
 
         def fire(firing: Firing) -> Sequence[Any]:
             out = list(run(firing))
             program = of()
             if program is not None and (firing.turn + 1) % every == 0:
-                out[last] = tuple(tuple(program.sums[0].pop(slot, ())) for slot in slots)
+                out[last] = tuple(tuple(program.sums[key].pop(slot, ())) for slot in slots)
             return out
 
         return fire
@@ -176,3 +198,8 @@ class Streamed(Pipelined):
             self.held, self.newest = {}, {}
         values, self.values = self.values, []
         return Made(values, {})
+
+
+def _leaves(transfer: Transfer) -> bool:
+    """Whether a move goes to other ranks."""
+    return any(set(src.placement.flat).isdisjoint(dst.placement.flat) for src, dst in transfer.pairs)

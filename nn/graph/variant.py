@@ -21,7 +21,7 @@ from .straight import Bundles, Running, task
 from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
 
-__all__ = ["Entry", "Route", "Variant"]
+__all__ = ["Entry", "Once", "Variant"]
 
 
 class Variant:
@@ -95,20 +95,20 @@ class Entry:
         self.owns = self.made.owns[-1]
 
 
-class Route:
-    """What is done once a step on one route, before and behind all micro-batches."""
+class Once:
+    """What is done once a step for the micro-batches of a variant, before and behind them all."""
 
     def __init__(self, variant: Variant) -> None:
         tasks = self.tasks = variant.tasks
-        self.once = tuple(dict.fromkeys(y for do in tasks.before for y in do.writes))
+        self.made = tuple(dict.fromkeys(y for do in tasks.before for y in do.writes))
         self.slots = tuple(dict.fromkeys(tasks.sums.values()))
         homes, takes = tuple((register,) for register in tasks.grads.values()), tuple((slot,) for slot in self.slots)
-        self._before = variant.running("before", tasks.before, Bundles((), tuple((y,) for y in self.once)))
+        self._before = variant.running("before", tasks.before, Bundles((), tuple((y,) for y in self.made)))
         self._after = variant.running("after", tasks.after, Bundles(takes, homes))
 
     def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
         """The weights with those that other groups need of them."""
-        return {**held, **dict(zip(self.once, self._before.run(held), strict=True))}
+        return {**held, **dict(zip(self.made, self._before.run(held), strict=True))}
 
     def after(self, held: Mapping[str, Shards], sums: Mapping[str, list[Tensor]]) -> dict[str, Shards]:
         """Gradients at home, of what is added up here; a token of what others have."""
