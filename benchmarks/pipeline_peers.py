@@ -83,8 +83,8 @@ class Block(nn.Module):
 def made(size: Size) -> nn.Sequential:
     """The same weights each time."""
     torch.manual_seed(0)
-    layer = nn.Linear if size.linear else Block
-    return nn.Sequential(*(layer(*(size.width,) * (1 + size.linear)) for _ in range(size.blocks)))
+    width = size.width
+    return nn.Sequential(*(nn.Linear(width, width) if size.linear else Block(width) for _ in range(size.blocks)))
 
 
 def batch(size: Size) -> tuple[Tensor, Tensor]:
@@ -101,10 +101,10 @@ def position() -> tuple[int, int]:
 
 def chunks_of(size: Size, chunks: int = 1) -> list[nn.Sequential]:
     """The chunks of this rank, of all that go round and round."""
-    (me, ranks), model = position(), made(size)
+    (me, ranks), layers = position(), list(made(size))
     count = ranks * chunks
     each = size.blocks // count
-    return [model[at * each : (at + 1) * each] for at in range(me, count, ranks)]
+    return [nn.Sequential(*layers[at * each : (at + 1) * each]) for at in range(me, count, ranks)]
 
 
 def cleared(modules: Sequence[nn.Module]) -> None:
@@ -138,14 +138,15 @@ def compiled(size: Size, schedule: str) -> tuple[Callable[[], Any], nn.Module, A
     return step, model, graph
 
 
-def ours(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
-    (step, model, _), (me, ranks) = compiled(size, schedule), position()
+def valued(step: Callable[[], Any]) -> Step:
+    """A graph's step, with its loss on the last rank as that of the others."""
+    me, ranks = position()
 
     def value() -> Tensor | None:
         loss = step()
-        return loss.to_local() if me == ranks - 1 else None  # type: ignore[no-any-return]
+        return loss.to_local() if me == ranks - 1 else None
 
-    return value, [model]
+    return value
 
 
 def torchs(size: Size, schedule: str) -> tuple[Step, list[nn.Module]]:
@@ -196,7 +197,7 @@ def by_hand(size: Size) -> tuple[Step, list[nn.Module]]:
 
         def backward(k: int) -> None:
             come, out = held.pop(0)
-            out.backward(None if last else dys[k]())
+            out.backward(None if last else dys[k]())  # type: ignore[no-untyped-call]
             if not first:
                 assert come.grad is not None
                 under_way.append((come.grad, dist.isend(come.grad, me - 1)))
@@ -221,6 +222,7 @@ def posted(like: Tensor, peer: int) -> Callable[[], Tensor]:
     work = dist.irecv(come, peer)
 
     def arrived() -> Tensor:
+        assert work is not None
         work.wait()
         return come
 
@@ -239,7 +241,7 @@ def stage_alone(size: Size) -> Callable[[], None]:
         for come, other in zip(x, y, strict=True):
             out = stage(come if first else come.detach().requires_grad_())
             if last:
-                F.mse_loss(out, other).div(size.micro_batches).backward()
+                F.mse_loss(out, other).div(size.micro_batches).backward()  # type: ignore[no-untyped-call]
             else:
                 out.backward(other)
 
@@ -268,12 +270,25 @@ def schedules(rounds: int) -> Times:
     for name, (size, calls) in SIZES.items():
         hand = by_hand(size)
         table: dict[str, Callable[[], object]] = {"by hand": hand[0], "stage": stage_alone(size)}
+        busy: dict[str, list[float]] = {}
         for schedule, way in SCHEDULES.items():
-            both = {f"torch {schedule}": torchs(size, schedule), f"graph {schedule}": ours(size, schedule)}
+            step, model, graph = compiled(size, schedule)
+            both = {f"torch {schedule}": torchs(size, schedule), f"graph {schedule}": (valued(step), [model])}
             agree(({"by hand": hand} if way.chunks == 1 else {}) | both, f"{schedule}, {name}")
-            table |= {way: step for way, (step, _) in both.items()}
-        times |= timed({name: table}, rounds, calls, meet=True)
+            table |= {each: run for each, (run, _) in both.items()}
+            table[f"graph {schedule}"] = partial(watched, step, graph, busy.setdefault(schedule, []))
+        found = timed({name: table}, rounds, calls, meet=True)[name]
+        for schedule, each in busy.items():  # the first round is a warm one
+            found[f"busy {schedule}"] = [sum(each[k : k + calls]) / calls for k in range(calls, len(each), calls)]
+        times[name] = found
     return times
+
+
+def watched(step: Callable[[], object], graph: Any, busy: list[float]) -> None:
+    """A step, and how long this rank was at work in it."""
+    step()
+    ran = graph.step.program.outcome.of(f"device {position()[0]}")
+    busy.append(sum(each.end - each.start for each in ran) * 1e6)
 
 
 @contextmanager
@@ -341,7 +356,11 @@ def hops(rounds: int) -> Times:
     times: Times = {}
     for size in hop.SIZES:
         free, ordered = hop.runtime(size, ordered=False), hop.runtime(size, ordered=True)
-        table = {"by hand": hop.by_hand(size), "as it comes": free.run, "in order": ordered.run}
+        table: dict[str, Callable[[], object]] = {
+            "by hand": hop.by_hand(size),
+            "as it comes": free.run,
+            "in order": ordered.run,
+        }
         found = timed({"trips": table}, 2 * rounds, 1, meet=True)["trips"]
         times[str(size)] = {way: [us / hop.TRIPS / 2 for us in row] for way, row in found.items()}
         free.close()

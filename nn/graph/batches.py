@@ -1,6 +1,6 @@
 """Batches: the arguments of a step cut into micro-batches, and results of these put together again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from .called import Shards
 from .inputs import tensors_by_path
 from .micro import Part
 
-__all__ = ["Batch", "joined", "summed", "weight_of"]
+__all__ = ["Batch", "evaluated", "joined", "together", "weight_of"]
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,11 @@ class Batch:
         return parts
 
 
-def summed(graph: Logical, inputs: Mapping[str, Tensor], constants: Mapping[str, Callable[[], Tensor]]) -> Tensor:
-    """What a graph of plain arguments makes of one micro-batch's."""
+def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
+    """What a graph makes of plain values by the names of its sources."""
     known: dict[int, Any] = {}
     for number, source in enumerate(graph.sources):
-        value = inputs.get(source.name) if source.kind == "input" else None
-        if source.kind == "constant" and source.name in constants:
-            value = constants[source.name]()
+        value = tensors.get(source.name)
         known[number] = value.full_tensor() if isinstance(value, GlobalTensor) else value
     with torch.no_grad():
         for op in graph.ops:
@@ -76,6 +74,18 @@ def summed(graph: Logical, inputs: Mapping[str, Tensor], constants: Mapping[str,
     (number,) = refs_in(graph.result)
     result: Tensor = known[number]
     return result
+
+
+def together(values: Sequence[Tensor], how: Part, sizes: Sequence[int]) -> Tensor:
+    """An addend of each micro-batch as that of all of them."""
+    stacked = torch.stack([*values])
+    if how.state.reduction != "sum":
+        return stacked.amax(0) if how.state.reduction == "max" else stacked.amin(0)
+    if not how.avg:
+        return stacked.sum(0)
+    shares = torch.tensor([size / sum(sizes) for size in sizes], dtype=stacked.dtype, device=stacked.device)
+    mixed: Tensor = torch.tensordot(shares, stacked, 1)
+    return mixed
 
 
 def weight_of(part: Part, size: int, samples: int, name: str) -> float:
@@ -112,9 +122,9 @@ def joined(
     if how.state.reduction == "sum":
         total = sum(sizes)
         weights = [size / total if how.avg else scale for size in sizes]
-        columns = zip(*given, strict=True)
-        shards = [torch.stack([w * x for w, x in zip(weights, column, strict=True)]).sum(0) for column in columns]
-        return wrap(tuple(shards), layouts[0])
+        if any(weight != 1 for weight in weights):  # counts stay whole numbers
+            given = [tuple([w * x for x in mine]) for w, mine in zip(weights, given, strict=True)]
+        return wrap(tuple([torch.stack(column).sum(0) for column in zip(*given, strict=True)]), layouts[0])
     best: Any = values[0]
     for value in values[1:]:
         best = torch.maximum(best, value) if how.state.reduction == "max" else torch.minimum(best, value)

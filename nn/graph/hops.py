@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...actors.link import Line, Waits
 from ...actors.simulate import Run
@@ -95,7 +96,7 @@ class Message:
         self.comes = [(at, size, way.dtype) for at, way, size in comes]
         kinds = {way.dtype for _, way, _ in comes}
         self.bytes = len(kinds) > 1
-        self.sizes = [size * way.dtype.itemsize if self.bytes else size for _, way, size in comes]
+        self.sizes = [_padded(size * way.dtype.itemsize) if self.bytes else size for _, way, size in comes]
         self.total = sum(self.sizes)
         self.dtype = torch.uint8 if self.bytes else next(iter(kinds), torch.uint8)
         self.device = next((way.like.device for _, way, _ in comes if way.like is not None), None)
@@ -112,8 +113,8 @@ class Message:
         if len(self.comes) == 1:
             data[self.comes[0][0]][self.peer] = buffer
             return
-        for (at, _, dtype), part in zip(self.comes, torch.split(buffer, self.sizes), strict=True):
-            data[at][self.peer] = part.view(dtype) if self.bytes else part
+        for (at, size, dtype), part in zip(self.comes, torch.split(buffer, self.sizes), strict=True):
+            data[at][self.peer] = part[: size * dtype.itemsize].view(dtype) if self.bytes else part
 
 
 class BundleLink:
@@ -164,4 +165,9 @@ def _together(pieces: Sequence[Tensor]) -> Tensor:
     """Tensors as one run of memory."""
     if len({piece.dtype for piece in pieces}) == 1:
         return torch.cat(list(pieces))
-    return torch.cat([piece.view(torch.uint8) for piece in pieces])
+    return torch.cat([pad(piece.view(torch.uint8), (0, _padded(piece.nbytes) - piece.nbytes)) for piece in pieces])
+
+
+def _padded(nbytes: int) -> int:
+    """Room in which any dtype can come next."""
+    return -(-nbytes // ALIGNED) * ALIGNED

@@ -4,9 +4,11 @@
     avg, sum  an addend, with the micro-batch's share as its weight or as it is: losses and what follows linearly
     whole     the same in every micro-batch
 
-The rule book tells, on one axis along which each sample is a rank's. Where an op needs a sum over all micro-batches, as
-a mean does that ignores some labels, and it depends on inputs alone, it becomes an input itself, a *total*, which is
-known before the step begins; so a loss is exactly that of the whole batch.
+The step is captured for the batch and for a micro-batch. The rule book is asked about the first, on one axis along
+which each sample is a rank's; numbers in it that were made of the batch's size, as in a sum divided by it, are those of
+the batch. Where an op needs a sum over all micro-batches, as a mean does that ignores some labels, and it depends on
+inputs alone, it becomes an input itself, a *total*, which is known before the step begins; and so does what numbers the
+samples. So a loss is exactly the batch's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
@@ -24,15 +27,30 @@ from ...sbp.state import State
 from .expand import expand
 
 MEAN = 1  # as ATen numbers reductions
+# Ops that make a dim of the batch's size of nothing, the same in every place of it.
+EVEN = {
+    *("expand", "expand_as", "broadcast_to", "repeat", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full"),
+    *("zeros_like", "ones_like", "full_like", "scalar_tensor", "empty", "new_empty", "empty_like"),
+}
+# Ops that show numbers otherwise, and do not compute with them.
+SEEN = {
+    *("unsqueeze", "expand", "view", "reshape", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "squeeze"),
+    *("permute", "transpose", "slice"),
+}
+SHIFTS = {"add.Scalar", "sub.Scalar", "rsub.Scalar", "add.Tensor", "sub.Tensor", "rsub.Tensor"}
 
 __all__ = ["Micro", "Part", "Total", "separated"]
 
 
 class Part(NamedTuple):
-    """What a value of a micro-batch is of the batch's. `state` is on the axis of samples."""
+    """What a value of a micro-batch is of the batch's. `state` is on the axis of samples; what is `odd` is of the
+    micro-batch alone, and nobody may use it. `rows` are samples numbered from 0, by this value: they may index what has
+    these samples."""
 
     state: State
     avg: bool = False
+    odd: bool = False
+    rows: int | None = None
 
     @property
     def dim(self) -> int | None:
@@ -41,9 +59,11 @@ class Part(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        return not self.state.split and not self.state.partial
+        return not self.state.split and not self.state.partial and not self.odd
 
     def __str__(self) -> str:
+        if self.odd:
+            return "numbered by itself"
         if self.whole:
             return "whole"
         if self.state.partial:
@@ -51,11 +71,31 @@ class Part(NamedTuple):
         return f"split along {self.dim}"
 
 
+class _Counted(Exception):
+    """Numbers of samples that something computes with, so that they must be those of the batch."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Numbers(NamedTuple):
+    """What an op makes of nothing that differs from sample to sample along `dim`: micro-batches get their pieces."""
+
+    name: str
+    op: LogicalOp
+    dim: int
+
+    def value(self) -> Tensor:
+        made: Tensor = self.op.op(*self.op.args, **self.op.kwargs)
+        return made
+
+
 class Total(NamedTuple):
-    """A sum over all micro-batches: `graph` makes one addend of a micro-batch's inputs."""
+    """A value of all micro-batches: `graph` makes that of one, of its inputs, and `how` says how they are joined."""
 
     name: str
     graph: Logical
+    how: Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,73 +104,113 @@ class Micro:
 
     logical: Logical
     totals: tuple[Total, ...]
+    numbers: tuple[Numbers, ...]
     parts: Mapping[int, Part]
 
 
-def separated(logical: Logical, batched: Mapping[str, int], samples: int, like: Logical | None = None) -> Micro:
-    """The step of a micro-batch; `batched` says along which dim an input has samples.
+def separated(logical: Logical, batched: Mapping[str, int], samples: int, whole: Logical) -> Micro:
+    """The step of a micro-batch. `whole` is that of the batch, of so many samples; `batched` says along which dim an
+    input has them."""
+    logical, whole = expand(logical, lambda op: 2), expand(whole, lambda op: 2)
+    counted: set[int] = set()
+    while True:
+        try:
+            return _separated(logical, whole, _Asked(whole, batched, samples, counted))
+        except _Counted as more:
+            counted.add(more.number)
 
-    `samples` are those of `like`, the same step for more of them: a dim of one sample looks like any other of size 1.
-    """
-    logical = expand(logical, lambda op: 2)
-    other = logical if like is None else expand(like, lambda op: 2)
-    asked = _Asked(other, batched, samples)
-    pairs = _pairs(logical, other)
+
+def _separated(logical: Logical, whole: Logical, asked: "_Asked") -> Micro:
     parts = {n: asked.parts[n] for n in range(len(logical.sources))}
     totals: dict[int, int] = {}  # value -> the number of its total, below 0 until all are known
+    cuts: dict[int, Numbers] = {}
     ops = []
-    for op, at in zip(logical.ops, pairs, strict=True):
-        found, needed = asked.found[at]
+    for op, other in zip(logical.ops, _pairs(logical, whole), strict=True):
+        found, needed = asked.ask(other, op)
+        if other.numbers[0] in asked.cuts:
+            cuts[op.numbers[0]] = Numbers(f"numbers {len(cuts)}", other, asked.cuts[other.numbers[0]])
         refs = {n: Ref(totals.setdefault(n, -1 - len(totals))) for n in (op.inputs[place] for place in needed)}
+        op = _of_batch(op, other)
         ops.append(replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs)))
         parts.update(zip(op.numbers, found, strict=True))
-    return _numbered(replace(logical, ops=tuple(ops)), parts, totals)
+    same = {n: Ref(m) for n, m in zip(refs_in(whole.result), refs_in(logical.result), strict=True)}
+    made = replace(logical, ops=tuple(ops), result=_put(whole.result, same), rebuild=whole.rebuild)
+    return _numbered(made, parts, totals, cuts)
 
 
-def _pairs(logical: Logical, other: Logical) -> list[int]:
-    """For each op the same one of the other graph, which may have more that do nothing for one sample."""
-    if other is logical:
-        return list(range(len(logical.ops)))
-    mine, theirs = ([str(op.op) for op in graph.ops] for graph in (logical, other))
+def _pairs(logical: Logical, whole: Logical) -> list[LogicalOp]:
+    """For each op the same one of the batch's step, which may have more that do nothing for one sample."""
+    mine, theirs = ([str(op.op) for op in graph.ops] for graph in (logical, whole))
     found: dict[int, int] = {}
     for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
         found.update(zip(range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True))
-    missing = next((op for at, op in enumerate(logical.ops) if at not in found), None)
+    left = [op for at, op in enumerate(whole.ops) if at not in found.values() and not _idle(op)]
+    missing = next((op for at, op in enumerate(logical.ops) if at not in found), next(iter(left), None))
     if missing is not None:
         raise SbpError(
-            "the step does something else with a micro-batch of one sample than with one of two: "
-            f"{missing.op} at {missing.origin.line or 'no line'}\n"
-            "  pass more samples, or make it with fewer micro_batches="
+            f"{Call(missing.op, (), {}, ()).name} at {missing.origin.line or 'no line'} is done for the batch or for a "
+            "micro-batch, and not for both\n"
+            "  what a step does must not depend on how many samples there are; or leave micro_batches= out"
         )
-    return [found[at] for at in range(len(logical.ops))]
+    return [whole.ops[found[at]] for at in range(len(logical.ops))]
+
+
+def _idle(op: LogicalOp) -> bool:
+    """Whether an op of the batch may have nothing to do for a single sample."""
+    return Call(op.op, (), {}, ()).name in ("expand", "contiguous", "clone", "view", "reshape", "_unsafe_view")
+
+
+def _of_batch(op: LogicalOp, other: LogicalOp) -> LogicalOp:
+    """An op with the numbers of the batch's step where they are values and not sizes."""
+    if not op.inputs:
+        return op
+    kinds = {p.name: str(p.type) for p in op.op._schema.arguments}
+    order = list(kinds)
+
+    def value(name: str, mine: Any, theirs: Any) -> Any:
+        number = isinstance(mine, int | float) and isinstance(theirs, int | float) and not isinstance(mine, bool)
+        return theirs if number and ("Tensor" in kinds[name] or kinds[name] in ("number", "float")) else mine
+
+    pairs = zip(order, op.args, other.args, strict=False)
+    args = tuple(value(*three) for three in pairs)
+    return replace(op, args=args, kwargs={n: value(n, mine, other.kwargs.get(n)) for n, mine in op.kwargs.items()})
 
 
 class _Asked:
     """What the rule book says of every op: the parts of its results, and which inputs it has to have the totals of."""
 
-    def __init__(self, logical: Logical, batched: Mapping[str, int], samples: int) -> None:
-        self.logical, self.samples = logical, samples
+    def __init__(self, logical: Logical, batched: Mapping[str, int], samples: int, counted: set[int]) -> None:
+        self.logical, self.samples, self.counted = logical, samples, counted
         self.parts: dict[int, Part] = {}
-        self.given: set[int] = set()  # values that depend on inputs alone
+        self.given: set[int] = set()  # values that depend on inputs and buffers alone
         for n, source in enumerate(logical.sources):
             dims: list[tuple[int, ...]] = [()] * source.fake.ndim
             if source.kind == "input" and source.name in batched:
                 dims[batched[source.name]] = (0,)
             self.parts[n] = Part(State(tuple(dims)))
-            if source.kind in ("input", "constant") and not source.requires_grad:
+            if source.kind != "parameter" and not source.requires_grad and source.name not in logical.writes:
                 self.given.add(n)
-        self.found = [self.ask(op) for op in logical.ops]
+        self.cuts: dict[int, int] = {}  # what ops make of nothing -> the dim along which samples have their own
+        self.done = 0
 
-    def ask(self, op: LogicalOp) -> tuple[list[Part], tuple[int, ...]]:
+    def ask(self, op: LogicalOp, mine: LogicalOp) -> tuple[list[Part], tuple[int, ...]]:
+        """The parts of an op of the batch that is `mine` in the micro-batch, and the inputs that must be totals."""
+        while self.logical.ops[self.done] is not op:
+            self.one(self.logical.ops[self.done], None)
+            self.done += 1
+        self.done += 1
+        return self.one(op, mine)
+
+    def one(self, op: LogicalOp, mine: LogicalOp | None) -> tuple[list[Part], tuple[int, ...]]:
         parts = [self.parts[n] for n in op.inputs]
         needed: tuple[int, ...] = ()
-        found = self.of(op, parts)
+        found = self.of(op, mine, parts)
         if found is None:
             sums = enumerate(zip(op.inputs, parts, strict=True))
             needed = tuple(place for place, (n, part) in sums if part.state.partial and n in self.given)
             for place in needed:
                 parts[place] = Part(State(((),) * len(parts[place].state.dims)))
-            found = self.of(op, parts) if needed else None
+            found = self.of(op, mine, parts) if needed else None
         if found is None:
             raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
@@ -138,16 +218,21 @@ class _Asked:
             self.given.update(op.numbers)
         return found, needed
 
-    def of(self, op: LogicalOp, parts: Sequence[Part]) -> list[Part] | None:
+    def of(self, op: LogicalOp, mine: LogicalOp | None, parts: Sequence[Part]) -> list[Part] | None:
         """What an op makes of such parts; None where that takes more than one micro-batch."""
+        if any(part.odd for part in parts):
+            return None
+        rows = next((part.rows for part in parts if part.rows is not None), None)
+        if rows is not None:
+            return self.indexed(op, parts, rows)
         if all(part.whole for part in parts):
-            return [Part(State(((),) * y.ndim)) for y in op.outputs]
+            return [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
         states = tuple(part.state for part in parts)
         call = replace(self.logical.call(op), states=states, sizes=(self.samples,))
         answer = answer_of(call)
         if isinstance(answer, Match):
             cut = any(part.state.split for part in parts)
-            made = _split(call, answer, parts) if cut else _linear(answer, parts, op.outputs)
+            made = _split(call, answer, parts, self.samples) if cut else _linear(call, answer, parts, op.outputs)
             if made is not None:
                 return made
         ways: Sequence[Any] = answer.also if isinstance(answer, Match) else answer or ()
@@ -155,6 +240,47 @@ class _Asked:
             if way.inputs == states:
                 return [Part(state, any(part.avg for part in parts)) for state in way.outputs]
         return None
+
+    def indexed(self, op: LogicalOp, parts: Sequence[Part], rows: int) -> list[Part] | None:
+        """What an op makes of the numbers of samples: the same seen otherwise, or the samples that they number."""
+        name = Call(op.op, (), {}, ()).name
+        if len(parts) == 1 and name.partition(".")[0] in SEEN:
+            found = self.of(op, None, [parts[0]._replace(rows=None)])
+            return None if found is None else [part._replace(rows=rows) for part in found]
+        x, *others = parts
+        at = [part.rows is not None for part in others].index(True) if any(p.rows is not None for p in others) else -1
+        indices = list(op.args[1]) if name == "index.Tensor" else []
+        if at == 0 and x.dim == 0 and x.rows is None and indices and None not in indices:
+            dims, end = others[0].state.dims, op.outputs[0].ndim
+            shapes = [self.logical.fakes[n].ndim for n in op.inputs[1:]]
+            place = max(shapes) - len(dims) + next(d for d, factors in enumerate(dims) if factors)
+            fits = all(
+                part.whole or (part.dim is not None and part.dim - len(part.state.dims) == place - max(shapes))
+                for part in others[1:]
+            )
+            if fits:
+                return [Part(State(tuple((0,) if d == place else () for d in range(end))))]
+        raise _Counted(rows)
+
+    def fresh(self, op: LogicalOp, y: Tensor, mine: Tensor | None) -> Part:
+        """What is made of what is whole: whole, unless it has a dim of the batch's size."""
+        name = Call(op.op, (), {}, ()).name.partition(".")[0]
+        shape = list(y.shape if mine is None else mine.shape)
+        if mine is None and name == "expand":  # which there is not for one sample
+            shape = [1 if d < y.ndim - x.ndim else n for x in (self.logical.fakes[op.inputs[0]],)
+                     for d, n in enumerate([*[1] * (y.ndim - x.ndim), *x.shape])]  # fmt: skip
+            shape = [m if n == self.samples else n for n, m in zip(y.shape, shape, strict=True)]
+        longer = [d for d, (n, m) in enumerate(zip(y.shape, shape, strict=True)) if n != m]
+        even = name in EVEN or torch.Tag.nondeterministic_seeded in op.op.tags
+        number = op.numbers[0]
+        if len(longer) == 1 and name == "arange" and not op.inputs and number not in self.counted:
+            return Part(State(((0,),)), rows=number)
+        if len(longer) == 1 and not even and not op.inputs and len(op.numbers) == 1:
+            self.cuts[op.numbers[0]] = longer[0]
+            self.given.update(op.numbers)
+        elif len(longer) > 1 or (longer and not even):
+            return Part(State(((),) * y.ndim), odd=True)
+        return Part(State(tuple((0,) if d in longer else () for d in range(y.ndim))))
 
     def unknown(self, op: LogicalOp) -> SbpError:
         """An op that cannot be done for a micro-batch alone."""
@@ -167,19 +293,24 @@ class _Asked:
         )
 
 
-def _numbered(logical: Logical, parts: Mapping[int, Part], totals: Mapping[int, int]) -> Micro:
-    """The graph with its totals as inputs behind the others."""
-    first, count = len(logical.sources), len(totals)
+def _numbered(
+    logical: Logical, parts: Mapping[int, Part], totals: Mapping[int, int], cuts: Mapping[int, Numbers]
+) -> Micro:
+    """The graph with its totals, and what numbers samples, as inputs behind the others."""
+    first, count = len(logical.sources), len(totals) + len(cuts)
     number = {n: n if n < first else n + count for n in logical.fakes}
     number.update({low: first + at for at, low in enumerate(totals.values())})
+    number.update({n: first + len(totals) + at for at, n in enumerate(cuts)})
     refs = {n: Ref(m) for n, m in number.items()}
+    names = [(f"total {at}", n) for at, n in enumerate(totals)] + [(cut.name, n) for n, cut in cuts.items()]
     made = replace(
         logical,
-        sources=(*logical.sources, *(Source(f"total {at}", "input", logical.fakes[n]) for at, n in enumerate(totals))),
+        sources=(*logical.sources, *(Source(name, "input", logical.fakes[n]) for name, n in names)),
         ops=tuple(
             replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs),
                     numbers=tuple(number[n] for n in op.numbers))
             for op in logical.ops
+            if op.numbers[0] not in cuts
         ),
         result=_put(logical.result, refs),
         losses=tuple(
@@ -189,11 +320,12 @@ def _numbered(logical: Logical, parts: Mapping[int, Part], totals: Mapping[int, 
         ),
         writes={name: number[n] for name, n in logical.writes.items()},
     )  # fmt: skip
-    sums = tuple(Total(f"total {at}", _alone(made, number[n])) for at, n in enumerate(totals))
-    return Micro(_without_unused(made), sums, {number[n]: part for n, part in parts.items()})
+    sums = tuple(Total(f"total {at}", _alone(made, number[n]), parts[n]) for at, n in enumerate(totals))
+    known = {number[n]: part for n, part in parts.items()}
+    return Micro(_without_unused(made), sums, tuple(cuts.values()), known)
 
 
-def _split(call: Call, match: Match, parts: Sequence[Part]) -> list[Part] | None:
+def _split(call: Call, match: Match, parts: Sequence[Part], samples: int) -> list[Part] | None:
     """One factor split: that of the samples. The op itself runs, and not what ranks would run in its place, so it must
     be one that does the same."""
     if any(part.state.partial for part in parts):
@@ -207,6 +339,9 @@ def _split(call: Call, match: Match, parts: Sequence[Part]) -> list[Part] | None
     if len(cut) != 1:
         return None
     ((f, factors, size),) = cut
+    for part, dims, x in zip(parts, match.inputs, call.inputs, strict=True):
+        if part.whole and any(g == f and n > 1 for g, n in zip(dims, x.shape, strict=True)):
+            return None  # whole along what others have in pieces
     if f == NEVER or (f in match.reduced and match.addends):
         return None
     mean = call.bound.get("reduction") == MEAN
@@ -225,7 +360,7 @@ def _split(call: Call, match: Match, parts: Sequence[Part]) -> list[Part] | None
     return made
 
 
-def _linear(match: Match, parts: Sequence[Part], outputs: Sequence[Tensor]) -> list[Part] | None:
+def _linear(call: Call, match: Match, parts: Sequence[Part], outputs: Sequence[Tensor]) -> list[Part] | None:
     """Addends go through what is linear in them; means also past what is the same for all, as shares add up to one."""
     partial = {at for at, part in enumerate(parts) if part.state.partial}
     kinds = {(parts[at].state.reduction, parts[at].avg) for at in partial}
@@ -233,7 +368,7 @@ def _linear(match: Match, parts: Sequence[Part], outputs: Sequence[Tensor]) -> l
         return None
     ((reduction, avg),) = kinds
     fits = any(partial == set(group) or (avg and partial <= set(group)) for group in match.linear)
-    if reduction != "sum" or not fits:
+    if reduction != "sum" or not (fits or (avg and call.name in SHIFTS)):
         return None
     return [Part(State(((),) * y.ndim, (0,)), avg) for y in outputs]
 

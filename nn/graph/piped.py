@@ -21,7 +21,7 @@ from ...placement.errors import SbpError, ScheduleError
 from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ..annotate import chunk_of
-from .batches import Batch, joined, summed, weight_of
+from .batches import Batch, evaluated, joined, together, weight_of
 from .called import Shards
 from .chunks import Chunks
 from .decide import Decided
@@ -84,22 +84,25 @@ class PipedStep(Step):
         **options: Any,
     ) -> None:
         self.batch = Batch.of(args, kwargs, micro_batches, options["name"])
+        for path, x in tensors_by_path(args, kwargs).items():
+            if x.requires_grad and torch.is_grad_enabled():
+                raise SbpError(
+                    f"the argument {path} requires grad, which a step in micro-batches does not give\n"
+                    "  leave micro_batches= and schedule= out, or pass it detached"
+                )
         self.schedule = schedule
         self.size = self.batch.sizes[0]  # of the micro-batches that are looked at
         self.micros: dict[int, Micro] = {}
         self.learning = Lock()
         self.whole = args, kwargs
+        self.all: Logical | None = None  # the step of the batch
         super().__init__(build, *self.micro(0), *rest, **options)
-        del self.whole
+        del self.whole, self.all
 
     def micro(self, k: int) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of one micro-batch."""
         at, size = sum(self.batch.sizes[:k]), self.batch.sizes[k]
         return self.changed_inputs(*self.whole, lambda x: x[at : at + size])
-
-    def twice(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments of one sample, with that sample twice."""
-        return self.changed_inputs(args, kwargs, lambda x: torch.cat([x, x]))
 
     def changed_inputs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Tensor], Tensor]
@@ -114,11 +117,10 @@ class PipedStep(Step):
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         logical = super().captured(build, args, kwargs)
-        like = None
-        if self.size == 1:
+        if self.all is None:
             reads = self.reads
-            like, self.reads = super().captured(build, *self.twice(args, kwargs)), reads
-        micro = separated(logical, dict.fromkeys(self.batch.inputs, 0), max(self.size, 2), like)
+            self.all, self.reads = super().captured(build, *self.whole), reads
+        micro = separated(logical, dict.fromkeys(self.batch.inputs, 0), self.batch.samples, self.all)
         self.micros[self.size] = micro
         return micro.logical
 
@@ -204,10 +206,9 @@ class PipedStep(Step):
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}
         held.update({name: self.cut[name](self.constants[name]()) for name in constants})
         each = self.each
+        self._number(each[0].micro, pieces)
         for group in self.groups:
-            totals = self._totals([each[k] for k in group], [pieces[k] for k in group])
-            for k in group:
-                pieces[k].update(totals)
+            self._total([each[k] for k in group], [pieces[k] for k in group], [self.batch.sizes[k] for k in group])
         inputs = [
             {name: cut(piece[one.taken[name]]) for name, cut in one.cut.items()}
             for one, piece in zip(each, pieces, strict=True)
@@ -243,14 +244,25 @@ class PipedStep(Step):
     def timeline(self) -> Timeline | None:
         return self.program.timeline()
 
-    def _totals(self, each: Sequence[Sized], pieces: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The sums over all micro-batches that are known before the step."""
-        found: dict[str, Tensor] = {}
-        for one, piece in zip(each, pieces, strict=True):
-            for name, graph in one.micro.totals:
-                part = summed(graph, piece, self.constants)
-                found[name] = found[name] + part if name in found else part
-        return found
+    def _number(self, micro: Micro, pieces: Sequence[dict[str, Tensor]]) -> None:
+        """Add to the arguments of micro-batches their pieces of what numbers the samples of a batch."""
+        for name, value, dim in [(each.name, each.value(), each.dim) for each in micro.numbers]:
+            for piece, mine in zip(pieces, torch.split(value, list(self.batch.sizes), dim), strict=True):
+                piece[name] = mine
+
+    def _total(self, each: Sequence[Sized], pieces: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> None:
+        """Add to the arguments of micro-batches what must be known of all of them before the step."""
+        more: dict[str, Tensor] = {}
+        for at, (name, graph, how) in enumerate(each[0].micro.totals):
+            if not more:
+                buffers = {s.name for s in graph.sources if s.kind == "buffer"}
+                more = {name: self.held[name].full_tensor() for name in buffers if name in self.held}
+                more.update({name: make() for name, make in self.constants.items()})
+            graphs = [one.micro.totals[at].graph for one in each]
+            found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
+            total = together(found, how, sizes)
+            for piece in pieces:
+                piece[name] = total
 
     def _joined(self, values: Sequence[Mapping[str, Shards]]) -> Any:
         """The results of the batch."""

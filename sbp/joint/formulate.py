@@ -22,7 +22,7 @@ from .problem import Edge, Problem, Vector
 from .sources import stored
 from .spread import Spread, spreads
 from .ties import ties
-from .ways import Option, Reach, options
+from .ways import Option, Reach, options, source_states
 from .wishes import wishes
 from .work import LINEAR, is_view, seconds
 
@@ -270,7 +270,10 @@ class _Formulation:
         """Without addends it may lie in every way; addends and their gradients only as it comes."""
         grad = number in self.logical.wants_grad
         axes = [a for a, n in enumerate(there.shape) if n > 1]
-        for state in self.states[number]:
+        states = self.states[number]
+        if there.shape != self.home(number).shape:  # axes of another grid
+            states = source_states(tuple(self.logical.fakes[number].shape), there.shape, ())
+        for state in states:
             free = [a for a in axes if a not in state.split]
             for bits in range(1 << len(free) if grad else 1):
                 wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -121,16 +122,16 @@ PAIRS = line((0, 1), (2, 3))
 
 
 def staged(model: nn.Module, stages: Sequence[Placement], schedule: str | Schedule = "1f1b") -> nn.Module:
-    """A GPT, Llama or Sequential with its layers as the chunks of a schedule, and its ends on the first and the last."""
+    """A GPT, Llama or Sequential with its layers as the chunks of a schedule; its ends are on the first and last."""
     if isinstance(model, nn.Sequential):
         flow.nn.pipeline(list(model), stages, schedule)
         return model
-    inner = model if isinstance(model, Gpt) else model.model
-    layers: Any = model.blocks if isinstance(model, Gpt) else inner.layers  # type: ignore[union-attr]
+    inner: Any = model if isinstance(model, Gpt) else model.model
+    layers: Any = model.blocks if isinstance(model, Gpt) else inner.layers
     flow.nn.pipeline(layers, stages, schedule)
     last = layers[-1].__dict__  # what `pipeline` said of it
-    begin: Any = [inner.words, inner.places] if isinstance(model, Gpt) else [inner.embed_tokens, inner.rotary_emb]  # type: ignore[union-attr]
-    end: Any = [inner.norm, model.head] if isinstance(model, Gpt) else [inner.norm, model.lm_head]  # type: ignore[union-attr]
+    begin: Any = [inner.words, inner.places] if isinstance(model, Gpt) else [inner.embed_tokens, inner.rotary_emb]
+    end: Any = [inner.norm, model.head] if isinstance(model, Gpt) else [inner.norm, model.lm_head]
     for module in begin:
         flow.nn.place(module, stages[0], chunk=0)
     for module in end:
@@ -159,6 +160,14 @@ def hinted(model: nn.Module, way: str) -> nn.Module:
 
 
 # Running.
+
+
+def often(first: list[Any], more: list[Any]) -> list[Any]:
+    """The first run always, the rest with the sweep."""
+    return [
+        *first,
+        *(pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.sweep) for one in more),
+    ]
 
 
 @contextmanager
@@ -197,7 +206,7 @@ def close(mine: Any, one: Any, tolerance: float) -> None:
 
 def same_weights(model: nn.Module, one: nn.Module, tolerance: float) -> None:
     for (name, p), q in zip(model.named_parameters(), one.parameters(), strict=True):
-        torch.testing.assert_close(whole(p), q.detach(), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(whole(p), q.detach(), rtol=tolerance, atol=tolerance, msg=f"the weights {name}")
     for (name, x), y in zip(model.named_buffers(), one.buffers(), strict=True):
         assert torch.equal(whole(x), y), name
 
