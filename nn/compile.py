@@ -151,7 +151,12 @@ def _calls(
 
 
 def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """torch's own binding of an op, which is called at half the price of the op itself."""
+    """torch's own binding of an op, which is called at half the price of the op itself.
+
+    Those of losses do not know the op's own reduction where none is said.
+    """
+    if any(argument.name == "reduction" for argument in op._schema.arguments):
+        return None
     name = op._schema.name.removeprefix("aten::")
     for space in (torch._C._VariableFunctions, torch._C._nn):
         if hasattr(space, name):

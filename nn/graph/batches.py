@@ -16,6 +16,7 @@ from ...sbp.logical import Logical
 from ..tensor import GlobalTensor, wrap
 from .called import Shards
 from .inputs import tensors_by_path
+from .local import placed
 from .micro import Part
 
 __all__ = ["Batch", "evaluated", "joined", "together", "weight_of"]
@@ -67,9 +68,11 @@ def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
     for number, source in enumerate(graph.sources):
         value = tensors.get(source.name)
         known[number] = value.full_tensor() if isinstance(value, GlobalTensor) else value
+    where = next((x.device for x in known.values() if isinstance(x, Tensor)), torch.device("cpu"))
     with torch.no_grad():
         for op in graph.ops:
-            made = tensors_in(op.op(*fill(op.args, known), **fill(dict(op.kwargs), known)))
+            kwargs = fill(dict(op.kwargs), known) if op.inputs else placed(op.op, op.kwargs, where)
+            made = tensors_in(op.op(*fill(op.args, known), **kwargs))
             known.update(zip(op.numbers, made, strict=True))
     (number,) = refs_in(graph.result)
     result: Tensor = known[number]

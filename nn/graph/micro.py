@@ -32,6 +32,8 @@ EVEN = {
     *("expand", "expand_as", "broadcast_to", "repeat", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full"),
     *("zeros_like", "ones_like", "full_like", "scalar_tensor", "empty", "new_empty", "empty_like"),
 }
+LIKE = {"zeros_like": 0, "ones_like": 1}
+SHAPED = {*LIKE, "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}  # of another's shape only
 # Ops that show numbers otherwise, and do not compute with them.
 SEEN = {
     *("unsqueeze", "expand", "view", "reshape", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "squeeze"),
@@ -148,7 +150,7 @@ def _pairs(logical: Logical, whole: Logical) -> list[LogicalOp]:
     missing = next((op for at, op in enumerate(logical.ops) if at not in found), next(iter(left), None))
     if missing is not None:
         raise SbpError(
-            f"{Call(missing.op, (), {}, ()).name} at {missing.origin.line or 'no line'} is done for the batch or for a "
+            f"{_name(missing)} at {missing.origin.line or 'no line'} is done for the batch or for a "
             "micro-batch, and not for both\n"
             "  what a step does must not depend on how many samples there are; or leave micro_batches= out"
         )
@@ -157,7 +159,7 @@ def _pairs(logical: Logical, whole: Logical) -> list[LogicalOp]:
 
 def _idle(op: LogicalOp) -> bool:
     """Whether an op of the batch may have nothing to do for a single sample."""
-    return Call(op.op, (), {}, ()).name in ("expand", "contiguous", "clone", "view", "reshape", "_unsafe_view")
+    return _name(op) in ("expand", "contiguous", "clone", "view", "reshape", "_unsafe_view")
 
 
 def _of_batch(op: LogicalOp, other: LogicalOp) -> LogicalOp:
@@ -214,7 +216,8 @@ class _Asked:
         if found is None:
             raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
-        if op.inputs and all(n in self.given for n in op.inputs):
+        plain = all(n in self.given for n in op.inputs) or _name(op) in LIKE
+        if plain and torch.Tag.nondeterministic_seeded not in op.op.tags:
             self.given.update(op.numbers)
         return found, needed
 
@@ -225,7 +228,7 @@ class _Asked:
         rows = next((part.rows for part in parts if part.rows is not None), None)
         if rows is not None:
             return self.indexed(op, parts, rows)
-        if all(part.whole for part in parts):
+        if all(part.whole for part in parts) or _name(op) in SHAPED:
             return [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
         states = tuple(part.state for part in parts)
         call = replace(self.logical.call(op), states=states, sizes=(self.samples,))
@@ -243,7 +246,7 @@ class _Asked:
 
     def indexed(self, op: LogicalOp, parts: Sequence[Part], rows: int) -> list[Part] | None:
         """What an op makes of the numbers of samples: the same seen otherwise, or the samples that they number."""
-        name = Call(op.op, (), {}, ()).name
+        name = _name(op)
         if len(parts) == 1 and name.partition(".")[0] in SEEN:
             found = self.of(op, None, [parts[0]._replace(rows=None)])
             return None if found is None else [part._replace(rows=rows) for part in found]
@@ -264,7 +267,7 @@ class _Asked:
 
     def fresh(self, op: LogicalOp, y: Tensor, mine: Tensor | None) -> Part:
         """What is made of what is whole: whole, unless it has a dim of the batch's size."""
-        name = Call(op.op, (), {}, ()).name.partition(".")[0]
+        name = _name(op).partition(".")[0]
         shape = list(y.shape if mine is None else mine.shape)
         if mine is None and name == "expand":  # which there is not for one sample
             shape = [1 if d < y.ndim - x.ndim else n for x in (self.logical.fakes[op.inputs[0]],)
@@ -286,7 +289,7 @@ class _Asked:
         """An op that cannot be done for a micro-batch alone."""
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
         return SbpError(
-            f"{Call(op.op, (), {}, ()).name} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
+            f"{_name(op)} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
             f"  it is in {op.origin.module or 'no module'}, and its inputs are of the batch: {lies}\n"
             "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
             "other and the loss is a sum or a mean over them"
@@ -386,7 +389,19 @@ def _put(value: Any, refs: Mapping[int, Ref]) -> Any:
 
 def _alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
-    return _without_unused(replace(logical, result=Ref(number), losses=(), writes={}))
+    ops = tuple(_of_shape(op) if _name(op) in LIKE else op for op in logical.ops)
+    return _without_unused(replace(logical, ops=ops, result=Ref(number), losses=(), writes={}))
+
+
+def _of_shape(op: LogicalOp) -> LogicalOp:
+    """A filled tensor of another's shape, without that other."""
+    (y,) = op.outputs
+    kwargs = {"dtype": y.dtype}
+    return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), LIKE[_name(op)]), kwargs=kwargs)
+
+
+def _name(op: LogicalOp) -> str:
+    return Call(op.op, (), {}, ()).name
 
 
 def _without_unused(logical: Logical) -> Logical:

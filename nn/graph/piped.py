@@ -18,9 +18,12 @@ from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
 from ...placement import Placement
 from ...placement.errors import SbpError, ScheduleError
+from ...placement.world import world
+from ...sbp import B
 from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ..annotate import chunk_of
+from ..tensor import GlobalTensor
 from .batches import Batch, evaluated, joined, together, weight_of
 from .called import Shards
 from .chunks import Chunks
@@ -253,16 +256,28 @@ class PipedStep(Step):
     def _total(self, each: Sequence[Sized], pieces: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> None:
         """Add to the arguments of micro-batches what must be known of all of them before the step."""
         more: dict[str, Tensor] = {}
+        if world().rank not in (None, *self.program.everywhere.flat):  # it has no stage, and needs none
+            for piece in pieces:
+                piece.update({name: torch.empty(0) for name, *_ in each[0].micro.totals})
+            return
         for at, (name, graph, how) in enumerate(each[0].micro.totals):
             if not more:
                 buffers = {s.name for s in graph.sources if s.kind == "buffer"}
-                more = {name: self.held[name].full_tensor() for name in buffers if name in self.held}
+                more = {name: self._everywhere(self.held[name]) for name in buffers if name in self.held}
                 more.update({name: make() for name, make in self.constants.items()})
             graphs = [one.micro.totals[at].graph for one in each]
             found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
             total = together(found, how, sizes)
             for piece in pieces:
                 piece[name] = total
+
+    def _everywhere(self, value: GlobalTensor) -> Tensor:
+        """All of a buffer, on every rank of the pipeline."""
+        if world().rank is None:
+            return value.full_tensor()
+        everywhere = value.to_global(placement=self.program.everywhere, sbp=B)
+        shard: Tensor = everywhere._shards[0].detach()
+        return shard
 
     def _joined(self, values: Sequence[Mapping[str, Shards]]) -> Any:
         """The results of the batch."""

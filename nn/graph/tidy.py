@@ -37,6 +37,7 @@ def tidied(module: fx.GraphModule, fakes: FakeTensorMode) -> fx.GraphModule:
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
+            _say_reduction(node)
             node.target = _binding(node, fakes) or node.target
     module.recompile()
     return module
@@ -60,6 +61,14 @@ def _nothing_but(node: fx.Node) -> fx.Node | None:
     if node.target is aten.reshape.default and tuple(x.meta["val"].shape) == tuple(node.meta["val"].shape):
         return x
     return None
+
+
+def _say_reduction(node: fx.Node) -> None:
+    """torch's bindings of losses do not know the op's own default: where no reduction is said, they take any."""
+    op: Any = node.target
+    for at, argument in enumerate(op._schema.arguments):
+        if argument.name == "reduction" and at >= len(node.args) and "reduction" not in node.kwargs:
+            node.kwargs = {**node.kwargs, "reduction": argument.default_value}
 
 
 def _binding(node: fx.Node, fakes: FakeTensorMode) -> Callable[..., Any] | None:

@@ -22,7 +22,7 @@ from .problem import Edge, Problem, Vector
 from .sources import stored
 from .spread import Spread, spreads
 from .ties import ties
-from .ways import Option, Reach, options, source_states
+from .ways import Option, Reach, options
 from .wishes import wishes
 from .work import LINEAR, is_view, seconds
 
@@ -162,7 +162,7 @@ class _Formulation:
     def _op(self, index: int, call: Call) -> None:
         op, there = self.logical.ops[index], self.where.ops[index]
         grads = [n in self.logical.wants_grad for n in op.numbers]
-        reach = [Reach(self.states[n], n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
+        reach = [Reach(self._states_on(n, there), n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
         saved = tuple(self._is_saved(n) for n in op.numbers)
         key = (_static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), tuple(grads), saved, there)
         if key not in self.known:
@@ -270,14 +270,24 @@ class _Formulation:
         """Without addends it may lie in every way; addends and their gradients only as it comes."""
         grad = number in self.logical.wants_grad
         axes = [a for a, n in enumerate(there.shape) if n > 1]
-        states = self.states[number]
-        if there.shape != self.home(number).shape:  # axes of another grid
-            states = source_states(tuple(self.logical.fakes[number].shape), there.shape, ())
-        for state in states:
+        for state in self._states_on(number, there):
             free = [a for a in axes if a not in state.split]
             for bits in range(1 << len(free) if grad else 1):
                 wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None
         return Lies(tuple(wanted), ())
+
+    def _states_on(self, number: int, there: Placement) -> tuple[State, ...]:
+        """The states in which a value may reach another placement: those of its own that are about axes there."""
+        states = self.states[number]
+        if len(self.home(number).shape) <= len(there.shape):
+            return states
+        key = "on", id(states), there
+        if key not in self.known:
+            axes = set(range(len(there.shape)))
+            fits = [state for state in states if axes.issuperset(state.split)]
+            self.known[key] = states, tuple(dict.fromkeys([*fits, State(((),) * len(states[0].dims))]))
+        found: tuple[State, ...] = self.known[key][1]
+        return found
 
     def _edge(self, i: int, j: int, number: int, have: Lies, need: Lies, here: Placement, there: Placement) -> None:
         fake = self.logical.fakes[number]
