@@ -53,7 +53,7 @@ class Graph:
         _check_options(placement, memory, clip_grad_norm)
         if backend not in get_args(Backend):
             raise SbpError(f"backend={backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
-        if not isinstance(micro_batches, int) or micro_batches < 1:
+        if type(micro_batches) is not int or micro_batches < 1:
             raise SbpError(f"micro_batches={micro_batches!r}\n  give it how many to cut a batch into, as in 8")
         self._piped: dict[str, Any] = {}
         if micro_batches > 1 or schedule is not None:

@@ -47,7 +47,8 @@ def shape_of(schedule: Schedule, where: Chunks, m: int) -> Shape:
         shape = schedule.shape(groups, m)
         wanted = list(range(shape.p))  # the other route goes back over the same
     else:
-        shape = schedule.shape(groups, m, v=max(1, count // groups))
+        least = schedule.v if schedule.way == "vee" else 1  # there and back are two at least
+        shape = schedule.shape(groups, m, v=max(least, count // groups))
         wanted = [schedule.device(shape, chunk) for chunk in range(shape.p * shape.v)]
     if list(where.group) != wanted:
         ranks = ["ranks " + ",".join(map(str, where.ranks(group))) for group in range(groups)]

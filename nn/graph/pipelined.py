@@ -228,15 +228,18 @@ class Pipelined:
     @staticmethod
     def add(entry: Entry, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
         """Gradients of weights to what there is of other micro-batches."""
+        if all(slot in sums for slot, _ in entry.sums):
+            if tensors:
+                torch._foreach_add_([total for slot, _ in entry.sums for total in sums[slot]], list(tensors))
+            return
         at = 0
         for slot, many in entry.sums:
             mine = tensors[at : at + many]
             held = sums.get(slot)
             if held is None:
                 sums[slot] = [x if own else x.clone() for x, own in zip(mine, entry.owns[at : at + many], strict=True)]
-            else:
-                for total, x in zip(held, mine, strict=True):
-                    total.add_(x)
+            elif many:
+                torch._foreach_add_(held, list(mine))
             at += many
 
     def __call__(
