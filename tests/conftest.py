@@ -1,6 +1,7 @@
 """What every test gets: a fixed seed, the --sweep option, and a check that it left nothing running."""
 
 import multiprocessing
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
+CASES = 24  # of one test that run always
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 
@@ -21,13 +23,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="also run the exhaustive grids (marker `sweep`)")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in _beyond_the_sample(items):
+        item.add_marker(pytest.mark.sweep)
     if config.getoption("--sweep"):
         return
     sweeps = [item for item in items if item.get_closest_marker("sweep")]
     if sweeps:
         config.hook.pytest_deselected(items=sweeps)
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+def _beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test with many cases a seeded sample runs always, the same on every machine; the sweep runs the others."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("sweep"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, each in cases.items():
+        if len(each) > CASES and "test_house" not in name:
+            sample = set(random.Random(name).sample(range(len(each)), CASES))
+            yield from (item for at, item in enumerate(each) if at not in sample)
 
 
 @pytest.fixture(autouse=True)

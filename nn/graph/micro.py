@@ -13,7 +13,6 @@ samples. So a loss is exactly the batch's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import torch
@@ -142,19 +141,35 @@ def _separated(logical: Logical, whole: Logical, asked: "_Asked") -> Micro:
 
 def _pairs(logical: Logical, whole: Logical) -> list[LogicalOp]:
     """For each op the same one of the batch's step, which may have more that do nothing for one sample."""
-    mine, theirs = ([str(op.op) for op in graph.ops] for graph in (logical, whole))
-    found: dict[int, int] = {}
-    for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
-        found.update(zip(range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True))
-    left = [op for at, op in enumerate(whole.ops) if at not in found.values() and not _idle(op)]
-    missing = next((op for at, op in enumerate(logical.ops) if at not in found), next(iter(left), None))
-    if missing is not None:
-        raise SbpError(
-            f"{_name(missing)} at {missing.origin.line or 'no line'} is done for the batch or for a "
-            "micro-batch, and not for both\n"
-            "  what a step does must not depend on how many samples there are; or leave micro_batches= out"
-        )
-    return [whole.ops[found[at]] for at in range(len(logical.ops))]
+    found: list[LogicalOp] = []
+    left = iter(whole.ops)
+    for op in logical.ops:
+        other = next(left, None)
+        while other is not None and not _same(op, other) and _idle(other):
+            other = next(left, None)
+        if other is None or not _same(op, other):
+            raise _differs(op)
+        found.append(other)
+    for other in left:
+        if not _idle(other):
+            raise _differs(other)
+    return found
+
+
+def _same(op: LogicalOp, other: LogicalOp) -> bool:
+    """Whether two ops are one, of a micro-batch and of the batch: sizes differ by the samples alone."""
+    outputs = list(zip(op.outputs, other.outputs, strict=False))
+    alike = all(x.ndim == y.ndim and x.dtype == y.dtype for x, y in outputs)
+    return (
+        op.op is other.op and alike and all(n <= m for x, y in outputs for n, m in zip(x.shape, y.shape, strict=True))
+    )
+
+
+def _differs(op: LogicalOp) -> SbpError:
+    return SbpError(
+        f"{_name(op)} at {op.origin.line or 'no line'} is done for the batch or for a micro-batch, and not for both\n"
+        "  what a step does must not depend on how many samples there are; or leave micro_batches= out"
+    )
 
 
 def _idle(op: LogicalOp) -> bool:
@@ -164,14 +179,13 @@ def _idle(op: LogicalOp) -> bool:
 
 def _of_batch(op: LogicalOp, other: LogicalOp) -> LogicalOp:
     """An op with the numbers of the batch's step where they are values and not sizes."""
-    if not op.inputs:
-        return op
     kinds = {p.name: str(p.type) for p in op.op._schema.arguments}
     order = list(kinds)
 
     def value(name: str, mine: Any, theirs: Any) -> Any:
         number = isinstance(mine, int | float) and isinstance(theirs, int | float) and not isinstance(mine, bool)
-        return theirs if number and ("Tensor" in kinds[name] or kinds[name] in ("number", "float")) else mine
+        computes = "Tensor" in kinds[name] or kinds[name] in ("number", "float")
+        return theirs if number and computes and (op.inputs or name in ("fill_value", "s")) else mine
 
     pairs = zip(order, op.args, other.args, strict=False)
     args = tuple(value(*three) for three in pairs)
