@@ -14,7 +14,7 @@ demo: .venv/.ready
 
 test: lint
 	@echo "tests: pytest, doctests, the README's code"
-	@$(RUN) -m pytest -q -n 4 --dist worksteal -m "not alone" --doctest-modules tests sbpflow
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 --dist worksteal -m "not alone" --doctest-modules tests sbpflow
 	@$(RUN) -m pytest -q -m alone tests
 
 lint: .venv/.ready

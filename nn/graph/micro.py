@@ -24,6 +24,7 @@ from ...sbp.joint.ways import answer_of
 from ...sbp.logical import Logical, LogicalOp, Source
 from ...sbp.state import State
 from .expand import expand
+from .paired import name_of, of_batch, pairs
 
 MEAN = 1  # as ATen numbers reductions
 # Ops that make a dim of the batch's size of nothing, the same in every place of it.
@@ -126,70 +127,17 @@ def _separated(logical: Logical, whole: Logical, asked: "_Asked") -> Micro:
     totals: dict[int, int] = {}  # value -> the number of its total, below 0 until all are known
     cuts: dict[int, Numbers] = {}
     ops = []
-    for op, other in zip(logical.ops, _pairs(logical, whole), strict=True):
+    for op, other in zip(logical.ops, pairs(logical, whole), strict=True):
         found, needed = asked.ask(other, op)
         if other.numbers[0] in asked.cuts:
             cuts[op.numbers[0]] = Numbers(f"numbers {len(cuts)}", other, asked.cuts[other.numbers[0]])
         refs = {n: Ref(totals.setdefault(n, -1 - len(totals))) for n in (op.inputs[place] for place in needed)}
-        op = _of_batch(op, other)
+        op = of_batch(op, other)
         ops.append(replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs)))
         parts.update(zip(op.numbers, found, strict=True))
     same = {n: Ref(m) for n, m in zip(refs_in(whole.result), refs_in(logical.result), strict=True)}
     made = replace(logical, ops=tuple(ops), result=_put(whole.result, same), rebuild=whole.rebuild)
     return _numbered(made, parts, totals, cuts)
-
-
-def _pairs(logical: Logical, whole: Logical) -> list[LogicalOp]:
-    """For each op the same one of the batch's step, which may have more that do nothing for one sample."""
-    found: list[LogicalOp] = []
-    left = iter(whole.ops)
-    for op in logical.ops:
-        other = next(left, None)
-        while other is not None and not _same(op, other) and _idle(other):
-            other = next(left, None)
-        if other is None or not _same(op, other):
-            raise _differs(op)
-        found.append(other)
-    for other in left:
-        if not _idle(other):
-            raise _differs(other)
-    return found
-
-
-def _same(op: LogicalOp, other: LogicalOp) -> bool:
-    """Whether two ops are one, of a micro-batch and of the batch: sizes differ by the samples alone."""
-    outputs = list(zip(op.outputs, other.outputs, strict=False))
-    alike = all(x.ndim == y.ndim and x.dtype == y.dtype for x, y in outputs)
-    return (
-        op.op is other.op and alike and all(n <= m for x, y in outputs for n, m in zip(x.shape, y.shape, strict=True))
-    )
-
-
-def _differs(op: LogicalOp) -> SbpError:
-    return SbpError(
-        f"{_name(op)} at {op.origin.line or 'no line'} is done for the batch or for a micro-batch, and not for both\n"
-        "  what a step does must not depend on how many samples there are; or leave micro_batches= out"
-    )
-
-
-def _idle(op: LogicalOp) -> bool:
-    """Whether an op of the batch may have nothing to do for a single sample."""
-    return _name(op) in ("expand", "contiguous", "clone", "view", "reshape", "_unsafe_view")
-
-
-def _of_batch(op: LogicalOp, other: LogicalOp) -> LogicalOp:
-    """An op with the numbers of the batch's step where they are values and not sizes."""
-    kinds = {p.name: str(p.type) for p in op.op._schema.arguments}
-    order = list(kinds)
-
-    def value(name: str, mine: Any, theirs: Any) -> Any:
-        number = isinstance(mine, int | float) and isinstance(theirs, int | float) and not isinstance(mine, bool)
-        computes = "Tensor" in kinds[name] or kinds[name] in ("number", "float")
-        return theirs if number and computes and (op.inputs or name in ("fill_value", "s")) else mine
-
-    pairs = zip(order, op.args, other.args, strict=False)
-    args = tuple(value(*three) for three in pairs)
-    return replace(op, args=args, kwargs={n: value(n, mine, other.kwargs.get(n)) for n, mine in op.kwargs.items()})
 
 
 class _Asked:
@@ -230,7 +178,7 @@ class _Asked:
         if found is None:
             raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
-        plain = all(n in self.given for n in op.inputs) or _name(op) in LIKE
+        plain = all(n in self.given for n in op.inputs) or name_of(op) in LIKE
         if plain and torch.Tag.nondeterministic_seeded not in op.op.tags:
             self.given.update(op.numbers)
         return found, needed
@@ -242,7 +190,7 @@ class _Asked:
         rows = next((part.rows for part in parts if part.rows is not None), None)
         if rows is not None:
             return self.indexed(op, parts, rows)
-        if all(part.whole for part in parts) or _name(op) in SHAPED:
+        if all(part.whole for part in parts) or name_of(op) in SHAPED:
             return [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
         states = tuple(part.state for part in parts)
         call = replace(self.logical.call(op), states=states, sizes=(self.samples,))
@@ -260,7 +208,7 @@ class _Asked:
 
     def indexed(self, op: LogicalOp, parts: Sequence[Part], rows: int) -> list[Part] | None:
         """What an op makes of the numbers of samples: the same seen otherwise, or the samples that they number."""
-        name = _name(op)
+        name = name_of(op)
         if len(parts) == 1 and name.partition(".")[0] in SEEN:
             found = self.of(op, None, [parts[0]._replace(rows=None)])
             return None if found is None else [part._replace(rows=rows) for part in found]
@@ -281,7 +229,7 @@ class _Asked:
 
     def fresh(self, op: LogicalOp, y: Tensor, mine: Tensor | None) -> Part:
         """What is made of what is whole: whole, unless it has a dim of the batch's size."""
-        name = _name(op).partition(".")[0]
+        name = name_of(op).partition(".")[0]
         shape = list(y.shape if mine is None else mine.shape)
         if mine is None and name == "expand":  # which there is not for one sample
             shape = [1 if d < y.ndim - x.ndim else n for x in (self.logical.fakes[op.inputs[0]],)
@@ -303,7 +251,7 @@ class _Asked:
         """An op that cannot be done for a micro-batch alone."""
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
         return SbpError(
-            f"{_name(op)} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
+            f"{name_of(op)} at {op.origin.line or 'no line'} needs more than one micro-batch at once\n"
             f"  it is in {op.origin.module or 'no module'}, and its inputs are of the batch: {lies}\n"
             "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
             "other and the loss is a sum or a mean over them"
@@ -403,7 +351,7 @@ def _put(value: Any, refs: Mapping[int, Ref]) -> Any:
 
 def _alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
-    ops = tuple(_of_shape(op) if _name(op) in LIKE else op for op in logical.ops)
+    ops = tuple(_of_shape(op) if name_of(op) in LIKE else op for op in logical.ops)
     return _without_unused(replace(logical, ops=ops, result=Ref(number), losses=(), writes={}))
 
 
@@ -411,11 +359,7 @@ def _of_shape(op: LogicalOp) -> LogicalOp:
     """A filled tensor of another's shape, without that other."""
     (y,) = op.outputs
     kwargs = {"dtype": y.dtype}
-    return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), LIKE[_name(op)]), kwargs=kwargs)
-
-
-def _name(op: LogicalOp) -> str:
-    return Call(op.op, (), {}, ()).name
+    return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), LIKE[name_of(op)]), kwargs=kwargs)
 
 
 def _without_unused(logical: Logical) -> Logical:

@@ -70,6 +70,7 @@ def slept(name: str, p: int, m: int, cost: float, ordered: bool) -> list[Ran]:
         return list(running.run(record=True).firings)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "p", "ordered"),
     [("1f1b", 2, False), ("1f1b", 4, False), ("zb_h1", 4, True), ("interleaved", 4, False), ("gpipe", 2, True)],
