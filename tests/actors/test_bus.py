@@ -224,6 +224,7 @@ class Told(NamedTuple):
 
 def failing(ill: Ill, who: int, ordered: bool) -> Told:
     """A relay of which one rank does ill at its third micro-batch."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin with it ignored
     since = time.monotonic()
 
     def work(firing: Firing) -> list[None]:

@@ -503,6 +503,7 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
+@pytest.mark.alone
 @sampled(4, "case, hosts", DIFFERENT, [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:
     many, one = DIFFERENT[case](4)
@@ -514,6 +515,7 @@ def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: st
         assert_broken(after)
 
 
+@pytest.mark.alone
 @sampled(3, "victim, hosts", [0, 1], [own_host, two_hosts])
 def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts) -> None:
     """Rank 0 also keeps the store, through which hosts tell each other."""
@@ -523,6 +525,7 @@ def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts)
         assert_broken(after)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
     ended = survivors(fresh(4, stop, victim, 2.0, False, environment=own_host), lost=[victim])
@@ -530,6 +533,7 @@ def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
         assert_told(only, "no answer within 2 s", words(move(4, "P", "B")), within=2 + 2 * SOON)
 
 
+@pytest.mark.alone
 def test_a_misfit_on_one_of_many_hosts(fresh: Fresh) -> None:
     for rank, (first, _) in survivors(fresh(4, misfit, "shape", 0.0, 2.0, environment=own_host)).items():
         assert_told(first, kind="ShapeError" if rank == 1 else "TransportError", within=2 + SOON)
