@@ -48,12 +48,7 @@ def clock_offsets(
         others = [rank for rank in sorted(ranks) if rank != first]
         return {first: 0.0, **{rank: offset(_ask(rank, clock, rounds)) for rank in others}}
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
-        raise TransportError(
-            f"the clocks of ranks {sorted(ranks)} could not be compared on rank {here}\n"
-            f"  torch.distributed said: {said}\n"
-            f"  all of these ranks must take part, within flow.init(timeout=...)"
-        ) from error
+        raise _failed(f"the clocks of ranks {sorted(ranks)} could not be compared", here, error) from error
 
 
 def collect(ranks: Sequence[int], records: tuple[Ran, ...]) -> Mapping[int, tuple[Ran, ...]]:
@@ -67,13 +62,16 @@ def collect(ranks: Sequence[int], records: tuple[Ran, ...]) -> Mapping[int, tupl
     try:
         dist.gather_object(records, found, dst=first, group=process_group(ranks))
     except RuntimeError as error:
-        said = str(error).partition("\n")[0]
-        raise TransportError(
-            f"the records of ranks {sorted(ranks)} could not be brought together on rank {here}\n"
-            f"  torch.distributed said: {said}\n"
-            f"  all of these ranks must take part, within flow.init(timeout=...)"
-        ) from error
+        raise _failed(f"the records of ranks {sorted(ranks)} could not be brought together", here, error) from error
     return {rank: each for rank, each in zip(sorted(ranks), found or (), strict=False) if each is not None}
+
+
+def _failed(what: str, here: int, error: RuntimeError) -> TransportError:
+    said = str(error).partition("\n")[0]
+    return TransportError(
+        f"{what} on rank {here}\n  torch.distributed said: {said}\n"
+        "  all of these ranks must take part, within flow.init(timeout=...)"
+    )
 
 
 def _ask(rank: int, clock: Callable[[], float], rounds: int) -> list[tuple[float, float, float]]:

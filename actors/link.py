@@ -15,7 +15,7 @@ from torch import Tensor
 from ..placement.errors import ScheduleError
 from .desk import Firing
 
-__all__ = ["Broken", "GlooLine", "Line", "Link", "Receive", "Send", "TensorLink", "Waits", "token"]
+__all__ = ["Broken", "GlooLine", "Line", "Link", "Receive", "Send", "TensorLink", "Waits", "tag_of", "token"]
 
 LABELS = 1 << 16  # after so many a tag comes again; slots are far fewer
 REGISTERS = 1 << 15
@@ -35,6 +35,11 @@ class Waits(Protocol):
     """Something under way; `wait` returns when it is over."""
 
     def wait(self) -> object: ...
+
+
+def tag_of(number: int, label: int) -> int:
+    """The tag of what goes in a register's slot with this label."""
+    return number * LABELS + label % LABELS
 
 
 class Link(Protocol):
@@ -113,7 +118,7 @@ class TensorLink:
             raise ScheduleError(f"register {self.number} has no tag\n  a network is cut at {REGISTERS} at most")
 
     def tag(self, label: int) -> int:
-        return self.number * LABELS + label % LABELS
+        return tag_of(self.number, label)
 
     def send(self, label: int, value: Any) -> Sequence[Waits]:
         tag = self.tag(label)

@@ -14,20 +14,16 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.alone import Times
 from benchmarks.eager_block import blocks, show_blocks
 from benchmarks.eager_ops import first, ops, show_first, show_ops
+from benchmarks.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"
@@ -49,14 +45,14 @@ def main() -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        worker(json.loads(options.job))
+        measured(json.loads(options.job))
         return
     lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
     for part in options.only:
         sizes, show = PARTS[part][1:]
         times: Times = {}
         for ranks in sizes:
-            times |= launched(part, ranks, quick=options.quick)
+            times |= launched("eager", ranks, {"part": part, "rounds": 3 if options.quick else ROUNDS})
         lines += ["", *show(times)]
     report = "\n".join(lines)
     print(report)
@@ -64,32 +60,12 @@ def main() -> None:
         write(report)
 
 
-def launched(part: str, ranks: int, *, quick: bool) -> Times:
-    """Run a part in processes of its own; of several ranks the slowest one's time of each round counts."""
-    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
-        job = json.dumps({"part": part, "folder": folder, "rounds": 3 if quick else ROUNDS})
-        launch = [sys.executable]
-        if ranks > 1:
-            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        subprocess.run(
-            [*launch, "-m", "benchmarks.eager", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
-        )
-        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
-    return {
-        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
-        for what, ways in each[0].items()
-    }
+def measured(job: dict[str, Any]) -> None:
+    def measure() -> Times:
+        torch.manual_seed(0)
+        return PARTS[job["part"]][0](job["rounds"])
 
-
-def worker(job: dict[str, Any]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    times = PARTS[job["part"]][0](job["rounds"])
-    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    worker(job, measure)
 
 
 def write(report: str) -> None:

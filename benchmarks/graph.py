@@ -15,20 +15,16 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from benchmarks import graph_peers, graph_planning, graph_steps
 from benchmarks.alone import Times, aligned
+from benchmarks.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"
@@ -57,13 +53,15 @@ def main() -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        worker(json.loads(options.job))
+        measured(json.loads(options.job))
         return
     lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
     for name in options.only:
         part, times = PARTS[name], Times()
         for case in part.cases[:2] if options.quick else part.cases:
-            times |= launched(name, part.ranks, case, quick=options.quick)
+            times |= launched(
+                "graph", part.ranks, {"part": name, "case": case, "rounds": 3 if options.quick else ROUNDS}
+            )
         lines += ["", *part.show(times)]
     report = "\n".join(lines)
     print(report)
@@ -71,31 +69,8 @@ def main() -> None:
         write(report)
 
 
-def launched(name: str, ranks: int, case: tuple[Any, ...], *, quick: bool) -> Times:
-    """Run a case in processes of its own; of several ranks the slowest one's time of each round counts."""
-    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
-        job = json.dumps({"part": name, "case": case, "folder": folder, "rounds": 3 if quick else ROUNDS})
-        launch = [sys.executable]
-        if ranks > 1:
-            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        subprocess.run(
-            [*launch, "-m", "benchmarks.graph", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
-        )
-        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
-    return {
-        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
-        for what, ways in each[0].items()
-    }
-
-
-def worker(job: dict[str, Any]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    times = PARTS[job["part"]].measure(job["rounds"], *job["case"])
-    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def measured(job: dict[str, Any]) -> None:
+    worker(job, lambda: PARTS[job["part"]].measure(job["rounds"], *job["case"]))
 
 
 def ratio(ways: dict[str, list[float]], ours: str, theirs: str) -> float:

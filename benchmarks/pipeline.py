@@ -15,21 +15,17 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from benchmarks import pipeline_peers
 from benchmarks.alone import Times, aligned
 from benchmarks.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
+from benchmarks.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"
@@ -51,13 +47,13 @@ def main() -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        worker(json.loads(options.job))
+        measured(json.loads(options.job))
         return
     lines = [f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."]
     for name in options.only:
         part, times = PARTS[name], Times()
         for ranks in part.ranks:
-            times |= launched(name, ranks, quick=options.quick)
+            times |= launched("pipeline", ranks, {"part": name, "rounds": 3 if options.quick else ROUNDS})
         lines += ["", *part.show(times)]
     report = "\n".join(lines)
     print(report)
@@ -65,31 +61,8 @@ def main() -> None:
         write(report)
 
 
-def launched(name: str, ranks: int, *, quick: bool) -> Times:
-    """Run a part in processes of its own; of several ranks the slowest one's time of each round counts."""
-    with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
-        job = json.dumps({"part": name, "folder": folder, "rounds": 3 if quick else ROUNDS})
-        launch = [sys.executable]
-        if ranks > 1:
-            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        subprocess.run(
-            [*launch, "-m", "benchmarks.pipeline", "--job", job], cwd=ROOT, env=environment, check=True, timeout=900
-        )
-        each = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
-    return {
-        what: {way: [max(us) for us in zip(*(times[what][way] for times in each), strict=True)] for way in ways}
-        for what, ways in each[0].items()
-    }
-
-
-def worker(job: dict[str, Any]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    times = PARTS[job["part"]].measure(job["rounds"])
-    Path(job["folder"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(times))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def measured(job: dict[str, Any]) -> None:
+    worker(job, lambda: PARTS[job["part"]].measure(job["rounds"]))
 
 
 def fifth(us: Sequence[float]) -> float:

@@ -67,6 +67,11 @@ class Plan:
         return tuple((move, {r: row[i] for r, row in rows.items() if row[i]}) for i, move in enumerate(self.moves))
 
     @cached_property
+    def sends(self) -> bool:
+        """Whether anything goes from rank to rank."""
+        return any(move.kind not in LOCAL for move in self.moves)
+
+    @cached_property
     def text(self) -> bytes:
         """What the ledger and errors call this plan."""
         return f"{self.src} -> {self.dst.lie} on {self.dst.placement}".encode()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -75,26 +75,20 @@ def _note(module: nn.Module, key: str, value: object) -> None:
 
 def placement_of(root: nn.Module) -> dict[str, Placement]:
     """Where every module lives that has a place, its own or that of a module around it, by its path from the root."""
-    found: dict[str, Placement] = {}
-
-    def visit(module: nn.Module, path: str, outer: Placement | None) -> None:
-        here = module.__dict__.get(PLACE) or module.__dict__.get(PART) or outer
-        if here is not None:
-            found[path] = here
-        for name, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{path}.{name}" if path else name, here)
-
-    visit(root, "", None)
-    return found
+    return _inherited(root, PLACE, PART)
 
 
 def chunk_of(root: nn.Module) -> dict[str, int]:
     """The chunk of every module that has one, its own or that of a module around it, by its path from the root."""
-    found: dict[str, int] = {}
+    return _inherited(root, CHUNK)
 
-    def visit(module: nn.Module, path: str, outer: int | None) -> None:
-        here = module.__dict__.get(CHUNK, outer)
+
+def _inherited(root: nn.Module, *keys: str) -> dict[str, Any]:
+    """What is said of every module under the first of these keys, or else of a module around it, by its path."""
+    found: dict[str, Any] = {}
+
+    def visit(module: nn.Module, path: str, outer: object) -> None:
+        here = next((said for key in keys if (said := module.__dict__.get(key)) is not None), outer)
         if here is not None:
             found[path] = here
         for name, child in module._modules.items():

@@ -1,7 +1,8 @@
 """What a generated step calls besides segments and moves: seeds of gradients, buckets, maxima's way back."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from contextlib import nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from ...placement.world import device, owned
 from ...sbp import Layout, State
 from .overlap import Transfer
 
-__all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "to_holders"]
+__all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "plain", "to_holders"]
 
 Shards: TypeAlias = tuple[Tensor, ...]
 
@@ -21,6 +22,13 @@ Shards: TypeAlias = tuple[Tensor, ...]
 def no_shards(layout: Layout) -> Shards:
     known: Shards = layout.memo.setdefault("graph.token", (token(layout),))
     return known
+
+
+def plain() -> Any:
+    """A context without autocast: the graph holds its casts."""
+    if torch._C._is_any_autocast_enabled():
+        return torch._C._DisableAutocast()
+    return nullcontext()
 
 
 def ones(layout: Layout) -> Shards:

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...boxing.graph.physical import Box, Graph
-from ...boxing.moves import LOCAL
 from ...placement import Placement
-from .segments import Segment, Stage
+from .segments import Segment, Stage, made_by
 
 __all__ = ["Chunks", "chunks"]
 
@@ -68,19 +67,11 @@ def _module(stage: Stage) -> str:
     return (stage.ops[0] if isinstance(stage, Segment) else stage if isinstance(stage, Box) else stage.op).origin.module
 
 
-def _outputs(stage: Stage) -> tuple[str, ...]:
-    return (stage.output.name,) if isinstance(stage, Box) else stage.outputs
-
-
-def _sends(graph: Graph, box: Box) -> bool:
-    return any(move.kind not in LOCAL for move in graph.plan(box).moves)
-
-
 class _Chunker:
     def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int]) -> None:
         self.graph, self.stages, self.said = graph, stages, said
         self.groups = groups([*map(_place, stages), *(s.value.layout.placement for s in graph.sources)])
-        self.makers = {name: at for at, stage in enumerate(stages) for name in _outputs(stage)}
+        self.makers = {name: at for at, stage in enumerate(stages) for name in made_by(stage)}
         weights = {s.value.name for s in graph.sources if s.kind != "input"}
         inputs = {s.value.name for s in graph.sources if s.kind == "input"}
         self.once: set[int] = set()
@@ -91,7 +82,7 @@ class _Chunker:
             if not isinstance(stage, Box):
                 continue
             crosses = self.crosses(stage)
-            if at in far or (stage.source in weights and (crosses or not _sends(graph, stage))):
+            if at in far or (stage.source in weights and (crosses or not graph.plan(stage).sends)):
                 self.once.add(at)
                 weights.add(stage.output.name)
             elif crosses and stage.source in inputs and not graph.values[stage.source].grad:
@@ -144,7 +135,7 @@ class _Chunker:
             kinds = {plain.get(name, "") for name in stage.inputs}
             if len(kinds) < 2 and "" not in kinds and at not in self.hops:
                 movable.add(at)
-                plain.update(dict.fromkeys(_outputs(stage), next(iter(kinds), "inputs")))
+                plain.update(dict.fromkeys(made_by(stage), next(iter(kinds), "inputs")))
         users: dict[int, list[int]] = {}
         for at, stage in enumerate(self.stages):
             for name in stage.inputs:
@@ -174,7 +165,7 @@ class _Chunker:
                 continue
             chunk = number[self.level[at], self.groups[_place(stage)]]
             of.append(chunk)
-            home.update(dict.fromkeys(_outputs(stage), chunk))
+            home.update(dict.fromkeys(made_by(stage), chunk))
             for name in stage.inputs:
                 if self.makers.get(name) in self.hops:
                     home[name] = min(home.get(name, chunk), chunk)

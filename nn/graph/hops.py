@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...actors.link import Line, Waits
+from ...actors.link import Line, Waits, tag_of
 from ...actors.simulate import Run
 from ...boxing import box
 from ...boxing.buffer import finish, pack, plain
@@ -19,7 +19,6 @@ from .lower import Bundle
 
 __all__ = ["BundleLink", "carrier", "labels_of"]
 
-LABELS = 1 << 16
 ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
 
 
@@ -135,18 +134,15 @@ class BundleLink:
         self.out = {size: [each for each in made if each.sends] for size, made in messages.items()}
         self.come = {size: [each for each in made if each.comes] for size, made in messages.items()}
 
-    def tag(self, k: int) -> int:
-        return self.number * LABELS + k % LABELS
-
     def send(self, label: int, value: Any) -> Sequence[Waits]:
-        size, tag, line = self.sizes[label], self.tag(label), self.line
+        size, tag, line = self.sizes[label], tag_of(self.number, label), self.line
         if not self.ways[size]:
             return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
         return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
 
     def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
         k = self.labels[label]
-        size, tag, line = self.sizes[k], self.tag(k), self.line
+        size, tag, line = self.sizes[k], tag_of(self.number, k), self.line
         ways, messages = self.ways[size], self.come[size]
         if not ways:
             return [line.receive(peer, tag, torch.zeros(1)) for peer in self.peers], tuple

@@ -16,20 +16,30 @@ from ..annotate import checked_hints, placement_of
 from ..materialise import materialise
 from ..tensor import GlobalTensor
 
-__all__ = ["Reads", "building", "default_placement", "globalised", "named_values", "pins_of", "placed", "reading"]
+__all__ = [
+    "Reads",
+    "building",
+    "default_placement",
+    "globalised",
+    "joined_path",
+    "named_values",
+    "pins_of",
+    "placed",
+    "reading",
+]
 
 
 T = TypeVar("T")
 
 
-def _join(prefix: str, name: str) -> str:
+def joined_path(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def named_values(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """All parameters and buffers by their full names, tied ones under each of them."""
     return {
-        _join(prefix, name): value
+        joined_path(prefix, name): value
         for prefix, module in modules.items()
         for values in (module.named_parameters, module.named_buffers)
         for name, value in values(remove_duplicate=False)
@@ -46,7 +56,9 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
 def placed(logical: Logical, modules: Mapping[str, nn.Module]) -> Logical:
     """The graph with the annotated placements on its ops and parameters."""
     where = {
-        _join(prefix, path): there for prefix, module in modules.items() for path, there in placement_of(module).items()
+        joined_path(prefix, path): there
+        for prefix, module in modules.items()
+        for path, there in placement_of(module).items()
     }
     held = named_values(modules)
     if not where and not any(isinstance(v, GlobalTensor) for v in held.values()):
@@ -70,8 +82,8 @@ def pins_of(
     pins: dict[str, tuple[Sbp, ...] | State] = {}
     homes = _under_all_names(homes, named_values(modules))
     for prefix, module in modules.items():
-        local = {name: homes[full] for name in _names(module) if (full := _join(prefix, name)) in homes}
-        pins.update({_join(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
+        local = {name: homes[full] for name in _names(module) if (full := joined_path(prefix, name)) in homes}
+        pins.update({joined_path(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
     held = {**named_values(modules), **inputs}
     for name, sbp in pins.items():
         value = held[name]
@@ -113,7 +125,7 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
             for table in (part._parameters, part._buffers):
                 held: dict[str, Any] = table
                 held.update({name: made[id(value)] for name, value in held.items() if id(value) in made})
-        names = {_join(prefix, name): name for values in (module.named_parameters, module.named_buffers)
+        names = {joined_path(prefix, name): name for values in (module.named_parameters, module.named_buffers)
                  for name, _ in values(remove_duplicate=False)}  # fmt: skip
         wanted = {local: layouts.get(full) or _whole(before[full], rest) for full, local in names.items()}
         materialise(module, wanted, device=rest.type)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from ...boxing.moves import LOCAL
 from ...boxing.plan import Plan, plan
 from ...sbp import Layout
 
@@ -51,7 +50,7 @@ class Transfer:
     @cached_property
     def sends(self) -> bool:
         """Whether anything goes from rank to rank."""
-        return any(move.kind not in LOCAL for way in self.plans for move in way.moves)
+        return any(way.sends for way in self.plans)
 
     @cached_property
     def pays(self) -> bool:

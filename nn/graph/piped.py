@@ -33,6 +33,7 @@ from .inputs import cutter, tensors_by_path
 from .liveness import Memory
 from .lower import shape_of
 from .micro import Micro, separated
+from .model import joined_path
 from .optimizers import adopt
 from .pipelined import Pipelined, seeds_of
 from .shardwise import step_on_shards
@@ -129,7 +130,7 @@ class PipedStep(Step):
 
     def compiled(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pipelined:
         said = {
-            f"{prefix}.{path}" if prefix and path else prefix or path: number
+            joined_path(prefix, path): number
             for prefix, module in self.modules.items()
             for path, number in chunk_of(module).items()
         }

@@ -4,7 +4,6 @@ The gradients of weights are added up over the micro-batches where they are made
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from ...placement.world import device, world
 from ...sbp import Layout
 from ...sbp.call import tensors_in
 from ..seeds import agree
-from .called import Shards, ones
+from .called import Shards, ones, plain
 from .hops import BundleLink, labels_of
 from .lower import Lowered, lowered
 from .segments import Draw
@@ -40,7 +39,7 @@ from .tasks import Name
 from .timing import timeline
 from .variant import Entry, Once, Variant
 
-__all__ = ["Made", "Pipelined", "plain", "seeds_of"]
+__all__ = ["Made", "Pipelined", "seeds_of"]
 
 
 @dataclass(frozen=True)
@@ -303,13 +302,6 @@ def _weakly(
     program = of()
     assert program is not None
     return program.fire(cases, width, firing)
-
-
-def plain() -> Any:
-    """The graph holds its casts."""
-    if torch._C._is_any_autocast_enabled():
-        return torch._C._DisableAutocast()
-    return nullcontext()
 
 
 def seeds_of(graph: Graph, weights: Sequence[float]) -> dict[str, Shards]:

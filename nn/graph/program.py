@@ -10,7 +10,7 @@ from ...boxing.graph.physical import Graph
 from ...placement.errors import ShapeError
 from ...placement.world import owned
 from .backend import Backend, Compiled, compiled
-from .called import Shards
+from .called import Shards, plain
 from .liveness import Memory, memory
 from .local import Local, Localiser
 from .schedule import schedule
@@ -93,10 +93,7 @@ class Program:
     def __call__(self, shards: Mapping[str, Shards]) -> Outcome:
         """One step. `shards` has for each source those that this process owns, in the order of its placement."""
         self._check(shards)
-        with torch.no_grad():
-            if torch._C._is_any_autocast_enabled():  # the graph holds its casts
-                with torch._C._DisableAutocast():
-                    return Outcome(*self._step(shards))
+        with torch.no_grad(), plain():
             return Outcome(*self._step(shards))
 
     def _check(self, shards: Mapping[str, Shards]) -> None:

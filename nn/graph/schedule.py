@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...boxing.graph.physical import Back, Box, Graph
-from ...boxing.moves import LOCAL
 from ...boxing.plan import plan
 from ...sbp import Layout
 from .again import read_again
@@ -155,7 +154,7 @@ class Writer:
             return False
         src, dst = self.layouts[box.source], box.output.layout
         larger = src.state.split - dst.state.split
-        return bool(larger) and any(move.kind not in LOCAL for move in plan(src, dst).moves)
+        return bool(larger) and plan(src, dst).sends
 
     def back(self, move: Back) -> Do:
         """The move of a gradient, all of which has come."""

@@ -18,7 +18,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Call
 
-__all__ = ["Draw", "Segment", "Stage", "draws", "kept", "segments"]
+__all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments"]
 
 # Ops that draw numbers and take from their input no more than shape, dtype and device.
 SHAPE_ONLY = {
@@ -57,6 +57,11 @@ class Draw:
 
 
 Stage: TypeAlias = Segment | Box | Draw
+
+
+def made_by(stage: Stage) -> tuple[str, ...]:
+    """The names of what a stage makes."""
+    return (stage.output.name,) if isinstance(stage, Box) else stage.outputs
 
 
 def draws(op: Op) -> bool:

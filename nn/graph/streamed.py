@@ -7,7 +7,7 @@ the newest weights on all stages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -17,9 +17,9 @@ from ...actors.desk import Firing
 from ...actors.network import Actor, Network, Register
 from ...actors.schedule import Schedule
 from ...placement.errors import ScheduleError
-from .called import Shards, no_shards
+from .called import Shards, no_shards, plain
 from .overlap import Do, Transfer
-from .pipelined import Made, Pipelined, plain
+from .pipelined import Made, Pipelined
 from .straight import Bundles, Running
 from .tasks import Name
 from .variant import Variant
@@ -94,11 +94,10 @@ class Streamed(Pipelined):
         variant = self.firsts[0]
         names = [name for name, register in variant.tasks.grads.items() if self.owns(chunk, register)]
         if chunk not in self.seeing:
-            roots = {name: name for name in names}
-            todo = []
+            known, todo = set(names), []
             for do in variant.tasks.before:
-                if do.reads[0] in roots:
-                    roots[do.writes[0]] = do.reads[0]
+                if do.reads[0] in known:
+                    known.update(do.writes)
                     todo.append(do)
             made = tuple(do.writes[0] for do in todo)
             gives = Bundles((), tuple((y,) for y in made))
@@ -113,7 +112,7 @@ class Streamed(Pipelined):
         """Whether a gradient at home is made of what this chunk adds up."""
         return self.chunk_of[register] == chunk
 
-    @property
+    @cached_property
     def chunk_of(self) -> dict[str, int]:
         """The chunk of each gradient at home."""
         tasks = self.firsts[0].tasks

@@ -20,7 +20,7 @@ from ...sbp import Layout
 from .chunks import Chunks
 from .overlap import Do, Transfer
 from .schedule import Writer, bucketed
-from .segments import Segment, Stage, kept
+from .segments import Segment, Stage, kept, made_by
 
 __all__ = ["Hop", "Kind", "Name", "Task", "Tasks", "derived", "tasks"]
 
@@ -106,7 +106,7 @@ class _Tasks:
         self.graph, self.stages, self.where = graph, stages, where
         self.split, self.apart = apart is not None, apart or {}
         self.writer = Writer(graph, stages, again, regather)
-        self.makers = {y: n for n, stage in enumerate(stages) for y in _outputs(stage)}
+        self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
         self.todo: dict[Name, list[Do]] = defaultdict(list)
         self.before: list[Do] = []
@@ -306,7 +306,7 @@ def derived(stages: Sequence[Stage], where: Chunks) -> frozenset[str]:
     found = set(where.weights)
     for stage in stages:
         if stage.inputs and found.issuperset(stage.inputs):
-            found.update(_outputs(stage))
+            found.update(made_by(stage))
     return frozenset(found)
 
 
@@ -318,7 +318,3 @@ def _read(todo: Sequence[Do]) -> Iterator[str]:
 def _value(register: str) -> str:
     """The value whose gradient a register holds."""
     return register.partition(" #")[0].removeprefix("d ").removeprefix("home ")
-
-
-def _outputs(stage: Stage) -> tuple[str, ...]:
-    return (stage.output.name,) if isinstance(stage, Box) else stage.outputs
