@@ -1,7 +1,7 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,6 +48,7 @@ class Graph:
         clip_grad_norm: float | None = None,
         micro_batches: int = 1,
         schedule: str | Schedule | None = None,
+        slices: int | Sequence[int] | None = None,
         name: str | None = None,
     ) -> None:
         _check_options(placement, memory, clip_grad_norm)
@@ -56,8 +57,9 @@ class Graph:
         if type(micro_batches) is not int or micro_batches < 1:
             raise SbpError(f"micro_batches={micro_batches!r}\n  give it how many to cut a batch into, as in 8")
         self._piped: dict[str, Any] = {}
-        if micro_batches > 1 or schedule is not None:
-            self._piped = {"micro_batches": micro_batches, "schedule": schedule_of(schedule)}
+        if micro_batches > 1 or schedule is not None or slices is not None:
+            made = schedule_of(schedule, slices)
+            self._piped = {"micro_batches": micro_batches, "schedule": made, "slices": slices}
         self._placement, self._backend, self._memory = placement, backend, memory
         self._clip, self._name = clip_grad_norm, name or type(self).__name__
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
@@ -264,6 +266,7 @@ def compile(
     clip_grad_norm: float | None = None,
     micro_batches: int = 1,
     schedule: str | Schedule | None = None,
+    slices: int | Sequence[int] | None = None,
     name: str | None = None,
 ) -> Graph:
     """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.
@@ -290,6 +293,7 @@ def compile(
         "clip_grad_norm": clip_grad_norm,
         "micro_batches": micro_batches,
         "schedule": schedule,
+        "slices": slices,
         "name": name or type(model).__name__,
     }
     return _Compiled(model, loss_fn, optimizer, options)

@@ -16,6 +16,7 @@ from ...boxing.program import Box, Program
 from ...placement.world import device, owned
 from ...sbp import Layout
 from .lower import Bundle
+from .parts import Size
 
 __all__ = ["BundleLink", "carrier", "labels_of"]
 
@@ -123,7 +124,7 @@ class BundleLink:
     """
 
     def __init__(
-        self, line: Line, number: int, bundles: Mapping[int, Bundle | None], sizes: Sequence[int],
+        self, line: Line, number: int, bundles: Mapping[Size, Bundle | None], sizes: Sequence[Size],
         labels: Sequence[int], peers: Sequence[int], rank: int,
     ) -> None:  # fmt: skip
         self.line, self.number, self.sizes, self.labels, self.peers = line, number, sizes, labels, peers

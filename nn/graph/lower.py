@@ -14,6 +14,7 @@ from ...actors.pipeline import parts
 from ...actors.schedule import Schedule, Shape
 from ...placement.errors import ScheduleError
 from .chunks import Chunks
+from .parts import Size
 from .tasks import Hop, Name, Tasks
 
 __all__ = ["Bundle", "Lowered", "lowered", "shape_of"]
@@ -38,11 +39,13 @@ class Lowered:
     gives: Mapping[Name, tuple[str, ...]]
 
 
-def shape_of(schedule: Schedule, where: Chunks, m: int) -> Shape:
+def shape_of(schedule: Schedule, where: Chunks, m: int, slices: int = 1) -> Shape:
     """The pipeline that chunks make, if the schedule has it."""
     count, groups = len(where.group), max(where.group) + 1
     if schedule.way == "loop" and schedule.v == 1 and not schedule.table:
-        return schedule.shape(count, m)  # every chunk a stage of its own, also where two are on the same ranks
+        return schedule.shape(
+            count, m, n=slices
+        )  # every chunk a stage of its own, also where two are on the same ranks
     if schedule.way == "routes":
         shape = schedule.shape(groups, m)
         wanted = list(range(shape.p))  # the other route goes back over the same
@@ -65,9 +68,9 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
 
 
 def lowered(
-    sizes: Mapping[int, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str
-) -> dict[int, Lowered]:
-    """The network of a step of m micro-batches, and what lies in its registers for those of each size.
+    sizes: Mapping[Size, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
+) -> dict[Size, Lowered]:
+    """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each size.
 
     Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
     """
@@ -76,14 +79,16 @@ def lowered(
     trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
     queues = [f"device {group}" for _, of in routes for group in _groups(where, of)]
-    actors, registers = _training(schedule, where, m, queues) if trains else _forward(where, m)
-    made = _Lowering(actors, registers, m)
+    shape = shape_of(schedule, where, m, slices) if trains else None
+    actors, registers = _training(schedule, shape, queues) if shape else _forward(where, m * slices)
+    made = _Lowering(actors, registers, m * slices, slices if trains else 1)
     for size, each in sizes.items():
         for route, (tasks, of) in enumerate(each):
             if of.group != routes[route][1].group:
+                first = _told(next(iter(sizes)))
                 raise ScheduleError(
-                    f"{name}: micro-batches of {size} samples run in other chunks than those of {next(iter(sizes))}\n"
-                    "  pass a batch whose samples micro_batches= divides"
+                    f"{name}: micro-batches of {_told(size)} run in other chunks than those of {first}\n"
+                    "  pass a batch whose samples micro_batches= divides, and whose tokens slices= does"
                 )
             made.route(size, tasks, route * count)
     return made.done(f"{name}, {schedule.name}, {m} micro-batches" if trains else f"{name}, {m} micro-batches")
@@ -95,8 +100,12 @@ def _groups(first: Chunks, of: Chunks) -> list[int]:
     return [number[frozenset(of.ranks(group))] for group in of.group]
 
 
-def _training(schedule: Schedule, where: Chunks, m: int, queues: Sequence[str]) -> tuple[list[Actor], list[Register]]:
-    actors, registers = parts(schedule, shape_of(schedule, where, m))
+def _told(size: Size) -> str:
+    return " of ".join(f"{n} {what}" for n, what in zip(size, ("samples", "tokens"), strict=False))
+
+
+def _training(schedule: Schedule, shape: Shape, queues: Sequence[str]) -> tuple[list[Actor], list[Register]]:
+    actors, registers = parts(schedule, shape)
     known = {f"{kind}{chunk}": queue for chunk, queue in enumerate(queues) for kind in "FBWU"}
     return [replace(actor, queue=known.get(actor.name, actor.queue)) for actor in actors], registers
 
@@ -115,16 +124,20 @@ def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
 
 
 class _Lowering:
-    def __init__(self, actors: list[Actor], registers: list[Register], m: int) -> None:
-        self.m = m
+    def __init__(self, actors: list[Actor], registers: list[Register], many: int, slices: int) -> None:
+        self.many, self.slices = many, slices
         self.actors = {actor.name: actor for actor in actors}
         self.registers = {register.name: register for register in registers}
-        self.of = {case: actor.name for actor in actors for case in (actor.cases if actor.sequence else [actor.name])}
-        self.bundles: dict[int, dict[str, Bundle]] = defaultdict(dict)
-        self.takes: dict[int, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self.gives: dict[int, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.of = {
+            case.partition(".")[0]: actor.name
+            for actor in actors
+            for case in (actor.cases if actor.sequence else [actor.name])
+        }
+        self.bundles: dict[Size, dict[str, Bundle]] = defaultdict(dict)
+        self.takes: dict[Size, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.gives: dict[Size, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
-    def route(self, size: int, tasks: Tasks, shift: int) -> None:
+    def route(self, size: Size, tasks: Tasks, shift: int) -> None:
         """What the tasks of one size and route hand to each other; their chunks are numbered from `shift` on."""
         for (maker, reader), held in tasks.edges.items():
             self.join(size, maker.shifted(shift), reader.shifted(shift), held, ())
@@ -134,36 +147,55 @@ class _Lowering:
         for (source, target), listed in hops.items():
             self.join(size, source, target, (), tuple(listed))
 
-    def join(self, size: int, maker: Name, reader: Name, held: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
-        """What one task hands to another, in the skeleton's register or in one of its own."""
-        name = _skeleton(maker, reader)
+    def join(self, size: Size, maker: Name, reader: Name, held: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
+        """What one task hands to another, in the skeleton's register or in one of its own.
+
+        Backward goes from the last slice of a sequence to the first: what it has of forward lies in one for each.
+        """
+        base = _skeleton(maker, reader)
+        if base not in self.registers:
+            base = f"{maker}-{reader}"
+        back = maker.kind == "F" != reader.kind
+        for lane in range(self.slices) if back and self.slices > 1 else [None]:
+            self.lay(size, base if lane is None else f"{base}.{lane}", (maker, reader), lane, held, hops)
+
+    def lay(
+        self,
+        size: Size,
+        name: str,
+        ends: tuple[Name, Name],
+        lane: int | None,
+        held: tuple[str, ...],
+        hops: tuple[Hop, ...],
+    ) -> None:
+        """A register between two tasks, or between their cases for one slice of each sequence, and its bundle."""
         if name not in self.registers:
-            name = f"{maker}-{reader}"
-            if name not in self.registers:
-                self.more(name, maker, reader)
+            self.more(name, *ends, lane)
         if hops:
             moved = sum(hop.pair[1].numel * hop.pair[1].dtype.itemsize for hop in hops)
             self.registers[name] = replace(self.registers[name], bytes=max(moved, self.registers[name].bytes))
         sent = (*held, *(hop.sent for hop in hops))
         come = (*held, *(hop.come for hop in hops))
         self.bundles[size][name] = Bundle(sent, come, hops)
-        self.gives[size][maker].append(name)
-        self.takes[size][reader].append(name)
+        for of, end in zip((self.gives, self.takes), ends, strict=True):
+            of[size][end].append(name)
 
-    def more(self, name: str, maker: Name, reader: Name) -> None:
+    def more(self, name: str, maker: Name, reader: Name, lane: int | None) -> None:
         """A register that the skeleton lacks, with a slot for every micro-batch."""
-        self.registers[name] = Register(name, self.m)
-        give, take = Give(name, case=self.case(maker)), Take(name, case=self.case(reader))
+        self.registers[name] = Register(name, self.many)
+        give, take = Give(name, case=self.case(maker, lane)), Take(name, case=self.case(reader, lane))
         actor = self.actors[self.of[str(maker)]]
         self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
         actor = self.actors[self.of[str(reader)]]
         self.actors[actor.name] = replace(actor, takes=(*actor.takes, take))
 
-    def case(self, task: Name) -> str:
+    def case(self, task: Name, lane: int | None) -> str:
         """Of an actor that has several."""
+        if self.slices > 1:
+            return "" if lane is None else f"{task}.{lane}"
         return str(task) if self.actors[self.of[str(task)]].sequence else ""
 
-    def done(self, name: str) -> dict[int, Lowered]:
+    def done(self, name: str) -> dict[Size, Lowered]:
         network = Network(tuple(self.actors.values()), tuple(self.registers.values()), name)
 
         def listed(ports: Mapping[Name, list[str]]) -> dict[Name, tuple[str, ...]]:

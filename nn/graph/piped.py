@@ -24,7 +24,9 @@ from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ..annotate import chunk_of
 from ..tensor import GlobalTensor
-from .batches import Batch, evaluated, joined, together, weight_of
+from .asked import Axes
+from .batches import Batch, Piece, joined, weight_of
+from .before import Before, Pasts
 from .called import Shards
 from .chunks import Chunks
 from .decide import Decided
@@ -35,6 +37,7 @@ from .lower import shape_of
 from .micro import Micro, separated
 from .model import joined_path
 from .optimizers import adopt
+from .parts import Size
 from .pipelined import Pipelined, seeds_of
 from .shardwise import step_on_shards
 from .step import Step
@@ -45,18 +48,22 @@ from .variant import Variant
 __all__ = ["PipedStep", "schedule_of"]
 
 
-def schedule_of(given: "str | Schedule | None") -> Schedule:
-    """A schedule by name, text or as it is; 1F1B where nothing is said."""
+def schedule_of(given: "str | Schedule | None", slices: "int | Sequence[int] | None" = None) -> Schedule:
+    """A schedule by name, text or as it is; 1F1B where nothing is said, and that of slices where there are some."""
+    lengths = [slices] if isinstance(slices, int) else list(slices or [])
+    if slices is not None and not (lengths and all(type(n) is int and n > 0 for n in lengths)):
+        raise SbpError(f"slices={slices!r}\n  give it how many to cut a sequence into, as in 4, or the tokens of each")
     if not (given is None or isinstance(given, str | Schedule)):
         raise SbpError(f"schedule={given!r}\n  give the name of one, its text, or a Schedule")
     if isinstance(given, str):
         given = Schedule.read(given) if len(given.split()) > 1 else published(given)
-    made = given or published("1f1b")
-    if made.slices:
-        raise SbpError(
-            f"schedule {made.name} cuts sequences into slices, and a graph cuts a batch into micro-batches\n"
-            f"  look at it by .show(p, m, n=slices), and run the graph under another one, as '1f1b'"
+    made = given or published("1f1b" if slices is None else "terapipe")
+    if made.slices != (slices is not None):
+        what = (
+            "cuts sequences into slices" if made.slices else "goes back from the first part of a sequence to the last"
         )
+        fix = "say how many by slices=, as in slices=4" if made.slices else "leave slices= out, or take 'terapipe'"
+        raise SbpError(f"schedule={made.name!r} with slices={slices!r}: {made.name} {what}\n  {fix}")
     return made
 
 
@@ -85,9 +92,10 @@ class PipedStep(Step):
         *rest: Any,
         micro_batches: int,
         schedule: Schedule,
+        slices: int | Sequence[int] | None = None,
         **options: Any,
     ) -> None:
-        self.batch = Batch.of(args, kwargs, micro_batches, options["name"])
+        self.batch = Batch.of(args, kwargs, micro_batches, options["name"], slices)
         for path, x in tensors_by_path(args, kwargs).items():
             if x.requires_grad and torch.is_grad_enabled():
                 raise SbpError(
@@ -95,36 +103,39 @@ class PipedStep(Step):
                     "  leave micro_batches= and schedule= out, or pass it detached"
                 )
         self.schedule = schedule
-        self.size = self.batch.sizes[0]  # of the micro-batches that are looked at
-        self.micros: dict[int, Micro] = {}
+        self.size: Size = self.batch.pieces[0].sizes  # of the micro-batches that are looked at
+        self.micros: dict[Size, Micro] = {}
         self.learning = Lock()
         self.whole = args, kwargs
         self.all: Logical | None = None  # the step of the batch
-        super().__init__(build, *self.micro(0), *rest, **options)
+        super().__init__(build, *self.micro(self.batch.pieces[0]), *rest, **options)
         del self.whole, self.all
 
-    def micro(self, k: int) -> tuple[list[Any], dict[str, Any]]:
+    def micro(self, piece: Piece) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of one micro-batch."""
-        at, size = sum(self.batch.sizes[:k]), self.batch.sizes[k]
-        return self.changed_inputs(*self.whole, lambda x: x[at : at + size])
-
-    def changed_inputs(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Tensor], Tensor]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments with something done to what has samples."""
 
         def put(path: str, x: Tensor) -> Tensor:
-            return change(x) if path in self.batch.inputs else x
+            return self.batch.piece(x, self.batch.inputs[path], piece)
 
+        args, kwargs = self.whole
         cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
         return cut, {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
-        logical = super().captured(build, args, kwargs)
+        try:
+            logical = super().captured(build, args, kwargs)
+        except Exception as error:
+            if self.batch.slices > 1:
+                tokens = f"a slice of {self.size[1]} of {self.batch.sizes[1]} tokens"
+                error.add_note(
+                    f"{self.name} was captured for {tokens}: the model must take sequences of any length, "
+                    "as in x + self.places[: x.shape[1]]"
+                )
+            raise
         if self.all is None:
             reads = self.reads
             self.all, self.reads = super().captured(build, *self.whole), reads
-        micro = separated(logical, dict.fromkeys(self.batch.inputs, 0), self.batch.samples, self.all)
+        micro = separated(logical, self.all, Axes(self.batch.sizes, self.size, self.batch.inputs))
         self.micros[self.size] = micro
         return micro.logical
 
@@ -134,34 +145,40 @@ class PipedStep(Step):
             for prefix, module in self.modules.items()
             for path, number in chunk_of(module).items()
         }
-        variants: dict[tuple[int, int], Variant] = {}
-        self.sized: dict[tuple[int, int], Sized] = {}
+        variants: dict[tuple[int, Size], Variant] = {}
+        self.sized: dict[tuple[int, Size], Sized] = {}
 
         def add(route: int, decided: Decided) -> None:
             one = self.sized[route, self.size] = self._sized(decided)
             variants[route, self.size] = Variant(one.graph, said, split=self.schedule.split, backend=self.backend)
 
-        two = self.schedule.way == "routes" and self.trains and len(self.batch.sizes) > 1
-        for k, size in enumerate(self.batch.sizes):
+        two = self.schedule.way == "routes" and self.trains and len(self.batch.pieces) > 1
+        for piece in self.batch.pieces:
+            size = piece.sizes
             if (0, size) not in variants:
-                self.size, given = size, self.micro(k)
+                self.size, given = size, self.micro(piece)
                 logical = self.micros[size].logical if size in self.micros else self.captured(build, *given)
                 add(0, self.decide(logical, *given) if variants else self.decided)
                 if two:
                     other, rest = mirrored(logical, variants[0, size].where, self.rest)
                     add(1, self.decide(other, *given, rest))
         made = self._program(variants)
-        samples = [sum(self.batch.sizes[n] for n in group) for group in self.groups for _ in group]
         self.each = [self.sized[key] for key in made.keys]
-        self.seeds = [self._seeds(*three) for three in zip(self.each, self.batch.sizes, samples, strict=True)]
+        self.before = Before(self.batch, [one.micro for one in self.each], self.groups, self._held, self.name)
+        self.seeds = [
+            self._seeds(self.each[k], self.batch.shares(self.batch.pieces[k], samples))
+            for group in self.groups
+            for samples in (sum(self.batch.pieces[k].sizes[0] for k in group[:: self.batch.slices]),)
+            for k in group
+        ]
         return made
 
-    def _program(self, variants: Mapping[tuple[int, int], Variant]) -> Pipelined:
+    def _program(self, variants: Mapping[tuple[int, Size], Variant]) -> Pipelined:
         """What runs, and which micro-batches make up each update of the weights."""
-        numbers = range(len(self.batch.sizes))
+        numbers, sizes = range(len(self.batch.pieces)), [piece.sizes for piece in self.batch.pieces]
         self.groups = [list(numbers)]
         if self.schedule.synchronous or not self.trains:
-            return Pipelined(variants, self.batch.sizes, self.schedule, self.name)
+            return Pipelined(variants, sizes, self.schedule, self.name, self.batch.slices)
         if not self.optimizers or self.most is not None:
             raise SbpError(
                 f"schedule {self.schedule.name} updates weights while a step goes on, "
@@ -172,14 +189,14 @@ class PipedStep(Step):
         shape = shape_of(self.schedule, where, len(numbers))
         every = self.schedule.value(self.schedule.update, shape, 0)
         self.groups = [list(numbers[at : at + every]) for at in range(0, len(numbers), every)]
-        return Streamed(variants, self.batch.sizes, self.schedule, self.name, self._update)
+        return Streamed(variants, sizes, self.schedule, self.name, self._update)
 
     @staticmethod
-    def _seeds(one: Sized, size: int, samples: int) -> dict[str, Shards]:
-        """The gradients that the losses of a micro-batch start from, of an update of so many samples."""
+    def _seeds(one: Sized, shares: Sequence[float]) -> dict[str, Shards]:
+        """The gradients that the losses of a micro-batch start from, which is such a part of the update's samples."""
         parts = [one.micro.parts[loss.number] for loss in one.micro.logical.losses]
         names = [name for name, _ in one.graph.losses]
-        weights = [weight_of(part, size, samples, name) for part, name in zip(parts, names, strict=True)]
+        weights = [weight_of(part, shares, name) for part, name in zip(parts, names, strict=True)]
         return seeds_of(one.graph, weights)
 
     def _sized(self, decided: Decided) -> Sized:
@@ -205,28 +222,23 @@ class PipedStep(Step):
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = tensors_by_path(args, kwargs)
-        pieces = self.batch.cut(given)
         held = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}
         held.update({name: self.cut[name](self.constants[name]()) for name in constants})
-        each = self.each
-        self._number(each[0].micro, pieces)
-        for group in self.groups:
-            self._total([each[k] for k in group], [pieces[k] for k in group], [self.batch.sizes[k] for k in group])
-        inputs = [
-            {name: cut(piece[one.taken[name]]) for name, cut in one.cut.items()}
-            for one, piece in zip(each, pieces, strict=True)
-        ]
+        here = world().rank in (None, *self.program.everywhere.flat)
+        pieces = self.before.pieces(given) if here else [{**given, **none} for none in self.before.nothing()]
         if self.optimizers:
             adopt(self.optimizers, self.known, self.changed)
-        made = self.program(held, inputs, self.seeds)
+        with Pasts(self.batch, self.each[0].micro.pasts) as pasts:
+            inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
+            made = self.program(held, inputs, self.seeds)
         with torch.no_grad():
             for buffer, name in self.graph.writes.items():
                 for mine, new in zip(self.held[buffer]._shards, made.values[0].get(name, ()), strict=False):
                     mine.copy_(new)
         if self.trains and self.schedule.synchronous:
             self._learn(made.grads, given)
-        return self._joined(made.values)
+        return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made.values, strict=True)])
 
     def _update(self, grads: Mapping[str, Shards]) -> None:
         """A step of the optimizers on some parameters; stages of one process call it at any time."""
@@ -248,29 +260,22 @@ class PipedStep(Step):
     def timeline(self) -> Timeline | None:
         return self.program.timeline()
 
-    def _number(self, micro: Micro, pieces: Sequence[dict[str, Tensor]]) -> None:
-        """Add to the arguments of micro-batches their pieces of what numbers the samples of a batch."""
-        for name, value, dim in [(each.name, each.value(), each.dim) for each in micro.numbers]:
-            for piece, mine in zip(pieces, torch.split(value, list(self.batch.sizes), dim), strict=True):
-                piece[name] = mine
+    def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:
+        """The arguments of one piece as they lie."""
+        one = self.each[k]
+        return {
+            name: pasts.shards(k, one.taken[name], one.graph.layout(name))
+            if one.taken[name] in one.micro.pasts
+            else cut(piece[one.taken[name]])
+            for name, cut in one.cut.items()
+        }
 
-    def _total(self, each: Sequence[Sized], pieces: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> None:
-        """Add to the arguments of micro-batches what must be known of all of them before the step."""
-        more: dict[str, Tensor] = {}
-        if world().rank not in (None, *self.program.everywhere.flat):  # it has no stage, and needs none
-            for piece in pieces:
-                piece.update({name: torch.empty(0) for name, *_ in each[0].micro.totals})
-            return
-        for at, (name, graph, how) in enumerate(each[0].micro.totals):
-            if not more:
-                buffers = {s.name for s in graph.sources if s.kind == "buffer"}
-                more = {name: self._everywhere(self.held[name]) for name in buffers if name in self.held}
-                more.update({name: make() for name, make in self.constants.items()})
-            graphs = [one.micro.totals[at].graph for one in each]
-            found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
-            total = together(found, how, sizes)
-            for piece in pieces:
-                piece[name] = total
+    def _held(self, graph: Logical) -> dict[str, Tensor]:
+        """The buffers and constants that a graph has use for, whole."""
+        used = {n for op in graph.ops for n in op.inputs}
+        names = {source.name: source.kind for n, source in enumerate(graph.sources) if n in used}
+        found = {n: self._everywhere(self.held[n]) for n, kind in names.items() if kind == "buffer" and n in self.held}
+        return {**found, **{name: self.constants[name]() for name, kind in names.items() if kind == "constant"}}
 
     def _everywhere(self, value: GlobalTensor) -> Tensor:
         """All of a buffer, on every rank of the pipeline."""
@@ -293,7 +298,7 @@ class PipedStep(Step):
                 layouts = [one.graph.layout(listed[at]) for one, listed in zip(each, names, strict=True)]
                 parts = [mine.get(listed[at]) for mine, listed in zip(values, names, strict=True)]
                 scale = 1 / len(self.groups) if micro.totals else 1.0
-                return joined(parts, layouts, micro.parts[how[value.name]], self.batch.sizes, scale)
+                return joined(parts, layouts, micro.parts[how[value.name]], self.batch, scale)
             if isinstance(value, list | tuple):
                 return type(value)([put(part) for part in value])
             if isinstance(value, dict):

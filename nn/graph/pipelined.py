@@ -34,6 +34,7 @@ from ..seeds import agree
 from .called import Shards, ones, plain
 from .hops import BundleLink, labels_of
 from .lower import Lowered, lowered
+from .parts import Size
 from .segments import Draw
 from .tasks import Name
 from .timing import timeline
@@ -57,9 +58,14 @@ class Pipelined:
     """
 
     def __init__(
-        self, variants: Mapping[tuple[int, int], Variant], sizes: Sequence[int], schedule: Schedule, name: str
+        self,
+        variants: Mapping[tuple[int, Size], Variant],
+        sizes: Sequence[Size],
+        schedule: Schedule,
+        name: str,
+        slices: int = 1,
     ) -> None:
-        self.variants, self.sizes, self.schedule = variants, sizes, schedule
+        self.variants, self.sizes, self.schedule, self.slices = variants, sizes, schedule, slices
         self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
         self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
@@ -67,7 +73,7 @@ class Pipelined:
         self.network: Network = self.lowered[sizes[0]].network
         self.proof: Run = proved(self.network)
         self.values: list[dict[str, Shards]] = []
-        self.sums: dict[tuple[int, int], dict[str, list[Tensor]]] = {}
+        self.sums: dict[tuple[int, Size], dict[str, list[Tensor]]] = {}
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
@@ -77,12 +83,12 @@ class Pipelined:
         self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
         self.runtime = self.alone(name) if world().rank is None else self.together(name)
 
-    def lower(self, name: str) -> dict[int, Lowered]:
+    def lower(self, name: str) -> dict[Size, Lowered]:
         each = {
             size: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, size],)]
             for size in dict.fromkeys(self.sizes)
         }
-        return lowered(each, self.schedule, len(self.sizes), name)
+        return lowered(each, self.schedule, len(self.sizes) // self.slices, name, self.slices)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -169,14 +175,14 @@ class Pipelined:
             route, chunk = divmod(name.chunk, self.count)
             own = Name(name.kind, chunk)
             entries = {
-                size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor)
+                size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor, case)
                 for size in dict.fromkeys(self.sizes)
                 if own in self.variants[route, size].tasks.tasks
             }
             cases.append((route, entries))
         return partial(_weakly, ref(self), cases, len(actor.gives))
 
-    def fire(self, cases: Sequence[tuple[int, Mapping[int, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
+    def fire(self, cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
         """One task for one micro-batch."""
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
@@ -296,7 +302,7 @@ class Pipelined:
 
 
 def _weakly(
-    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[int, Entry]]], width: int, firing: Firing
+    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing
 ) -> Sequence[Any]:
     """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
     program = of()

@@ -19,6 +19,7 @@ from ...actors.schedule import Schedule
 from ...placement.errors import ScheduleError
 from .called import Shards, no_shards, plain
 from .overlap import Do, Transfer
+from .parts import Size
 from .pipelined import Made, Pipelined
 from .straight import Bundles, Running
 from .tasks import Name
@@ -42,8 +43,8 @@ class Streamed(Pipelined):
 
     def __init__(
         self,
-        variants: Mapping[tuple[int, int], Variant],
-        sizes: Sequence[int],
+        variants: Mapping[tuple[int, Size], Variant],
+        sizes: Sequence[Size],
         schedule: Schedule,
         name: str,
         update: Update,
@@ -53,7 +54,7 @@ class Streamed(Pipelined):
         self.newest: dict[int, Version] = {}
         if len(set(sizes)) > 1:
             raise ScheduleError(
-                f"{name}: micro-batches of {' and '.join(map(str, sorted(set(sizes))))} samples\n"
+                f"{name}: micro-batches of {' and '.join(str(size) for size, *_ in sorted(set(sizes)))} samples\n"
                 f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
             )
         tasks = variants[0, sizes[0]].tasks

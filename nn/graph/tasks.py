@@ -38,7 +38,8 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Name":
-        return cls(text[0], int(text[1:]))  # type: ignore[arg-type]
+        """By its name, or by that of a case of it for one slice of each sequence."""
+        return cls(text[0], int(text[1:].partition(".")[0]))  # type: ignore[arg-type]
 
     def shifted(self, by: int) -> "Name":
         """The same task of a later chunk."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ...actors.network import Actor
+from ...actors.network import Actor, Give, Take
 from ...boxing.graph.physical import Graph
 from ...placement.world import owned, world
 from .backend import Backend, Compiled
@@ -71,11 +71,14 @@ def _names(stage: Segment, taken: Sequence[Sequence[int]]) -> tuple[str, ...]:
 
 
 class Entry:
-    """One task of one variant, made to run: where its bundles lie among the actor's takes and gives."""
+    """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case."""
 
-    def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor) -> None:
+    def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str) -> None:
         own, called = variant.tasks.tasks[name], name.shifted(shift)
-        takes, gives = low.takes.get(called, ()), low.gives.get(called, ())
+        ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
+        mine = {port.register for port in ports if port.case in ("", case)}
+        takes = [register for register in low.takes.get(called, ()) if register in mine]
+        gives = tuple(register for register in low.gives.get(called, ()) if register in mine)
         bundles = Bundles(
             tuple(low.bundles[register].come for register in takes),
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
@@ -84,10 +87,10 @@ class Entry:
         self.run = self.made.run
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
-        ports = [take.register for take in actor.takes]
-        self.takes = list(zip(map(ports.index, takes), carriers, strict=True))
-        ports = [give.register for give in actor.gives]
-        self.gives = [ports.index(register) for register in gives]
+        places = [take.register for take in actor.takes]
+        self.takes = list(zip(map(places.index, takes), carriers, strict=True))
+        places = [give.register for give in actor.gives]
+        self.gives = [places.index(register) for register in gives]
         self.names, self.new = gives, True
         here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
         self.values = [(register, here[register]) for register in own.values]

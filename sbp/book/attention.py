@@ -38,11 +38,32 @@ def attention(call: Call) -> Match | None:
     return labelled(call, named(call, **labels), [out], linear=[(position(call, "value"),)])
 
 
+@register("sbpflow::attend")
+def slices(call: Call) -> Match:
+    """Attention of a slice of a sequence that looks back: batch and heads split."""
+    bound = call.bound
+    query, key, mask = (bound[name] for name in ("query", "key", "mask"))
+    batch: list[Hashable] = [("batch", d) for d in range(query.dim() - 2)]
+    labels: dict[str, list[Hashable]] = {
+        "query": [*batch, None, None],
+        "key": [*batch, None, None],
+        "value": [*batch, None, None],
+        "past": [None],
+    }
+    if mask is not None:
+        labels["mask"] = aligned(mask.shape, (*query.shape[:-1], mask.shape[-1]), [*batch, None, None])
+    out: list[Hashable] = [*batch, None, None]
+    if key.shape[:-2] != query.shape[:-2]:
+        _share_heads(call, labels, out)
+    return labelled(call, named(call, **labels), [out, out[:-1]])
+
+
 def _share_heads(call: Call, labels: dict[str, list[Hashable]], out: list[Hashable]) -> None:
     """Several query heads use one of the keys': they are split together, and only if every rank has as many."""
     even = bool(call.sizes) and call.bound["key"].shape[-3] % prod(call.sizes) == 0
     for name in ("key", "value", "query"):
         labels[name][-3] = "heads" if even else None
     out[-3] = "heads" if even else None
-    if "attn_mask" in labels and len(labels["attn_mask"]) > 2 and labels["attn_mask"][-3] is not None:
-        labels["attn_mask"][-3] = out[-3]
+    for mask in (labels[name] for name in ("attn_mask", "mask") if name in labels):
+        if len(mask) > 2 and mask[-3] is not None:
+            mask[-3] = out[-3]

@@ -33,6 +33,12 @@ def _attention(call: Call) -> float:
     return float(2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
 
 
+def _slice(call: Call) -> float:
+    """Of one that looks back, on average."""
+    query, width = call.bound["query"], call.bound["value"].shape[-1]
+    return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
+
+
 _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::mm": _product("self"),
     "aten::addmm": _product("mat1"),
@@ -42,6 +48,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::linear": _product("input"),
     "aten::mv": _product("self"),
     "aten::scaled_dot_product_attention": _attention,
+    "sbpflow::attend": _slice,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
     "aten::convolution": _convolution,
 }

@@ -51,12 +51,13 @@ class Gpt(nn.Module):
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.order: Tensor
         self.register_buffer("order", torch.arange(LENGTH))
         if tied:
             self.head.weight = self.words.weight
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.words(text) + self.places(self.order)
+        x = self.words(text) + self.places(self.order[: text.shape[1]])
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))

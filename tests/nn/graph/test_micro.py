@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sbpflow.nn.graph.asked import Axes
 from sbpflow.nn.graph.batches import Batch, weight_of
 from sbpflow.nn.graph.micro import Micro, separated
 from sbpflow.placement.errors import SbpError
@@ -22,7 +23,7 @@ def micro(function: Callable[..., Any], rows: int = ROWS) -> Micro:
     """A function of a linear layer, samples and labels, for a micro-batch of a batch of 8."""
     model = Called(function)
     logical, like = (traced(model, torch.ones(n, 4), torch.zeros(n, dtype=torch.long))[0] for n in (rows, BATCH))
-    return separated(logical, {"0": 0, "1": 0}, BATCH, like)
+    return separated(logical, like, Axes((BATCH,), (rows,), {"0": ((0,), ()), "1": ((0,),)}))
 
 
 class Called(nn.Module):
@@ -94,21 +95,21 @@ def test_sizes_are_those_of_the_micro_batch() -> None:
 def test_a_loss_counts_as_much_as_it_has_samples() -> None:
     found = micro(lambda m, x, y: (m.layer(x).mean(), m.layer(x).sum(), m.layer.weight.sum()))
     parts = [found.parts[n] for n in refs_in(found.logical.result)]
-    assert [weight_of(part, 3, 8, "loss") for part in parts] == [3 / 8, 1, 3 / 8]
+    assert [weight_of(part, (3 / 8,), "loss") for part in parts] == [3 / 8, 1, 3 / 8]
 
 
 def test_a_maximum_is_no_loss() -> None:
     found = micro(lambda m, x, y: m.layer(x).amax())
     (part,) = (found.parts[n] for n in refs_in(found.logical.result))
     with pytest.raises(SbpError, match="is max of the batch"):
-        weight_of(part, 1, 2, "loss")
+        weight_of(part, (0.5,), "loss")
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(8, (2, 2, 2, 2)), (9, (3, 2, 2, 2)), (4, (1, 1, 1, 1))])
 def test_early_micro_batches_take_the_remainder(samples: int, sizes: tuple[int, ...]) -> None:
     batch = Batch.of([torch.arange(samples)], {"mask": torch.ones(6, samples), "x": torch.ones(samples, 2)}, 4, "step")
-    assert batch.sizes == sizes
-    assert batch.inputs == ("0", "x")
+    assert tuple(piece.sizes[0] for piece in batch.pieces) == sizes
+    assert batch.inputs == {"0": ((0,),), "mask": ((), ()), "x": ((0,), ())}
     pieces = batch.cut({"0": torch.arange(samples), "mask": torch.ones(6, samples)})
     assert torch.equal(torch.cat([piece["0"] for piece in pieces]), torch.arange(samples))
     assert all(piece["mask"].shape == (6, samples) for piece in pieces)

@@ -229,3 +229,10 @@ def test_live_activations_are_never_more_than_slots(schedule: str, monkeypatch: 
         kind, chunk = name.split(".")
         marks = plan.marks(plan.shape(stages, 8), int(chunk))
         assert 0 < count <= (marks.act if kind == "act" else marks.stash), name
+
+
+def test_results_that_are_arguments_or_weights() -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [F.mse_loss(model(x), y), y, model[0][0].weight]  # type: ignore[index]
+
+    trains(staged(mlp().double(), ALONE2), loss, make=None, steps=1)

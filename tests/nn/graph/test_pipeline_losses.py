@@ -74,6 +74,9 @@ LOSSES: dict[str, Any] = {
     "inputs centred": lambda m, x, y: F.mse_loss(m(x - x.mean(0)), x),
     "inputs centred, then scaled": lambda m, x, y: F.mse_loss(m((z := x - x.mean(0)) / z.abs().mean(0)), x),
     "inputs by their highest": lambda m, x, y: F.mse_loss(m(x / x.abs().amax(0)), x),
+    "inputs by their deviation": lambda m, x, y: F.mse_loss(m(x / x.std(0)), x),
+    "inputs in order": lambda m, x, y: F.mse_loss(m(x.sort(0)[0]), x.flip(0)),
+    "to the next label": lambda m, x, y: F.cross_entropy(m(x), y.roll(1).clamp(min=0)),
     "by sample numbers": lambda m, x, y: (m(x) * torch.arange(len(x))[:, None]).mean(),
     "of labels": lambda m, x, y: m(x)[torch.arange(len(x)), y.clamp(min=0)].mean(),
 }
@@ -83,7 +86,7 @@ NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than
     "log": lambda m, x, y: m(x).square().sum().log(),
     "mul": lambda m, x, y: m(x).mean() * m(x).mean(),
     "sub": lambda m, x, y: (m(x) - m(x).mean(0)).square().mean(),
-    "std": lambda m, x, y: m(x / x.std(0)).mean(),
+    "std": lambda m, x, y: (m(x) / m(x).std(0)).mean(),
     "matmul": lambda m, x, y: F.cross_entropy(m(x) @ m(x).t(), y.clamp(min=0)),
     "flip": lambda m, x, y: F.mse_loss(m(x).flip(0), x),
     "cumsum": lambda m, x, y: F.mse_loss(m(x).cumsum(0), x),

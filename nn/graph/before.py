@@ -1,0 +1,105 @@
+"""What is done before a step for its micro-batches: their arguments, and what they must know of the whole batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...placement.errors import SbpError
+from ...placement.world import owned
+from ...sbp import Layout
+from ...sbp.logical import Logical
+from .batches import Batch, evaluated, together
+from .called import Shards, no_shards
+from .micro import Known, Micro
+from .sliced import forget, reserved
+
+__all__ = ["Before", "Pasts"]
+
+
+class Before:
+    """The arguments of the pieces of a batch. `micros` are their steps, in order, `groups` the pieces of each update.
+
+    `held` tells the values of a graph's buffers and constants.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        micros: Sequence[Micro],
+        groups: Sequence[Sequence[int]],
+        held: Callable[[Logical], Mapping[str, Tensor]],
+        name: str,
+    ) -> None:
+        self.batch, self.micros, self.groups, self.held, self.name = batch, micros, groups, held, name
+        self.constant: dict[str, Tensor] = {}  # what is made of no argument is made once for all steps
+
+    def pieces(self, given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The arguments of each piece, of the batch's."""
+        pieces = self.batch.cut(given)
+        for known in self.micros[0].known:
+            value = self.constant.get(known.name)
+            if value is None:
+                value = self.known(known, given)
+            for mine, piece in zip(pieces, self.batch.pieces, strict=True):
+                mine[known.name] = self.batch.piece(value, known.dims, piece)
+        for group in self.groups:
+            self.totals([pieces[k] for k in group], group)
+        return pieces
+
+    def nothing(self) -> list[dict[str, Tensor]]:
+        """The arguments of pieces on a rank that has no stage."""
+        micro = self.micros[0]
+        names = [known.name for known in micro.known] + [total.name for total in micro.totals]
+        return [dict.fromkeys(names, torch.empty(0)) for _ in self.batch.pieces]
+
+    def known(self, known: Known, given: Mapping[str, Tensor]) -> Tensor:
+        """A value of the batch."""
+        value = evaluated(known.graph, {**self.held(known.graph), **given})
+        if known.hides and bool(_seen(value).triu(1).any()):
+            raise SbpError(
+                f"{self.name} cuts sequences into slices, and a mask {tuple(value.shape)} lets tokens see later ones\n"
+                "  give it one that hides them, or leave slices= out"
+            )
+        if known.constant:
+            self.constant[known.name] = value
+        return value
+
+    def totals(self, pieces: Sequence[dict[str, Tensor]], group: Sequence[int]) -> None:
+        """Add to the arguments of an update's pieces what must be known of all of them."""
+        micros, cuts = [self.micros[k] for k in group], [self.batch.pieces[k] for k in group]
+        for at, (name, graph, how) in enumerate(micros[0].totals):
+            more = self.held(graph)
+            graphs = [micro.totals[at].graph for micro in micros]
+            found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
+            total = together(found, how, self.batch, cuts)
+            for piece in pieces:
+                piece[name] = total
+
+
+def _seen(mask: Tensor) -> Tensor:
+    """Where a mask lets tokens through."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+class Pasts:
+    """Where slices leave what later ones need, in one step: a number for each sequence, op and rank."""
+
+    def __init__(self, batch: Batch, names: Sequence[str]) -> None:
+        self.batch = batch
+        of_sequence = [{name: reserved() for name in names} for _ in batch.pieces[:: batch.slices]]
+        self.first = [of_sequence[k // batch.slices] for k in range(len(batch.pieces))]
+        self.used: set[int] = set()
+
+    def shards(self, k: int, name: str, layout: Layout) -> Shards:
+        """What ranks of a layout are told of a piece: their numbers, and where it begins."""
+        first, start = self.first[k][name], self.batch.pieces[k].starts[-1]
+        numbers = [first + rank for rank in owned(layout.placement)]
+        self.used.update(numbers)
+        return tuple([torch.tensor([number, start]) for number in numbers]) or no_shards(layout)
+
+    def __enter__(self) -> "Pasts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        forget(self.used)
