@@ -9,6 +9,7 @@ nothing moved
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,17 @@ import torch
 
 from .plan import Plan
 
-__all__ = ["Moved", "Moves", "note", "record", "user_line"]
+__all__ = ["Moved", "Moves", "asked", "note", "record", "user_line"]
 
 ROOMS = str(Path(__file__).resolve().parent.parent)
 PRIVATE = (
     *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
     f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
     contextlib.__file__,
+    threading.__file__,
 )
 _open: list["Moves"] = []
+_asked: list[str] = []  # from where threads were set to work
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,19 @@ def record() -> Iterator[Moves]:
         _open[:] = [m for m in _open if m is not moves]
 
 
+@contextlib.contextmanager
+def asked() -> Iterator[None]:
+    """What threads move meanwhile was asked for here."""
+    if not _open:
+        yield
+        return
+    _asked.append(user_line())
+    try:
+        yield
+    finally:
+        _asked.pop()
+
+
 def note(op: str, plan: Plan) -> None:
     """Tell the open records of a boxing."""
     if _open:
@@ -90,6 +106,8 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and _ours(frame.f_code.co_filename):
         frame = frame.f_back
+    if _asked and _ours(frame.f_code.co_filename):
+        return _asked[-1]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

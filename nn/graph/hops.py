@@ -13,6 +13,7 @@ from ...boxing import box
 from ...boxing.buffer import finish, pack, plain
 from ...boxing.plan import plan
 from ...boxing.program import Box, Program
+from ...boxing.record import note
 from ...placement.world import device, owned
 from ...sbp import Layout
 from .lower import Bundle
@@ -55,7 +56,8 @@ class Way:
     """One value on its way between two ranks' groups: this rank's part of the transfer."""
 
     def __init__(self, src: Layout, dst: Layout, rank: int) -> None:
-        ((program,),) = [one for one in plan(src, dst).programs(rank) if one] or [(Program((), ()),)]
+        self.plan = plan(src, dst)
+        ((program,),) = [one for one in self.plan.programs(rank) if one] or [(Program((), ()),)]
         self.program, self.rank = program, rank
         self.dtype = dst.dtype
         here = rank in dst.placement.flat
@@ -139,6 +141,8 @@ class BundleLink:
         size, tag, line = self.sizes[label], tag_of(self.number, label), self.line
         if not self.ways[size]:
             return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
+        for way in self.ways[size]:
+            note("hop", way.plan)
         return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
 
     def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
@@ -147,6 +151,8 @@ class BundleLink:
         ways, messages = self.ways[size], self.come[size]
         if not ways:
             return [line.receive(peer, tag, torch.zeros(1)) for peer in self.peers], tuple
+        for way in ways:
+            note("hop", way.plan)
         buffers = [message.empty() for message in messages]
 
         def value() -> tuple[Tensor, ...]:

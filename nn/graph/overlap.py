@@ -16,6 +16,7 @@ from ...sbp import Layout
 __all__ = ["AHEAD", "Do", "Transfer", "freed", "overlapped"]
 
 AHEAD = 2  # segments
+WORK = ("run", "grad", "first", "second")
 
 What: TypeAlias = Literal["run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "free"]
 
@@ -68,7 +69,7 @@ class Transfer:
 def overlapped(todo: Sequence[Do], transfers: Sequence[Transfer], always: bool = False) -> list[Do]:
     """The list with moves started early and waited for late, where work lies between; `always` also where that does
     not pay."""
-    work = [at for at, do in enumerate(todo) if do.what in ("run", "grad")]
+    work = [at for at, do in enumerate(todo) if do.what in WORK]
     there: dict[str, int] = {}  # from where on a register may be read
     starts: dict[int, list[Do]] = {}
     waits: dict[int, list[Do]] = {}

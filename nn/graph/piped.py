@@ -16,6 +16,7 @@ from ...actors.timeline import Timeline
 from ...boxing.draw import picture
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
+from ...boxing.record import asked
 from ...placement import Placement
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import world
@@ -229,7 +230,7 @@ class PipedStep(Step):
         pieces = self.before.pieces(given) if here else [{**given, **none} for none in self.before.nothing()]
         if self.optimizers:
             adopt(self.optimizers, self.known, self.changed)
-        with Pasts(self.batch, self.each[0].micro.pasts) as pasts:
+        with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made = self.program(held, inputs, self.seeds)
         with torch.no_grad():

@@ -13,7 +13,7 @@ from .chunks import Chunks, chunks
 from .hops import carrier
 from .local import Localiser
 from .lower import Lowered
-from .overlap import Do, freed
+from .overlap import Do, freed, overlapped
 from .program import compiled_once
 from .schedule import Schedule as Listed
 from .segments import Segment, Stage, segments
@@ -61,7 +61,8 @@ class Variant:
     def running(self, name: str, todo: Sequence[Do], bundles: Bundles) -> Running:
         """Things to do as a function."""
         stay = {register for bundle in (*bundles.takes, *bundles.gives) for register in bundle}
-        plan = Listed(tuple(freed(todo, stay)), self.tasks.transfers, self.tasks.layouts, (), {})
+        beside = overlapped(todo, self.tasks.transfers)
+        plan = Listed(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts, (), {})
         return task(self.graph, self.stages, plan, self.compiled, self.again, self.halves, bundles, name)
 
 

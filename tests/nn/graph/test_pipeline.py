@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,9 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors.published import PUBLISHED
 from sbpflow.actors.schedule import Schedule
+from sbpflow.nn.graph import variant
+from sbpflow.nn.graph.overlap import Do, Transfer, overlapped
+from tests.ranks import Ranks
 
 from .pipes import (
     ALONE2,
@@ -387,3 +391,28 @@ def test_dropout_is_the_same_in_every_schedule() -> None:
     assert len(set(wanted)) == 3
     for schedule, stages in (("1f1b", ALONE4), ("zb_h1", ALONE2), ("1f1b", PAIRS)):
         assert losses(schedule, stages) == pytest.approx(wanted, rel=1e-10)
+
+
+def beside(schedule: str) -> None:
+    """On cards and between hosts; here ranks of one host would carry their moves themselves."""
+    started: list[Do] = []
+
+    def watched(todo: Sequence[Do], transfers: Sequence[Transfer]) -> list[Do]:
+        made = overlapped(todo, transfers)
+        started.extend(do for do in made if do.what == "start")
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transfer, "pays", True)
+        patch.setattr(variant, "overlapped", watched)
+        trains(hinted(staged(of("gpt"), PAIRS, schedule), "zero"), words_loss, text, schedule=schedule)
+    assert started
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_weights_are_gathered_beside_the_work(schedule: str) -> None:
+    beside(schedule)
+
+
+def test_ranks_gather_weights_beside_the_work(ranks4: Ranks) -> None:
+    ranks4(beside, "zb_h1")

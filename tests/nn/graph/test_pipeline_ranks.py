@@ -1,6 +1,7 @@
 """Steps in a pipeline on real ranks, each of which runs the actors of its own stage."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from .pipes import (
     of,
     often,
     sgd,
+    square_loss,
     staged,
     text,
     trains,
@@ -115,3 +117,18 @@ def the_rest() -> None:
 
 def test_clipping_no_optimizer_and_inference(ranks4: Ranks) -> None:
     ranks4(the_rest)
+
+
+def recorded() -> None:
+    model = staged(mlp().double(), STAGES["1 to 3"])
+    step = flow.compile(model, square_loss, micro_batches=4)
+    step(*numbers(0))
+    with flow.record() as moves:
+        step(*numbers(1))
+    hops = [move for move in moves if move.op == "hop"]
+    assert len(hops) == 2 * 4  # each micro-batch there and back
+    assert all(Path(move.line.rpartition(":")[0]).name == "test_pipeline_ranks.py" for move in moves), str(moves)
+
+
+def test_a_record_has_the_hops_between_ranks(ranks4: Ranks) -> None:
+    ranks4(recorded)
