@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from ...actors.simulate import Run
+from ...boxing.graph.physical import vars_in
 from .liveness import Memory, kept, memory
 from .local import Localiser
 from .pipelined import Pipelined
+from .segments import Segment
+from .sliced import attend
 from .variant import Variant
 
-__all__ = ["footprint"]
+__all__ = ["footprint", "left"]
 
 
 def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
@@ -31,10 +35,24 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     for rank, peak in one.items():
         mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
         numbers = [c + route * program.count for c in mine]
-        more = max(0.0, _mean([_slots(program.proof, c) for c in numbers]) - 1) if mine else 0.0
+        slots = _mean([_slots(program.proof, c) for c in numbers])
+        more = max(0.0, slots - 1) if mine else 0.0
         versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
-        extra = round(more * stays[rank] + max(0.0, versions - 1) * peak.parameters)
+        sequences = -(-slots // program.slices)  # that have begun and not ended
+        extra = round(more * stays[rank] + max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
         found[rank] = replace(peak, activations=peak.activations + extra)
+    return found
+
+
+def left(variant: Variant, rank: int) -> int:
+    """What slices of a sequence leave for later ones: keys and values of all of it, and as much of gradients."""
+    found = 0
+    for stage in variant.stages:
+        for op in stage.ops if isinstance(stage, Segment) and rank in stage.placement.flat else ():
+            if op.op is attend:
+                for of in map(variant.graph.layout, vars_in(op.args[1:3])):
+                    *rows, _, width = of.local_shape(rank)
+                    found += 2 * prod(rows) * op.args[5] * width * of.dtype.itemsize
     return found
 
 

@@ -91,7 +91,8 @@ def lowered(
                     "  pass a batch whose samples micro_batches= divides, and whose tokens slices= does"
                 )
             made.route(size, tasks, route * count)
-    return made.done(f"{name}, {schedule.name}, {m} micro-batches" if trains else f"{name}, {m} micro-batches")
+    many = f"{m} micro-batches" + (f" of {slices} slices" if slices > 1 else "")
+    return made.done(f"{name}, {schedule.name}, {many}" if trains else f"{name}, {many}")
 
 
 def _groups(first: Chunks, of: Chunks) -> list[int]:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import sbpflow as flow
 from sbpflow.nn.graph import sliced
 from sbpflow.nn.graph.batches import Batch
+from sbpflow.nn.graph.footprint import left
 from sbpflow.placement.errors import SbpError
 from tests.ranks import Ranks
 
@@ -309,6 +310,17 @@ def test_a_dropped_step_leaves_nothing() -> None:
         step(text, following)
     assert not sliced._pasts
     assert torch.isfinite(whole(step(*words(1))))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_memory_counts_keys_and_values_of_whole_sequences(micro_batches: int) -> None:
+    step = flow.compile(staged(of("gpt"), ALONE2), told, micro_batches=micro_batches, slices=LENGTH)
+    step(*words(0))
+    rows, blocks, width = 8 // micro_batches, 2, 16
+    held = 2 * 2 * rows * LENGTH * width * 8 * blocks  # keys and values, and gradients of both
+    assert [left(step.step.program.firsts[0], rank) for rank in (0, 1)] == [held, held]
+    assert step.step.memory()[1].activations > held
+    assert "6 slices" in str(step.step.program.network)
 
 
 def on_ranks(stages: str, way: str, kind: str) -> None:
