@@ -96,7 +96,8 @@ class Asked:
     """The parts of all values of the batch's step, op by op, and which of them are known before it.
 
     `cuts` are those, by which axes their dims are cut; `picked` rows of weights, from where on; `attends` attention of
-    slices, with the number of its mask. `masks` are the cuts of these.
+    slices, with the number of its mask. `masks` are the cuts of these. `shares` are inputs of an op, by place, that are
+    to be multiplied by the micro-batch's share along some axes.
     """
 
     def __init__(self, logical: Logical, axes: Axes, counted: set[int]) -> None:
@@ -115,6 +116,7 @@ class Asked:
         self.picked: dict[int, int] = {}
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, tuple[Factors, ...]] = {}
+        self.shares: dict[int, dict[int, tuple[int, ...]]] = {}
         self.done = 0
 
     def ask(self, op: LogicalOp, mine: LogicalOp) -> tuple[list[Part], tuple[int, ...]]:
@@ -132,11 +134,10 @@ class Asked:
         if found is None:
             sums = enumerate(zip(op.inputs, parts, strict=True))
             needed = tuple(place for place, (n, part) in sums if part.state.partial and n in self.given)
-            for place in needed:
-                parts[place] = Part(State(((),) * len(parts[place].state.dims)))
-            found = self.of(op, mine, parts) if needed else None
+            totals = [Part(State(part.state.dims)) if at in needed else part for at, part in enumerate(parts)]
+            found = self.of(op, mine, totals) if needed else None
         if found is None:
-            needed, found = (), self.known(op, mine)
+            needed, found = (), self.weighed(op, mine, parts) or self.known(op, mine)
         if found is None:
             raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
@@ -151,7 +152,7 @@ class Asked:
 
     def of(self, op: LogicalOp, mine: LogicalOp | None, parts: Sequence[Part]) -> list[Part] | None:
         """What an op makes of such parts; None where that takes more than one micro-batch."""
-        if name_of(op) == ATTENTION and parts[0].dim(TOKENS) == len(parts[0].state.dims) - 2:
+        if name_of(op) == ATTENTION and any(part.dim(TOKENS) is not None for part in parts[1:3]):
             return self.attention(op, mine, parts)
         if any(part.odd for part in parts):
             return None
@@ -272,6 +273,23 @@ class Asked:
         single = bound["step"] == 1 and [d for d, factors in enumerate(dims) if factors] == [at] and len(dims[at]) == 1
         start = bound["start"] or 0
         return int(start) if single and start >= 0 else None
+
+    def weighed(self, op: LogicalOp, mine: LogicalOp | None, parts: Sequence[Part]) -> list[Part] | None:
+        """A sum and what is none, added: a mean, or what is the same for all, is a sum if each part has its share."""
+        axes = {axis for part in parts for axis in part.state.partial if axis not in part.avg}
+        if name_of(op) not in ("add.Tensor", "sub.Tensor") or mine is None or not axes:
+            return None
+        lacks = {at: tuple(sorted(axes - ({*part.state.partial} - part.avg))) for at, part in enumerate(parts)}
+        sums = [
+            Part(
+                part.state._replace(partial=tuple(sorted({*part.state.partial, *lacks[at]}))), part.avg - axes, part.odd
+            )
+            for at, part in enumerate(parts)
+        ]
+        found = self.of(op, mine, sums)
+        if found is not None:
+            self.shares[op.numbers[0]] = {at: lack for at, lack in lacks.items() if lack}
+        return found
 
     def known(self, op: LogicalOp, mine: LogicalOp | None) -> list[Part] | None:
         """What is made of arguments alone is made of the batch's, and cut; what cannot be cut may be used up later."""

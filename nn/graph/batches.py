@@ -136,7 +136,8 @@ def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
         elif x.ndim == 1 and dims == [()] and x.shape[0] == tokens:
             dims[0] = (1,)
         square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == tokens
-        if square and (x.ndim == 4 or (x.ndim == 3 and x.dtype == torch.bool) or (x.ndim == 2 and not dims[0])):
+        others = x.ndim == 4 or x.shape[:1] != sizes[:1] or (x.ndim == 3 and x.dtype == torch.bool)
+        if square and others:
             dims[-2:] = [(1,), (1,)]
     return tuple(dims)
 
@@ -168,7 +169,7 @@ def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def together(values: Sequence[Tensor], how: Part, batch: Batch, pieces: Sequence[Piece]) -> Tensor:
     """An addend of each piece as that of all of them."""
-    samples = sum(piece.sizes[0] for piece in pieces if not any(piece.starts[1:]))
+    samples = sum(piece.sizes[0] for piece in pieces[:: batch.slices])
     apart = [axis for axis in range(len(batch.sizes)) if axis not in how.state.partial]  # the same along these
     first = pieces[0].starts
     mine = [

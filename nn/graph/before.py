@@ -1,6 +1,7 @@
 """What is done before a step for its micro-batches: their arguments, and what they must know of the whole batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -44,13 +45,14 @@ class Before:
             for mine, piece in zip(pieces, self.batch.pieces, strict=True):
                 mine[known.name] = self.batch.piece(value, known.dims, piece)
         for group in self.groups:
+            self.shares([pieces[k] for k in group], group)
             self.totals([pieces[k] for k in group], group)
         return pieces
 
     def nothing(self) -> list[dict[str, Tensor]]:
         """The arguments of pieces on a rank that has no stage."""
         micro = self.micros[0]
-        names = [known.name for known in micro.known] + [total.name for total in micro.totals]
+        names = [each.name for some in (micro.known, micro.totals, micro.shares) for each in some]
         return [dict.fromkeys(names, torch.empty(0)) for _ in self.batch.pieces]
 
     def known(self, known: Known, given: Mapping[str, Tensor]) -> Tensor:
@@ -64,6 +66,15 @@ class Before:
         if known.constant:
             self.constant[known.name] = value
         return value
+
+    def shares(self, pieces: Sequence[dict[str, Tensor]], group: Sequence[int]) -> None:
+        """Add to the arguments of an update's pieces which part of it each is."""
+        cuts = [self.batch.pieces[k] for k in group]
+        samples = sum(cut.sizes[0] for cut in cuts[:: self.batch.slices])
+        for share in self.micros[0].shares:
+            for piece, cut in zip(pieces, cuts, strict=True):
+                parts = self.batch.shares(cut, samples)
+                piece[share.name] = torch.tensor(prod(parts[axis] for axis in share.axes), dtype=share.dtype)
 
     def totals(self, pieces: Sequence[dict[str, Tensor]], group: Sequence[int]) -> None:
         """Add to the arguments of an update's pieces what must be known of all of them."""

@@ -31,7 +31,7 @@ from .paired import name_of, of_batch, paired
 from .parts import Part
 from .sliced import attend
 
-__all__ = ["Known", "Micro", "Total", "separated"]
+__all__ = ["Known", "Micro", "Share", "Total", "separated"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,14 @@ class Total(NamedTuple):
     how: Part
 
 
+class Share(NamedTuple):
+    """How much of the batch a micro-batch is along some axes, as a number to compute with."""
+
+    name: str
+    axes: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, eq=False)
 class Micro:
     """A step of one micro-batch; `parts` says of every value what part of the batch's it is. `pasts` are arguments of
@@ -67,6 +75,7 @@ class Micro:
     logical: Logical
     totals: tuple[Total, ...]
     known: tuple[Known, ...]
+    shares: tuple[Share, ...]
     pasts: tuple[str, ...]
     parts: Mapping[int, Part]
 
@@ -89,22 +98,24 @@ class _Separated:
         self.logical, self.whole, self.pairs, self.asked = logical, whole, pairs, asked
         self.parts = {n: asked.parts[n] for n in range(len(logical.sources))}
         self.fakes: dict[int, Tensor] = {}  # of values that become arguments
+        self.ops: list[LogicalOp] = []
         self.totals: dict[int, int] = {}  # value -> the number of its total
+        self.sums: dict[int, int] = {}  # the same of what is a total over slices
+        self.shares: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
         self.known: dict[int, Known] = {}
         self.pasts: dict[int, str] = {}
         self.masks: dict[int, int] = {}
         self.next = max(logical.fakes, default=0) + 1
 
     def made(self) -> Micro:
-        ops = []
         for op, other in zip(self.logical.ops, self.pairs, strict=True):
             found, needed = self.asked.ask(other, op)
             self.parts.update(zip(op.numbers, found, strict=True))
             if not self.is_known(op, other):
-                ops.append(self.op(of_batch(op, other), other, needed))
+                self.ops.append(self.op(of_batch(op, other), other, needed))
         same = {n: Ref(m) for n, m in zip(refs_in(self.whole.result), refs_in(self.logical.result), strict=True)}
         result = _put(self.whole.result, same)
-        return self.numbered(replace(self.logical, ops=tuple(ops), result=result, rebuild=self.whole.rebuild))
+        return self.numbered(replace(self.logical, ops=tuple(self.ops), result=result, rebuild=self.whole.rebuild))
 
     def is_known(self, op: LogicalOp, other: LogicalOp) -> bool:
         """Whether an op is done for the batch before the step."""
@@ -123,10 +134,31 @@ class _Separated:
             return self.attends(op, self.asked.attends[number])
         if number in self.asked.picked:
             return self.picks(op, other, self.asked.picked[number])
-        refs = {}
-        for n in (op.inputs[place] for place in needed):
-            refs[n] = Ref(self.totals.setdefault(n, self.new(self.logical.fakes[n])))
+        refs = {op.inputs[place]: Ref(self.total(op.inputs[place], other.inputs[place])) for place in needed}
+        for place, axes in self.asked.shares.get(number, {}).items():
+            refs[op.inputs[place]] = self.weighed(op, op.inputs[place], axes)
         return replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs))
+
+    def total(self, n: int, theirs: int) -> int:
+        """The number of a sum over all micro-batches, or over all slices of one."""
+        if n not in self.totals and n not in self.sums:
+            (self.sums if self.asked.parts[theirs].state.split else self.totals)[n] = self.new(self.logical.fakes[n])
+        if n in self.totals:
+            return self.totals[n]
+        made = self.sums[n]
+        self.known[made] = Known("", _alone(self.whole, theirs), self.asked.parts[theirs].state.dims)
+        return made
+
+    def weighed(self, op: LogicalOp, n: int, axes: tuple[int, ...]) -> Ref:
+        """A value times the micro-batch's share along some axes."""
+        fake = self.logical.fakes[n]
+        key = axes, fake.dtype
+        if key not in self.shares:
+            self.shares[key] = self.new(fake.new_empty(()))
+        self.next += 1
+        mul, args = torch.ops.aten.mul.Tensor, (Ref(n), Ref(self.shares[key]))
+        self.ops.append(replace(op, op=mul, args=args, kwargs={}, outputs=(fake,), numbers=(self.next,)))
+        return Ref(self.next)
 
     def new(self, fake: Tensor) -> int:
         number = -1 - len(self.fakes)
@@ -172,6 +204,7 @@ class _Separated:
         logical = _without_unused(logical, self.totals)
         used = _ends(logical) | {n for op in logical.ops for n in op.inputs} | set(self.totals)
         names = {number: f"total {at}" for at, number in enumerate(self.totals.values())}
+        names.update({n: f"share {at}" for at, n in enumerate(self.shares.values())})
         names.update({n: f"known {at}" for at, n in enumerate(n for n in self.known if n in used)})
         names.update({n: f"past {at}" for at, n in enumerate(n for n in self.pasts if n in used)})
         first = len(logical.sources)
@@ -192,9 +225,10 @@ class _Separated:
         )
         totals = tuple(Total(names[low], _alone(made, number[n]), self.parts[n]) for n, low in self.totals.items())
         known = tuple(replace(known, name=names[n]) for n, known in self.known.items() if n in names)
+        shares = tuple(Share(names[n], *key) for key, n in self.shares.items())
         pasts = tuple(names[n] for n in self.pasts if n in names)
         parts = {number[n]: part for n, part in self.parts.items() if n in number}
-        return Micro(_without_unused(made), totals, known, pasts, parts)
+        return Micro(_without_unused(made), totals, known, shares, pasts, parts)
 
 
 def _renumbered(op: LogicalOp, number: Mapping[int, int], refs: Mapping[int, Ref]) -> LogicalOp:

@@ -106,6 +106,8 @@ def _bias(query: Tensor, first: int, last: int, mask: Tensor | None) -> Tensor:
         ahead = torch.arange(last, device=query.device) > torch.arange(first, last, device=query.device)[:, None]
         return query.new_zeros(ahead.shape).masked_fill_(ahead, -math.inf)
     mask = mask[..., :last]
+    if mask.dim() == 3 and query.dim() == 4:  # which no kernel takes
+        mask = mask[None]
     if mask.dtype != torch.bool:
         return mask.to(query.dtype)
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)

@@ -57,6 +57,10 @@ LOSSES: dict[str, Any] = {
     "two means": lambda m, x, y: m(x).square().mean() + 0.5 * m(x).abs().mean(),
     "two sums": lambda m, x, y: m(x).square().sum() + m(x).abs().sum(),
     "decayed": lambda m, x, y: m(x).square().mean() + 0.01 * sum(p.square().sum() for p in m.parameters()),
+    "a sum and a mean": lambda m, x, y: m(x).square().sum() + m(x).square().mean(),
+    "a mean less a sum": lambda m, x, y: m(x).square().mean() - 0.1 * m(x).square().sum(),
+    "ignored, decayed": lambda m, x, y: F.cross_entropy(m(x), y) + 0.01 * sum(p.square().sum() for p in m.parameters()),
+    "ignored, with sizes": lambda m, x, y: F.cross_entropy(z := m(x), y) + 0.1 * z.logsumexp(-1).square().mean(),
     "huber": lambda m, x, y: F.smooth_l1_loss(m(x), x),
     "bce": lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), (x > 0).double()),
     "l1": lambda m, x, y: F.l1_loss(m(x), x),
@@ -96,7 +100,7 @@ NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than
     "sort": lambda m, x, y: F.mse_loss(m(x).sort(0)[0], x),
     "abs": lambda m, x, y: m(x).square().mean() if len(x) > 4 else m(x).abs().mean(),
     "amax": lambda m, x, y: m(x).amax(),
-    "add": lambda m, x, y: m(x).square().sum() + m(x).square().mean(),
+    "add": lambda m, x, y: m(x).square().sum() + 1,
 }
 
 

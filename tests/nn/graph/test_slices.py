@@ -146,9 +146,17 @@ def padded() -> Tensor:
     return mask
 
 
+def sloped() -> Tensor:
+    """More of what is near; each head in its own way."""
+    places = torch.arange(LENGTH)
+    far = (places[:, None] - places)[None] * torch.tensor([0.1, 0.3], dtype=F64)[:, None, None]
+    return (-far).masked_fill(~MASK, -torch.inf)
+
+
 MASKS: dict[str, Callable[[], Tensor]] = {
     "of all": lambda: MASK,
     "of each": padded,
+    "of each head": sloped,
     "added": lambda: torch.zeros(8, 1, LENGTH, LENGTH, dtype=F64).masked_fill(~padded(), -torch.inf),
 }
 
@@ -217,6 +225,25 @@ def test_rows_of_a_weight_are_those_of_a_slice(rows: int) -> None:
     learns(staged(of("gpt"), ALONE2), table, partial(words, rows=rows), slices=3, micro_batches=2)
 
 
+def sized(logits: Tensor, following: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), following.flatten()) + 0.1 * logits.logsumexp(-1).square().mean()
+
+
+def by_sequence(logits: Tensor, following: Tensor) -> Tensor:
+    each = F.cross_entropy(logits.transpose(1, 2), following, reduction="none")
+    return (each.sum(1) / (following >= 0).sum(1)).mean()
+
+
+def weighed(logits: Tensor, following: Tensor) -> Tensor:
+    weights = torch.linspace(0, 1, following.shape[1], dtype=F64)
+    return (F.cross_entropy(logits.transpose(1, 2), following, reduction="none") * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("loss", [sized, by_sequence, weighed])
+def test_a_loss_is_that_of_whole_sequences(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    learns(staged(of("gpt"), ALONE2), lambda model, text, following: loss(model(text), following), words, slices=3)
+
+
 def by_hand(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
     x = model.words(text)  # type: ignore[operator]
     hides = torch.ones(text.shape[1], text.shape[1], dtype=torch.bool)
@@ -273,6 +300,7 @@ def test_arguments_without_tokens_are_refused() -> None:
         ((8, 6), F32, ((0,), (1,))),
         ((8, 6, 6), F32, ((0,), (1,), ())),
         ((8, 6, 6), torch.bool, ((0,), (1,), (1,))),
+        ((2, 6, 6), F32, ((), (1,), (1,))),
         ((1, 6), F32, ((), (1,))),
         ((6,), F32, ((1,),)),
         ((6, 6), F32, ((1,), (1,))),
