@@ -22,8 +22,8 @@ from ..placement.world import at_close, store, world
 from .link import Broken, GlooLine
 
 if TYPE_CHECKING:
-    from .crew import Crew
     from .network import Network
+    from .watch import Watch
 
 __all__ = ["Bus", "bus"]
 
@@ -70,7 +70,7 @@ class Bus:
         self.broken: str | None = None
         self.hang_up: list[Callable[[], None]] = [self._hang_up]  # what ends the waits of this process
         self._agreed = 0
-        self._crew: Crew | None = None
+        self._watched: Watch | None = None
         self._hands = threading.RLock()  # held by who ends a step
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sbpflow-bus", daemon=True)
@@ -100,22 +100,24 @@ class Bus:
             "  every rank must run the same program with the same model, placements and schedule"
         )
 
-    def enter(self, crew: "Crew") -> None:
+    def enter(self, watch: "Watch") -> None:
         if self.broken is not None:
             raise TransportError(
                 f"the ranks no longer talk to each other since an earlier step failed\n  {self.broken}\n"
                 "  start the processes anew"
             )
-        self._crew = crew
+        self._watched = watch
 
     def leave(self) -> None:
         with self._hands:  # the thread must be out of torch before the process can end on an error
-            self._crew = None
+            self._watched = None
 
     def tell(self, what: str, error: BaseException) -> BaseException:
         """Have all ranks give up. What failed only because of another rank becomes an error that names the cause."""
         if isinstance(error, Broken):
-            cause = self._cause(error)
+            cause, watch = self._cause(error), self._watched
+            if STUCK in cause and watch is not None:
+                watch.report()
         else:
             told = self._fault() if isinstance(error, TransportError) else None
             said = str(error).partition("\n")[0]
@@ -135,17 +137,17 @@ class Bus:
         while not self._over.wait(PERIOD):
             looks += 1
             with self._hands:
-                crew = self._crew
-                if crew is None:
+                watch = self._watched
+                if watch is None:
                     continue
                 cause = self._fault(remote=looks % REMOTE == 0)
                 if cause is None:
-                    crew.look()
+                    watch.look()
                 elif self.broken is None:
                     if STUCK in cause:
-                        crew.report()
+                        watch.report()
                     self._give_up(cause)
-                    crew.fail(self._error(cause, ""), told=True)
+                    watch.fail(self._error(cause, ""), told=True)
 
     def _give_up(self, cause: str) -> None:
         with self._hands:

@@ -4,23 +4,22 @@
     bells       a queue with nothing ready is parked and sleeps on its own; who makes something ready rings it
     the end     all queues are parked: either every actor has ended, or nothing can go on
 
-Work may have two halves, as that of links to other processes has: `begin(firing, free)` starts it and returns, and is
-called by the thread that made it ready, so that nothing that travels waits for a thread to wake up; the call waits.
-A queue that goes by an order knows which arrival its next firing needs, and waits for it itself, without a thread.
+What travels to other processes is posted by the thread that filled or freed its slot, so that it waits for no thread to
+wake up; the firing of its actor is the wait for it.
 """
 
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic, perf_counter
 from typing import Any
 
-from ..placement.errors import ScheduleError, TransportError
+from ..placement.errors import ScheduleError
 from .desk import Desk, Firing, Slot
-from .plan import Plan
+from .link import Receive, Send
+from .plan import Plan, Raw
 from .protocol import Event, Message, Wiring
-from .queues import Begins, Begun, Queue, lend, needed
-from .simulate import Ran
+from .queues import Errands, Queue
+from .watch import Watch, where
 
 __all__ = ["Crew"]
 
@@ -33,10 +32,12 @@ class Crew:
 
     def __init__(self, plan: Plan) -> None:
         network = plan.network
-        self.plan, self.guard = plan, plan.guard
+        self.plan, self.watch = plan, Watch(plan, self)
         self.wiring = wiring = Wiring(network)
         self.work = [plan.work[actor.name] for actor in network.actors]
-        self.begin: list[Callable[[Firing, int], None] | None] = [getattr(w, "begin", None) for w in self.work]
+        self.sends = [w if isinstance(w, Send) else None for w in self.work]
+        self.receives = [w if isinstance(w, Receive) else None for w in self.work]
+        self.travel = [send or receive for send, receive in zip(self.sends, self.receives, strict=True)]
         self.outs = [
             [(g, (give := w.actor.gives[g]).every, network.register(give.register).initial) for g in w.give]
             for w in wiring.actors
@@ -44,16 +45,12 @@ class Crew:
         orders = {queue: tuple(wiring.number[name] for name in names) for queue, names in plan.order.items()}
         self.queues = [Queue(at, name, orders.get(name)) for at, name in enumerate(network.queues)]
         self.home = self.queues[network.queues.index(plan.here) if plan.here else 0] if self.queues else None
-        if self.home is not None:
-            lend(self.home, self.queues, wiring, self.work)
         self.lock = threading.Lock()
         self.closed = False
-        self.error: BaseException | None = None
-        self.failed = self.progressed = 0.0
-        self.over, self.busy, self.fired, self.seen = True, 0, 0, 0  # `busy` counts queues that are not parked
-        self.ran: list[Ran] | None = None
+        self.over, self.busy, self.fired = True, 0, 0  # `busy` counts queues that are not parked
+        self.ran: list[Raw] | None = None
 
-    def run(self, record: bool) -> list[Ran]:
+    def run(self, record: bool) -> list[Raw]:
         """One step, to the end or to the first error."""
         home = self.home
         if home is None:
@@ -65,29 +62,30 @@ class Crew:
             self.fill(register, values())
         for queue in self.queues:
             queue.turn = 0
+        for link in self.travel:
+            if link is not None:
+                link.start()
         self.ran = [] if record else None
-        self.error, self.over, self.busy, self.fired = None, False, 1, 0
-        self.seen, self.progressed = 0, monotonic()
+        self.over, self.busy, self.fired = False, 1, 0
         home.parked = False
-        if self.guard is not None:
-            self.guard.enter(self)
+        watch = self.watch
+        watch.begin()
         try:
             try:
                 self.step(home)
-                if self.error is None and not self.desk.ended:
-                    self.fail(ScheduleError(f"{self.plan.name} cannot go on\n{self.describe()}"))
+                if watch.error is None and not self.desk.ended:
+                    watch.fail(ScheduleError(f"{self.plan.name} cannot go on\n{self.describe()}"))
             except BaseException as error:  # from the keyboard
-                self.fail(error)
-            if self.error is not None:
+                watch.fail(error)
+            if watch.error is not None:
                 self.settle(home)
         finally:
-            if self.guard is not None:
-                self.guard.leave()
+            watch.end()
             del self.desk  # and with it every value
         ran, self.ran = self.ran, None
-        if self.error is not None:
-            raise self.error
-        return sorted(ran or (), key=lambda each: each.start)
+        if watch.error is not None:
+            raise watch.error
+        return ran or []
 
     def fill(self, register: str, values: Sequence[Any]) -> None:
         """Put values in the slots that are filled at the start."""
@@ -105,7 +103,7 @@ class Crew:
 
     def hire(self, home: Queue) -> None:
         for queue in self.queues:
-            if queue is not home and queue.lender is None:
+            if queue is not home:
                 called = f"sbpflow {self.plan.name}: {queue.name}"
                 queue.thread = threading.Thread(target=self.serve, args=(queue,), name=called, daemon=True)
                 queue.thread.start()
@@ -121,109 +119,73 @@ class Crew:
 
     def step(self, home: Queue) -> None:
         """The calling thread's part: drive its queue until all is over, and see that something goes on meanwhile."""
-        begins: Begins = []
+        errands = Errands()
         with self.lock:
+            for at, receive in enumerate(self.receives):
+                if receive is not None:
+                    self.ask(at, errands)
             for queue in self.queues:
-                self.wake(queue, begins)
-        self.start(begins)
+                self.wake(queue, errands)
+        self.run_errands(errands)
         over = self.drive(home)
         wait = min(PATIENCE, self.plan.timeout / 4)
-        while not over and self.error is None:
+        while not over and self.watch.error is None:
             if home.bell.acquire(timeout=wait):
                 over = self.over or self.drive(home)
             else:
-                self.look()
+                self.watch.look()
 
     def settle(self, home: Queue) -> None:
         """After an error, wait until all queues have stopped."""
         with self.lock:
-            self.drop(home)
             if not home.parked:
                 self.park(home)
         while not self.over:
             home.bell.acquire(timeout=PATIENCE)
-            if monotonic() - self.failed > GRACE and self.error is not None:
-                self.error.add_note(f"after that {self.at_work()} did not stop within {GRACE:g} s")
+            if monotonic() - self.watch.failed > GRACE and self.watch.error is not None:
+                self.watch.error.add_note(f"after that {self.at_work()} did not stop within {GRACE:g} s")
                 return
 
     def drive(self, queue: Queue) -> bool:
         """Run what is ready until nothing is; whether that was the end of the step."""
         lock, work, record = self.lock, self.work, self.ran is not None
-        begins: Begins = []
+        errands = Errands()
         firing: Firing | None = None
         values: Sequence[Any] | None = None
         start, over = 0.0, False
-        doing = queue  # or one that is lent to it
         try:
-            if queue.begun is not None:
-                (firing, start), queue.begun = queue.begun, None
-                values = work[firing.actor](firing)
             while True:
                 end = perf_counter() if record else 0.0
-                begin = None
                 with lock:
                     if firing is not None:
-                        self.finish(firing, values, begins)
+                        self.finish(firing, values, errands)
                         if record:
                             self.note(firing, start, end)
-                        if doing is not queue:
-                            self.go_on(doing, begins)
-                            doing = queue
                         firing = values = None  # what it held may be let go by others from now on
                     at = self.pick(queue)
                     if at is not None:
                         firing = self.desk.fire(at)
-                        begin = self.begin[at]
-                        free = 0 if begin is None else self.free(at)
-                        start = perf_counter() if record else 0.0
-                    elif not begins:
-                        if self.error is not None:
-                            self.drop(queue)
-                        other = needed(queue, self.queues, self.desk) if queue.lent else None
-                        if other is None:
-                            over = self.park(queue)
-                        elif other.begun is not None:
-                            doing = other
-                            (firing, start), other.begun = other.begun, None
-                if begins:
-                    self.start(begins)
-                    if firing is None:
-                        continue
-                if firing is None:
+                    elif not errands.posts and not errands.bells:
+                        over = self.park(queue)
+                if errands.posts or errands.bells:
+                    self.run_errands(errands)
+                elif firing is None:
                     return over
-                if begin is not None:
-                    begin(firing, free)
-                values = work[firing.actor](firing)
+                if firing is not None:
+                    start = perf_counter() if record else 0.0
+                    values = work[firing.actor](firing)
         except BaseException as error:  # whatever it is, the step must end on every queue
             self.fail(error, firing)
             firing = values = None
             with lock:
-                for waiting, _, _ in begins:
+                for waiting in errands.bells:
                     self.park(waiting)
-                if doing is not queue:
-                    self.park(doing)
-                self.drop(queue)
                 return self.over if queue.parked else self.park(queue)
-
-    def drop(self, queue: Queue) -> None:
-        """After an error nobody waits any more for what is lent."""
-        for other in queue.lent:
-            if other.begun is not None:
-                other.begun = None
-                self.park(other)
-
-    def go_on(self, queue: Queue, begins: Begins) -> None:
-        """What a lent queue does after an arrival."""
-        at = self.pick(queue)
-        if at is None:
-            self.park(queue)
-        else:
-            begins.append((queue, self.desk.fire(at), self.free(at)))
 
     def pick(self, queue: Queue) -> int | None:
         """The actor that the queue runs now."""
         ready = self.desk.ready[queue.at]
-        if not ready or self.error is not None:
+        if not ready or self.watch.error is not None:
             return None
         if queue.order is None:
             return self.desk.next(queue.at)
@@ -233,29 +195,36 @@ class Crew:
             return at
         return None
 
-    def free(self, at: int) -> int:
-        """How many more firings of an actor have a free slot already."""
-        return min(self.desk.states[at].credits, default=0)
-
-    def finish(self, firing: Firing, values: Sequence[Any] | None, begins: Begins) -> None:
+    def finish(self, firing: Firing, values: Sequence[Any] | None, errands: Errands) -> None:
         """End a firing: its values go to where they are read, and what it read is let go."""
-        gives = self.wiring.actors[firing.actor].actor.gives
+        at = firing.actor
+        gives = self.wiring.actors[at].actor.gives
         if values is None:
             values = (None,) * len(gives)
         elif len(values) != len(gives):
             raise ScheduleError(f"the work of an actor that fills {len(gives)} registers gave {len(values)} values")
         self.fired += 1
-        self.post(firing.actor, firing.label, values, self.desk.done(firing.actor), begins)
+        self.post(at, firing.label, values, self.desk.done(at), errands)
+        if self.receives[at] is not None:
+            self.ask(at, errands)
 
-    def post(self, at: int, label: int, values: Sequence[Any], messages: tuple[Message, ...], begins: Begins) -> None:
+    def ask(self, at: int, errands: Errands) -> None:
+        """Have receives posted for the slots that are free."""
+        state = self.desk.states[at]
+        errands.posts.append((at, state.fired, min(state.credits, default=0) + (state.phase == "running")))
+
+    def post(self, at: int, label: int, values: Sequence[Any], messages: tuple[Message, ...], errands: Errands) -> None:
         """Carry messages, and wake the queues that they make something ready on."""
         desk, wiring = self.desk, self.wiring
+        freed: list[int] = []
         for kind, port, slots in messages:
             if kind == "freed":
                 to, out = wiring.producer[at][port]
                 if to < 0:
                     continue
                 event = Event("freed", out, slots)
+                if self.receives[to] is not None:
+                    freed.append(to)
             else:
                 to, take = wiring.consumer[at][port]
                 if kind == "end":
@@ -264,60 +233,50 @@ class Crew:
                     give, every, first = self.outs[at][port]
                     first += label // every * slots
                     value = values[give]
-                    waiting = desk.slots[to][take]
                     if slots == 1:
-                        waiting.append(Slot(first, value))
+                        several = [Slot(first, value)]
                     else:
-                        several = value if value is not None else (None,) * slots
-                        waiting.extend([Slot(first + n, several[n]) for n in range(slots)])
+                        several = [Slot(first + n, None if value is None else value[n]) for n in range(slots)]
+                    desk.slots[to][take].extend(several)
+                    if self.sends[to] is not None:
+                        errands.posts += [(to, *slot) for slot in several]
                     event = Event("filled", take, slots)
             more = desk.tell(to, event)
             if more:
-                self.post(to, 0, (), more, begins)
+                self.post(to, 0, (), more, errands)
             queue = self.queues[desk.queue[to]]
             if queue.parked:
-                self.wake(queue, begins)
+                self.wake(queue, errands)
+        for to in freed:
+            self.ask(to, errands)
 
-    def wake(self, queue: Queue, begins: Begins) -> None:
-        """Ring the bell of a queue that has something ready; work of two halves begins before that."""
-        if not queue.parked:
-            return
+    def wake(self, queue: Queue, errands: Errands) -> None:
+        """Ring the bell of a queue that has something ready; where that travels, once it is posted."""
         ready = self.desk.ready[queue.at]
-        if not ready or self.error is not None:
+        if not queue.parked or not ready or self.watch.error is not None:
             return
         if queue.order is not None and (queue.turn == len(queue.order) or queue.order[queue.turn] not in ready):
             return
         queue.parked = False
         self.busy += 1
-        at = self.desk.next(queue.at)
-        if at is not None and queue.order is None and self.begin[at] is not None:
-            firing = self.desk.fire(at)
-            begins.append((queue, firing, self.free(at)))
+        if self.travel[next(iter(ready))] is None:
+            queue.bell.release()
         else:
-            queue.bell.release()
+            errands.bells.append(queue)
 
-    def start(self, begins: Begins) -> None:
-        """Begin work for others, and then ring their bells: first what travels, then what only waits."""
-        bells: list[Queue] = []
-        while begins:
-            queue, firing, free = begins.pop(0)
-            begin = self.begin[firing.actor]
-            assert begin is not None
-            start = perf_counter()
+    def run_errands(self, errands: Errands) -> None:
+        """Post what travels, and then ring the bells of those that wait for it."""
+        posts, errands.posts = errands.posts, []
+        for at, number, given in posts:
+            link = self.travel[at]
+            assert link is not None
             try:
-                if self.error is None:
-                    begin(firing, free)
+                if self.watch.error is None:
+                    link.post(number, given)
             except Exception as error:
-                self.fail(error, firing)
-            if self.error is not None:
-                with self.lock:
-                    self.park(queue)
-                continue
-            queue.begun = Begun(firing, start)
-            if queue.lender is None:
-                bells.append(queue)
-        for queue in bells:
-            queue.bell.release()
+                self.fail(error, Firing(at, 0, number, number, ()))
+        while errands.bells:
+            errands.bells.pop().bell.release()
 
     def park(self, queue: Queue) -> bool:
         """Nothing to do here; whether the step is over with that. The last to park tells the calling thread."""
@@ -333,53 +292,26 @@ class Crew:
 
     def note(self, firing: Firing, start: float, end: float) -> None:
         assert self.ran is not None
-        actor = self.wiring.actors[firing.actor].actor
-        self.ran.append(Ran(actor.name, actor.cases[firing.case], firing.label, actor.queue, start, end))
+        link = self.travel[firing.actor]
+        if link is not None:
+            start, end = link.span(firing.label)
+        self.ran.append((firing.actor, firing.case, firing.label, start, end))
 
-    def fail(self, error: BaseException, firing: Firing | None = None, *, told: bool = False) -> None:
-        """End the step with an error, the first that comes. `told`: the other processes know."""
-        where = ""
-        if firing is not None:
+    def fail(self, error: BaseException, firing: Firing | None) -> None:
+        if firing is None:
+            self.watch.fail(error)
+        else:
             actor = self.wiring.actors[firing.actor].actor
-            case = actor.cases[firing.case]
-            where = f"{actor.name}{f' ({case})' if case else ''}, micro-batch {firing.label}"
-        with self.lock:
-            if self.error is not None:
-                return
-            self.error, self.failed = error, monotonic()
-            if where:
-                error.add_note(f"in actor {where}, on queue {actor.queue}")
-        if self.guard is not None and not told:
-            self.error = self.guard.tell(where, error)
-
-    def look(self) -> None:
-        """See that something goes on; where nothing does, give up."""
-        now = monotonic()
-        if self.fired != self.seen:
-            self.seen, self.progressed = self.fired, now
-        elif self.error is None and now - self.progressed > self.plan.timeout:
-            self.report()
-            error = ScheduleError if self.guard is None else TransportError
-            self.fail(
-                error(
-                    f"{self.plan.name} made no progress for {self.plan.timeout:g} s; at work: {self.at_work()}\n"
-                    "  stderr tells who waits for whom; where firings do take that long, give a longer timeout="
-                )
-            )
+            self.watch.fail(error, where(actor.name, actor.cases[firing.case], firing.label), actor.queue)
 
     def at_work(self) -> str:
         return ", ".join(queue.name for queue in self.queues if not queue.parked) or "nobody"
 
-    def report(self) -> None:
-        """Print who waits for whom."""
-        with self.lock:
-            text = self.describe()
-        print(f"{self.plan.name}: who waits for whom\n{text}", file=sys.stderr, flush=True)
-
     def describe(self) -> str:
         from .proof import waits  # it is needed only when something went wrong
 
-        return str(waits(self.desk))
+        with self.lock:
+            return str(waits(self.desk))
 
     def close(self) -> None:
         """End the threads; those that are still at work are left to end by themselves."""

@@ -7,7 +7,9 @@ receive is posted when its register has a free slot. So the slots of a register 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from threading import Lock
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +22,12 @@ __all__ = ["Broken", "GlooLine", "Line", "Link", "Receive", "Send", "TensorLink"
 LABELS = 1 << 16  # after so many a tag comes again; slots are far fewer
 REGISTERS = 1 << 15
 AHEAD = 1  # receives that are posted beyond the one waited for; each is a buffer that nothing lies in yet
+SMALL, MANY = 1 << 18, 8  # bytes, and receives: so many small ones may be posted
+VAST = 1 << 60  # bytes
+AT_ONCE = 20e-6  # seconds; a wait that is over sooner was for something that had been there
 FOREVER = timedelta(days=30)  # waits are ended by whoever watches over the step
+
+Span: TypeAlias = tuple[float, float]
 
 
 class Broken(Exception):
@@ -69,24 +76,27 @@ class GlooLine:
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> "Posted":
         try:
-            return Posted(peer, self.group.send([tensor], self.place[peer], tag), tensor)
+            return _new(Posted, (peer, self.group.send([tensor], self.place[peer], tag), tensor))
         except RuntimeError as error:
             raise Broken(peer, str(error)) from error
 
     def receive(self, peer: int, tag: int, tensor: Tensor) -> "Posted":
         try:
-            return Posted(peer, self.group.recv([tensor], self.place[peer], tag), tensor)
+            return _new(Posted, (peer, self.group.recv([tensor], self.place[peer], tag), tensor))
         except RuntimeError as error:
             raise Broken(peer, str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Posted:
+class Posted(NamedTuple):
     """A message under way, and the tensor that it is read from or written to meanwhile."""
 
     peer: int
     work: Any
     tensor: Tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor.nbytes
 
     def wait(self) -> None:
         try:
@@ -141,41 +151,113 @@ def token(line: Line, number: int, *, to: Sequence[int] = (), of: Sequence[int] 
 
 
 class Send:
-    """The work of an actor that sends what it takes."""
+    """The work of an actor that sends what it takes. What fills a slot is posted at once, and waited for in turn.
+
+    Several threads may wait; what one has waited for is over for all.
+    """
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.works: Sequence[Waits] = ()
+        self.posting, self.waiting = Lock(), Lock()
+        self.posted: dict[int, tuple[Sequence[Waits], int, float, float]] = {}  # bytes, and when it was begun and left
+        self.begun: set[int] = set()  # the labels of what was ever posted; a schedule may count backwards
+        self.put = self.gone = 0  # bytes of what was posted, and of what of that was waited for
+        self.spans: dict[int, Span] = {}
 
-    def begin(self, firing: Firing, free: int) -> None:
-        label, value = firing.held[0][0]
-        self.works = self.link.send(label, value)
+    def start(self) -> None:
+        """A step begins; what one that failed left is forgotten."""
+        self.posted.clear()
+        self.begun.clear()
+        self.spans.clear()
+        self.put = self.gone = 0
+
+    def post(self, label: int, value: Any) -> None:
+        """Begin to send, if that was not done before."""
+        with self.posting:
+            if label not in self.begun:
+                start = perf_counter()
+                works = self.link.send(label, value)
+                nbytes = _bytes(works)
+                self.posted[label] = works, nbytes, start, perf_counter()
+                self.begun.add(label)
+                self.put += nbytes
+
+    def wait(self, label: int) -> None:
+        """Wait until it is gone, if nobody has."""
+        with self.waiting:
+            sent = self.posted.get(label)
+            if sent is None:
+                return
+            works, nbytes, start, left = sent
+            since = perf_counter()
+            for work in works:
+                work.wait()
+            end = perf_counter()
+            self.gone += nbytes
+            del self.posted[label]
+            # What was over before anybody waited ended no one knows when; it is shown as long as it took to post it.
+            self.spans[label] = start, end if end - since > AT_ONCE else left
 
     def __call__(self, firing: Firing) -> Sequence[Any]:
-        works, self.works = self.works, ()
-        for work in works:
-            work.wait()
+        if firing.held:
+            self.post(*firing.held[0][0])
+        self.wait(firing.label)
         return ()
+
+    def span(self, label: int) -> Span:
+        """From when to when a message was under way."""
+        return self.spans.pop(label)
 
 
 class Receive:
     """The work of an actor that gives what arrives; `firings` times a step."""
 
-    arrives = True  # whoever needs it may wait for it
-
     def __init__(self, link: Link, firings: int) -> None:
         self.link, self.firings = link, firings
-        self.posted: dict[int, tuple[Sequence[Waits], Callable[[], Any]]] = {}
+        self.posting = Lock()
+        self.posted: dict[int, tuple[Sequence[Waits], Callable[[], Any], float]] = {}
+        self.next = 0  # what comes before it is posted
+        self.most = 0  # that are posted and not waited for; known with the size of the first
+        self.last = 0.0, 0.0
 
-    def begin(self, firing: Firing, free: int) -> None:
-        if not firing.turn:
-            self.posted.clear()  # of a step that failed
-        for turn in range(firing.turn, min(self.firings, firing.turn + 1 + min(free, AHEAD))):
-            if turn not in self.posted:
-                self.posted[turn] = self.link.receive(turn)
+    def start(self) -> None:
+        """A step begins; what one that failed left is forgotten."""
+        self.posted.clear()
+        self.next = 0
 
-    def __call__(self, firing: Firing) -> Sequence[Any]:
-        works, value = self.posted.pop(firing.turn)
+    def post(self, fired: int, room: int) -> None:
+        """Begin to receive what comes after the first `fired`, for which there are `room` slots, if not done before."""
+        end = min(self.firings, fired + min(room, self.most or 1 + AHEAD))
+        if self.next >= end:
+            return
+        with self.posting:
+            while self.next < end:
+                since = perf_counter()
+                works, value = self.link.receive(self.next)
+                self.posted[self.next] = works, value, since
+                self.next += 1
+                self.most = self.most or max(1 + AHEAD, min(MANY, SMALL // max(_bytes(works), 1)))
+
+    def wait(self, turn: int) -> Any:
+        """What comes in this turn, when it is there."""
+        works, value, since = self.posted.pop(turn)
         for work in works:
             work.wait()
-        return (value(),)
+        self.last = since, perf_counter()
+        return value()
+
+    def __call__(self, firing: Firing) -> Sequence[Any]:
+        self.post(firing.turn, 1)
+        return (self.wait(firing.turn),)
+
+    def span(self, label: int) -> Span:
+        """From when to when the last message was under way."""
+        return self.last
+
+
+def _bytes(works: Sequence[Waits]) -> int:
+    """Of messages that do not say it, more than anything."""
+    return sum([getattr(work, "bytes", VAST) for work in works])
+
+
+_new = tuple.__new__  # half as long as Posted(...)

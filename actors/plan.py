@@ -1,4 +1,4 @@
-"""What a crew is made of, and what it needs of those around it."""
+"""What a step is made of, and what it needs of those around it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,19 @@ from .desk import Firing
 from .network import Network
 
 if TYPE_CHECKING:
-    from .crew import Crew
+    from .watch import Watch
 
-__all__ = ["Guard", "Plan", "Work"]
+__all__ = ["Guard", "Plan", "Raw", "Work"]
 
 Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
+Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
 
 
 class Guard(Protocol):
-    """What a crew needs whose network goes on in other processes."""
+    """What a step needs whose network goes on in other processes."""
 
-    def enter(self, crew: "Crew") -> None:
-        """A step begins. Refuses where an earlier one failed; may call the crew's `fail`, `look` and `report`."""
+    def enter(self, watch: "Watch") -> None:
+        """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
 
     def leave(self) -> None:
         """The step is over."""
@@ -30,7 +31,7 @@ class Guard(Protocol):
 
 @dataclass
 class Plan:
-    """What a crew is made of."""
+    """What steps are made of."""
 
     network: Network
     work: Mapping[str, Work]

@@ -9,7 +9,8 @@ actor fills, None where there is none yet. A value is let go as soon as its slot
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -17,19 +18,35 @@ from ..placement.errors import ScheduleError
 from ..placement.world import at_close
 from .crew import Crew
 from .network import Network
-from .plan import Guard, Plan, Work
+from .plan import Guard, Plan, Raw, Work
 from .simulate import Ran, Run
+from .solo import Solo
+from .tape import fits
 
 __all__ = ["Outcome", "Runtime", "Work", "order_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
-    """What a step did: where it was recorded, its firings by start, with times of `perf_counter`."""
+    """What a step did, with times of `perf_counter`."""
 
-    firings: tuple[Ran, ...]
+    network: Network
+    raw: Sequence[Raw] = field(repr=False)
     start: float
     end: float
+
+    @cached_property
+    def firings(self) -> tuple[Ran, ...]:
+        """Where it was recorded, its firings by start. What was posted before the message ahead of it had gone begins
+        with the end of that."""
+        found: list[Ran] = []
+        until: dict[str, float] = {}
+        for at, case, label, start, end in self.raw:  # of one queue in order
+            actor = self.network.actors[at]
+            start = max(start, until.get(actor.queue, start))
+            until[actor.queue] = end = max(start, end)
+            found.append(Ran(actor.name, actor.cases[case], label, actor.queue, start, end))
+        return tuple(sorted(found, key=lambda ran: ran.start))
 
     @property
     def seconds(self) -> float:
@@ -49,7 +66,8 @@ def order_of(run: Run) -> dict[str, tuple[str, ...]]:
 
 
 class Runtime:
-    """Runs a network again and again, a step each time. Its threads are made at first use and kept until `close`.
+    """Runs a network again and again, a step each time. Its threads are made at first use and kept until `close`; where
+    all is up to one queue there are none.
 
     `order` names, by queue, the actors that run in that order whatever becomes ready first: for schedules that leave
     the order open, and for queues that take part in collectives. `here` is the queue that the calling thread drives, by
@@ -77,7 +95,7 @@ class Runtime:
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}
         self.network = network
         self._plan = Plan(network, work, local, here, initial or {}, guard, timeout, name or network.name)
-        self._crew: Crew | None = None
+        self._crew: Crew | Solo | None = None
         self._end: Callable[[], object] | None = None
         mine = weakref.ref(self)
         at_close(lambda: _close(mine()))
@@ -86,7 +104,7 @@ class Runtime:
         """One step: from the initial states until every actor has ended. The first error of any actor is raised."""
         crew = self._crew
         if crew is None:
-            self._crew = crew = Crew(self._plan)
+            self._crew = crew = Solo(self._plan) if fits(self._plan) else Crew(self._plan)
             self._end = weakref.finalize(self, crew.close)
         start = perf_counter()
         try:
@@ -94,7 +112,7 @@ class Runtime:
         except BaseException:
             self.close()  # another try, if there is one, has new threads
             raise
-        return Outcome(tuple(ran), start, perf_counter())
+        return Outcome(self.network, ran, start, perf_counter())
 
     def close(self) -> None:
         """End the threads. A later run makes new ones."""

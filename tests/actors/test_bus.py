@@ -2,9 +2,11 @@
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import pytest
@@ -161,6 +163,31 @@ def relayed(size: int, firings: int, ordered: bool) -> list[list[float]]:
 def test_tensors_arrive_in_order_and_whole(ranks4: Ranks, size: int, ordered: bool) -> None:
     for rank, steps in enumerate(ranks4(relayed, size, 6, ordered)):
         assert steps == [[100.0 * label + rank for label in range(6)]] * 2
+
+
+def recorded(ordered: bool) -> list[Ran]:
+    line = flow.init().rank or 0
+    with runtime(
+        simulate(relay(6)),
+        devices(4),
+        lambda part: {f"a{line}": lambda f: [torch.zeros(8)] if line < 3 else []},
+        link=tensors(8),
+        ordered=ordered,
+    ) as running:
+        return list(running.run(record=True).firings)
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
+def test_messages_are_recorded_on_queues_of_their_own(ranks4: Ranks, ordered: bool) -> None:
+    ranks = ranks4(recorded, ordered)
+    for here, there in pairwise(range(4)):
+        sent = [ran for ran in ranks[here] if ran.queue.startswith("to ")]
+        got = [ran for ran in ranks[there] if ran.queue.startswith("from ")]
+        assert [ran.label for ran in sent] == [ran.label for ran in got] == list(range(6))
+        for one, other in zip(sent, got, strict=True):
+            assert one.start < other.end  # one clock for all processes of a host
+        for queue in (sent, got):
+            assert all(one.end <= other.start for one, other in pairwise(queue))
 
 
 def halves() -> list[list[float]]:
@@ -333,15 +360,21 @@ def test_a_rank_that_dies_is_named_on_all_others(fresh: Fresh, who: int) -> None
         assert told.seconds < SOON
 
 
-def test_an_interrupt_on_one_rank_ends_all(fresh: Fresh) -> None:
-    told = survivors(fresh(4, failing, "is interrupted", 2, False))
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
+def test_an_interrupt_on_one_rank_ends_all(fresh: Fresh, ordered: bool) -> None:
+    told = survivors(fresh(4, failing, "is interrupted", 2, ordered))
     assert told[2].kind == "KeyboardInterrupt"
     assert all("rank 2 gave up in a2, micro-batch 2: KeyboardInterrupt" in told[rank].text for rank in (0, 1, 3))
 
 
-def test_a_step_without_progress_tells_who_waits_on_every_rank(fresh: Fresh) -> None:
-    ended = fresh(4, failing, "hangs", 3, False)
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
+def test_a_step_without_progress_tells_who_waits_on_every_rank(fresh: Fresh, ordered: bool) -> None:
+    ended = fresh(4, failing, "hangs", 3, ordered)
     for rank, told in survivors(ended).items():
         assert "made no progress for 1 s" in told.text, told
         assert "who waits for whom" in ended[rank].stderr
         assert told.seconds < SOON
+    assert "a3 (fired 2) is at work" in ended[3].stderr
+    if ordered:
+        assert re.search(r"a0 \(fired \d\) waits for x1: 0 of 1 free, by to 1: x1", ended[0].stderr)
+        assert re.search(r"to 1: x1 \(fired \d\) is at work", ended[0].stderr)
