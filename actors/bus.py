@@ -2,7 +2,8 @@
 
 A thread looks at the ledger ten times a second, as boxing's does, and where a rank gave up it ends the waits of this
 process: Gloo closes a connection on which any wait runs out of time. A rank that died is noticed by the connections to
-it. Who fails because another did tells on what that one told, so that all name the first cause.
+it. Who fails because another did tells on what that one told, so that all name the first cause. An interrupt from the
+keyboard ends the waits too, since Python would hear of it only behind them.
 """
 
 import threading
@@ -19,6 +20,7 @@ from ..boxing.dist import Dist
 from ..boxing.execute import transport
 from ..placement.errors import ScheduleError, TransportError
 from ..placement.world import at_close, store, world
+from .interrupts import Interrupts
 from .link import Broken, GlooLine
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Bus:
         self.hang_up: list[Callable[[], None]] = [self._hang_up]  # what ends the waits of this process
         self._agreed = 0
         self._watched: Watch | None = None
+        self._interrupts = Interrupts()
         self._hands = threading.RLock()  # held by who ends a step
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sbpflow-bus", daemon=True)
@@ -106,9 +109,11 @@ class Bus:
                 f"the ranks no longer talk to each other since an earlier step failed\n  {self.broken}\n"
                 "  start the processes anew"
             )
+        self._interrupts.begin()
         self._watched = watch
 
     def leave(self) -> None:
+        self._interrupts.end()
         with self._hands:  # the thread must be out of torch before the process can end on an error
             self._watched = None
 
@@ -129,17 +134,22 @@ class Bus:
         """Stop looking; the world is being left."""
         self._over.set()
         self._thread.join()
+        self._interrupts.close()
         self.broken = "the world was left by flow.close()"
         _known.pop(self.ranks, None)
 
     def _watch(self) -> None:
-        looks = 0
+        looks, heard = 0, False
         while not self._over.wait(PERIOD):
             looks += 1
             with self._hands:
                 watch = self._watched
                 if watch is None:
+                    heard = False
                     continue
+                if heard and watch.error is None:  # the thread that is to be interrupted waits for a message
+                    watch.fail(KeyboardInterrupt())
+                heard = self._interrupts.heard()
                 cause = self._fault(remote=looks % REMOTE == 0)
                 if cause is None:
                     watch.look()

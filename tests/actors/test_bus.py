@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -237,7 +238,7 @@ def test_ranks_with_different_networks_are_told_the_first_line_that_differs(rank
 
 # -- failures --
 
-Ill: TypeAlias = Literal["raises", "dies", "is interrupted", "hangs"]
+Ill: TypeAlias = Literal["raises", "dies", "is interrupted", "waits and is interrupted", "hangs"]
 
 
 class Told(NamedTuple):
@@ -264,6 +265,8 @@ def failing(ill: Ill, who: int, ordered: bool) -> Told:
                 os.kill(os.getpid(), signal.SIGKILL)
             if ill == "is interrupted":
                 signal.raise_signal(signal.SIGINT)
+            if ill == "waits and is interrupted":
+                time.sleep(4.0)
             if ill == "hangs":
                 time.sleep(2.5)
         return [None] if rank < 3 else []
@@ -272,6 +275,8 @@ def failing(ill: Ill, who: int, ordered: bool) -> Told:
     rank = flow.init().rank or 0
     limit = 1.0 if ill == "hangs" else 60.0
     running = runtime(simulate(relay(50)), devices(4), lambda part: {f"a{rank}": work}, ordered=ordered, timeout=limit)
+    if ill == "waits and is interrupted" and rank == who + 1:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         running.run()
     except BaseException as error:
@@ -365,6 +370,14 @@ def test_an_interrupt_on_one_rank_ends_all(fresh: Fresh, ordered: bool) -> None:
     told = survivors(fresh(4, failing, "is interrupted", 2, ordered))
     assert told[2].kind == "KeyboardInterrupt"
     assert all("rank 2 gave up in a2, micro-batch 2: KeyboardInterrupt" in told[rank].text for rank in (0, 1, 3))
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
+def test_an_interrupt_ends_the_wait_for_a_message(fresh: Fresh, ordered: bool) -> None:
+    told = survivors(fresh(4, failing, "waits and is interrupted", 2, ordered))
+    assert told[3].kind == "KeyboardInterrupt"
+    assert 1.0 < told[3].seconds < 2.0  # it comes after 1 s, the message that is waited for after 4 s
+    assert all(told[rank].text.startswith("rank 3 gave up: KeyboardInterrupt") for rank in (0, 1))
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
