@@ -19,7 +19,7 @@ from ...actors.link import Link
 from ...actors.network import Actor, Network
 from ...actors.plan import Work
 from ...actors.proof import proved
-from ...actors.runtime import Outcome, Runtime, order_of
+from ...actors.runtime import Outcome, Runtime, order_of, settled
 from ...actors.schedule import Schedule
 from ...actors.simulate import Run
 from ...actors.timeline import Timeline
@@ -99,7 +99,8 @@ class Pipelined:
     def together(self, name: str) -> Runtime:
         """In one of several processes: the actors of this rank's group, and the ends of registers to others.
 
-        Ranks of a group that talk to each other must do things in one order, so each keeps to that of the proof.
+        Ranks of a group that talk to each other must do things in one order, so each keeps to that of the proof; and so
+        it does where marks lead to that order anyway, since who knows what comes next waits for nothing else.
         """
         rank = world().rank
         assert rank is not None
@@ -115,7 +116,8 @@ class Pipelined:
         for edge in part.edges:
             links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
         work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
-        order = order_of(self.proof) if max(map(len, where.values())) > 1 else None
+        held_to = max(map(len, where.values())) > 1 or settled(self.proof)
+        order = order_of(self.proof) if held_to else None
         every = {**work, **part.work(links)}
         return Runtime(
             part.network,

@@ -15,10 +15,11 @@ from sbpflow.actors.desk import Firing
 from sbpflow.actors.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.pipeline import Costs, pipeline
 from sbpflow.actors.published import PUBLISHED, published
-from sbpflow.actors.runtime import Outcome, Runtime, Work, order_of
+from sbpflow.actors.runtime import Outcome, Runtime, Work, order_of, settled
 from sbpflow.actors.simulate import Ran, simulate
 from sbpflow.placement.errors import ScheduleError
 
+OPEN = ("gpipe", "eager_1f1b", "breadth_first", "chimera", "terapipe")  # whose order depends on the time things take
 LOW = ("1f1b", "interleaved", "zb_h1", "zb_h2")  # whose low marks fix the order whatever becomes ready first
 
 
@@ -80,6 +81,11 @@ def test_a_step_takes_as_long_as_simulated(name: str, p: int) -> None:
         while seconds[-1] > simulate(network).end * 1.05 + 0.002 and len(seconds) < 5:  # others use the cores too
             seconds.append(runtime.run().seconds)
     assert simulate(network).end <= seconds[-1] < simulate(network).end * 1.05 + 0.002
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_marks_settle_the_order_of_a_schedule_or_leave_it_open(name: str) -> None:
+    assert settled(simulate(made(name, 4, 8, 1.0))) == (name not in OPEN)
 
 
 def test_without_an_order_what_is_ready_goes_first() -> None:
