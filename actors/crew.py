@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from time import monotonic, perf_counter
 from typing import Any
 
+import torch
+
 from ..placement.errors import ScheduleError
 from .desk import Desk, Firing, Slot
 from .link import Receive, Send
@@ -46,7 +48,7 @@ class Crew:
         self.queues = [Queue(at, name, orders.get(name)) for at, name in enumerate(network.queues)]
         self.home = self.queues[network.queues.index(plan.here) if plan.here else 0] if self.queues else None
         self.lock = threading.Lock()
-        self.closed = False
+        self.closed, self.grad = False, True
         self.over, self.busy, self.fired = True, 0, 0  # `busy` counts queues that are not parked
         self.ran: list[Raw] | None = None
 
@@ -67,6 +69,7 @@ class Crew:
                 link.start()
         self.ran = [] if record else None
         self.over, self.busy, self.fired = False, 1, 0
+        self.grad = torch.is_grad_enabled()  # whatever the calling thread does, all do
         home.parked = False
         watch = self.watch
         watch.begin()
@@ -115,6 +118,7 @@ class Crew:
             queue.bell.acquire()
             if self.closed:
                 return
+            torch.set_grad_enabled(self.grad)
             self.drive(queue)
 
     def step(self, home: Queue) -> None:

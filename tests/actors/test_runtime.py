@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from sbpflow.actors.desk import Firing
 from sbpflow.actors.network import Actor, Give, Network, Register, Take
@@ -234,6 +235,20 @@ def test_threads_end_with_close_and_with_the_runtime() -> None:
     del runtime
     gc.collect()
     assert not ours()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_all_queues_have_the_grad_mode_of_the_calling_thread(on: bool) -> None:
+    seen: list[bool] = []
+
+    def look(firing: Firing) -> None:
+        seen.append(torch.is_grad_enabled())
+
+    with Runtime(chain(queues=("q", "r")), {"a": look, "b": look}) as runtime:
+        for _ in range(2):
+            with torch.set_grad_enabled(on):
+                runtime.run()
+    assert seen == [on] * 16
 
 
 def test_a_network_of_one_queue_needs_no_thread() -> None:
