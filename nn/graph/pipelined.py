@@ -185,7 +185,7 @@ class Pipelined:
         return partial(_weakly, ref(self), cases, len(actor.gives))
 
     def fire(self, cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
-        """One task for one micro-batch."""
+        """One task for one micro-batch; without gradients, as whoever runs a step asks for none."""
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
         k = firing.label * len(self.firsts) + route
@@ -194,17 +194,16 @@ class Pipelined:
             return out
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        with torch.no_grad():
-            made = entry.run(self.seen(k, firing), *bundles)
-            del bundles
-            for at, bundle in zip(entry.gives, made, strict=False):
-                out[at] = bundle
-            if entry.new:
-                self.weigh(entry, made)
-            if entry.values:
-                self.keep(entry, k, made[-2])
-            if entry.sums:
-                self.add(entry, self.sums[self.keys[k]], made[-1])
+        made = entry.run(self.seen(k, firing), *bundles)
+        del bundles
+        for at, bundle in zip(entry.gives, made, strict=False):
+            out[at] = bundle
+        if entry.new:
+            self.weigh(entry, made)
+        if entry.values:
+            self.keep(entry, k, made[-2])
+        if entry.sums:
+            self.add(entry, self.sums[self.keys[k]], made[-1])
         return out
 
     def weigh(self, entry: Entry, bundles: Sequence[Any]) -> None:
