@@ -3,10 +3,9 @@
 Where it says nothing of an op on arguments alone, the result is known before the step: made of the batch, and cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from ...placement.errors import SbpError
 from ...sbp.call import Match
 from ...sbp.joint.ways import answer_of
 from ...sbp.logical import Logical, LogicalOp
-from ...sbp.state import Factors, State, trim
+from ...sbp.state import Factors, State
 from .paired import name_of
-from .parts import Part, Size, part_of_rule
+from .parts import Axes, Part, part_of_rule
 
-__all__ = ["FILLED", "Asked", "Axes", "Counted"]
+__all__ = ["FILLED", "Asked", "Counted"]
 
 # Ops that make a dim of the batch's size of nothing, the same in every place of it.
 EVEN = {
@@ -43,53 +42,6 @@ class Counted(Exception):
 
     def __init__(self, number: int) -> None:
         self.number = number
-
-
-class Axes(NamedTuple):
-    """How many samples, and tokens of each where sequences are cut, the batch has, and how many a micro-batch.
-
-    `inputs` says by which axis each dim of an argument is cut.
-    """
-
-    sizes: Size
-    small: Size
-    inputs: Mapping[str, tuple[Factors, ...]]
-
-    def dims(self, shape: Sequence[int], mine: Sequence[int], *, tokens: bool = False) -> tuple[Factors, ...] | None:
-        """How a value of the batch is cut into those of micro-batches, by what they measure; None if that says nothing.
-
-        Where both axes measure the same, the first is taken first, or with `tokens` that of these. A choice that is
-        wrong does not fit what else there is in an op, and so is refused there.
-        """
-        found: list[Factors] = []
-        for n, m in zip(shape, mine, strict=True):
-            fits = [axis for axis, pair in enumerate(zip(self.sizes, self.small, strict=True)) if pair == (n, m)]
-            free = [axis for axis in fits if (axis,) not in found]
-            if n == m:
-                found.append(())
-            elif free:
-                found.append((free[-1] if tokens or len(shape) == 1 else free[0],))
-            elif not fits and (n, m) == (prod(self.sizes), prod(self.small)):
-                found.append(self.both)
-            else:
-                return None
-        return tuple(found)
-
-    def longer(self, shape: Sequence[int], mine: Sequence[int]) -> tuple[Factors, ...] | None:
-        """The same of a value that is the same in all places: a dim may have samples or tokens in any order."""
-        found: list[Factors] = []
-        for n, m in zip(shape, mine, strict=True):
-            cuts = [(axis,) for axis in range(len(self.sizes)) if n * self.small[axis] == m * self.sizes[axis]]
-            if n != m and not cuts and n * prod(self.small) != m * prod(self.sizes):
-                return None
-            found.append(() if n == m else next((cut for cut in cuts if cut not in found), self.both))
-        return tuple(found)
-
-    @property
-    def both(self) -> Factors:
-        """How a dim is cut that has all samples, and in each of these all tokens."""
-        cut = [n != m for n, m in zip(self.sizes, self.small, strict=True)]
-        return trim(tuple(axis if cut[axis] else -n for axis, n in enumerate(self.sizes)))
 
 
 class Asked:
@@ -189,13 +141,13 @@ class Asked:
         plain = [_without(part, TOKENS) for part in parts[:3]]
         if mask is not None:
             theirs, ours = self.logical.fakes[mask], bound["query"].shape
+            if theirs.shape[-2:] != (self.axes.sizes[TOKENS],) * 2:
+                return None
             cut: list[Factors] = [()] * theirs.ndim
             if theirs.ndim == len(ours) and self.axes.sizes[0] == theirs.shape[0] != self.axes.small[0]:
                 cut[0] = (0,)
             plain.append(Part(State(tuple(cut))))
             cut[-2] = (TOKENS,)
-            if theirs.shape[-2:] != (self.axes.sizes[TOKENS],) * 2:
-                return None
             self.masks[mask] = tuple(cut)
         found = self.of(op, mine, plain)
         if found is None or found[0].state.partial:
@@ -217,12 +169,8 @@ class Asked:
             dims, end = others[0].state.dims, op.outputs[0].ndim
             shapes = [self.logical.fakes[n].ndim for n in op.inputs[1:]]
             place = max(shapes) - len(dims) + dims.index((axis,))
-            others = [part for part in others[1:] if not part.whole]
-            fits = all(
-                part.state.dims[place - max(shapes) + len(part.state.dims)] == (axis,) and len(part.state.split) == 1
-                for part in others
-                if len(part.state.dims) >= max(shapes) - place
-            )
+            more = [(part, max(shapes) - len(part.state.dims)) for part in others[1:] if not part.whole]
+            fits = all(part.state.split == {axis} and part.dim(axis) == place - short for part, short in more)
             if fits and x.state.dims[0] == (axis,) and x.state.split == {axis}:
                 return [Part(State(tuple((axis,) if d == place else () for d in range(end))))]
         raise Counted(rows)

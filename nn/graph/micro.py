@@ -25,10 +25,10 @@ from torch import Tensor
 from ...sbp.call import Ref, refs_in
 from ...sbp.logical import Logical, LogicalOp, Source
 from ...sbp.state import Factors
-from .asked import FILLED, TOKENS, Asked, Axes, Counted
+from .asked import FILLED, TOKENS, Asked, Counted
 from .expand import expand
 from .paired import name_of, of_batch, paired
-from .parts import Part
+from .parts import Axes, Part
 from .sliced import attend
 
 __all__ = ["Known", "Micro", "Share", "Total", "separated"]

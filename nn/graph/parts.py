@@ -4,20 +4,68 @@ The batch is cut along one axis or two: axis 0 has a place for each sample, axis
 What a micro-batch holds is a rectangle of these places, so an op that is right for single places is right for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from ...sbp.call import NEVER, Call, Match
-from ...sbp.state import Factors, State
+from ...sbp.state import Factors, State, trim
 
-__all__ = ["Part", "Size", "part_of_rule"]
+__all__ = ["Axes", "Part", "Size", "part_of_rule"]
 
 Size: TypeAlias = tuple[int, ...]  # so many samples, and tokens of each where sequences are cut
 
 MEAN = 1  # as ATen numbers reductions
 SHIFTS = {"add.Scalar", "sub.Scalar", "rsub.Scalar", "add.Tensor", "sub.Tensor", "rsub.Tensor"}
+
+
+class Axes(NamedTuple):
+    """How many samples, and tokens of each where sequences are cut, the batch has, and how many a micro-batch.
+
+    `inputs` says by which axis each dim of an argument is cut.
+    """
+
+    sizes: Size
+    small: Size
+    inputs: Mapping[str, tuple[Factors, ...]]
+
+    def dims(self, shape: Sequence[int], mine: Sequence[int], *, tokens: bool = False) -> tuple[Factors, ...] | None:
+        """How a value of the batch is cut into those of micro-batches, by what they measure; None if that says nothing.
+
+        Where both axes measure the same, the first is taken first, or with `tokens` that of these. A choice that is
+        wrong does not fit what else there is in an op, and so is refused there.
+        """
+        found: list[Factors] = []
+        for n, m in zip(shape, mine, strict=True):
+            fits = [axis for axis, pair in enumerate(zip(self.sizes, self.small, strict=True)) if pair == (n, m)]
+            free = [axis for axis in fits if (axis,) not in found]
+            if n == m:
+                found.append(())
+            elif free:
+                found.append((free[-1] if tokens or len(shape) == 1 else free[0],))
+            elif not fits and (n, m) == (prod(self.sizes), prod(self.small)):
+                found.append(self.both)
+            else:
+                return None
+        return tuple(found)
+
+    def longer(self, shape: Sequence[int], mine: Sequence[int]) -> tuple[Factors, ...] | None:
+        """The same of a value that is the same in all places: a dim may have samples or tokens in any order."""
+        found: list[Factors] = []
+        for n, m in zip(shape, mine, strict=True):
+            cuts = [(axis,) for axis in range(len(self.sizes)) if n * self.small[axis] == m * self.sizes[axis]]
+            if n != m and not cuts and n * prod(self.small) != m * prod(self.sizes):
+                return None
+            found.append(() if n == m else next((cut for cut in cuts if cut not in found), self.both))
+        return tuple(found)
+
+    @property
+    def both(self) -> Factors:
+        """How a dim is cut that has all samples, and in each of these all tokens."""
+        cut = [n != m for n, m in zip(self.sizes, self.small, strict=True)]
+        return trim(tuple(axis if cut[axis] else -n for axis, n in enumerate(self.sizes)))
 
 
 class Part(NamedTuple):

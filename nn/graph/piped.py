@@ -25,7 +25,6 @@ from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ..annotate import chunk_of
 from ..tensor import GlobalTensor
-from .asked import Axes
 from .batches import Batch, Piece, joined, weight_of
 from .before import Before, Pasts
 from .called import Shards
@@ -38,7 +37,7 @@ from .lower import shape_of
 from .micro import Micro, separated
 from .model import joined_path
 from .optimizers import adopt
-from .parts import Size
+from .parts import Axes, Size
 from .pipelined import Pipelined, seeds_of
 from .shardwise import step_on_shards
 from .step import Step

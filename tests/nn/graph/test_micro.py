@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sbpflow.nn.graph.asked import Axes
 from sbpflow.nn.graph.batches import Batch, weight_of
 from sbpflow.nn.graph.micro import Micro, separated
+from sbpflow.nn.graph.parts import Axes
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp.call import refs_in
 
