@@ -65,20 +65,27 @@ def _all_heard(passed: list[Tensor | None], at: int) -> Callable[[Tensor], None]
     return check
 
 
+def _listen(shard: Tensor, call: Callable[[Tensor], Tensor | None]) -> None:
+    """Have `call` called with a shard's gradient."""
+    # Of a view whose base was written to, torch makes the node anew when asked for it, and a hook before crashes it.
+    _ = shard.grad_fn
+    shard.register_hook(call)  # type: ignore[no-untyped-call]
+
+
 def _hooks_of(x: GlobalTensor) -> Hooks:
     if not x.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     if x._hooks is None:
-        x._hooks = Hooks()
+        hooks, of = Hooks(), x._layout
         if x._leaf is None and len(x._shards) == 1:
-            of, hooks = x._layout, x._hooks
-            x._shards[0].register_hook(lambda g: hooks.run(wrap((g,), of.dual))._shards[0])  # type: ignore[no-untyped-call]
+            _listen(x._shards[0], lambda g: hooks.run(wrap((g,), of.dual))._shards[0])
         elif x._leaf is None:  # only together are the shards' gradients one, so consumers from now on are heard
-            x._hooks.inner, x._hooks.passed = x._shards, [None] * len(x._shards)
+            hooks.inner, hooks.passed = x._shards, [None] * len(x._shards)
             for at, shard in enumerate(x._shards):
                 if shard.requires_grad:
-                    shard.register_hook(_all_heard(x._hooks.passed, at))  # type: ignore[no-untyped-call]
-            x._shards = _Pass.apply(x._layout, x._hooks, *x._shards)  # type: ignore[no-untyped-call]
+                    _listen(shard, _all_heard(hooks.passed, at))
+            x._shards = _Pass.apply(of, hooks, *x._shards)  # type: ignore[no-untyped-call]
+        x._hooks = hooks
     return x._hooks  # type: ignore[no-any-return]
 
 

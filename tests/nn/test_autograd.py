@@ -360,6 +360,30 @@ def test_a_hook_that_would_not_hear_all_of_a_gradient_is_refused() -> None:
         (z + y).sum().backward()
 
 
+@pytest.mark.parametrize("sbp", [B, P, S(0), S(1)], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_hook_on_a_part_of_what_was_written_to_since_does_not_crash(ranks: int, sbp: Any) -> None:
+    x = flow.tensor(X, placement=flow.placement("cpu", range(ranks)), sbp=sbp, requires_grad=True)
+    y = x * 1
+    part = y[0]
+    y.mul_(2)
+    part.register_hook(lambda g: g * 3)  # of one tensor this takes the process down, as of torch 2.13
+    part.sum().backward()
+    assert x.grad is not None
+    assert x.grad.full_tensor().sum() == x.grad.full_tensor()[0].sum() == 6 * X.shape[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_hook_that_was_refused_once_is_refused_again(ranks: int) -> None:
+    x = flow.tensor(X, placement=flow.placement("cpu", range(ranks)), sbp=S(0), requires_grad=True)
+    y = x * 1
+    part = y.unbind(1)[0]
+    y.mul_(2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="function that returns multiple views"):
+            part.register_hook(lambda g: g * 2)
+
+
 class Cube(torch.autograd.Function):
     """x ** 3 times a number, with a backward of its own."""
 

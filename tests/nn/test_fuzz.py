@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.nn.fuzz import differs, draw, shrink
+from tests.nn.fuzz import Leaf, Program, differs, draw, shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of deviations of one number, transposed vectors, ...
 
@@ -22,6 +22,11 @@ def report(seed: int) -> str:
 def test_random_programs_give_what_one_tensor_gives(tens: int) -> None:
     found = [report(seed) for seed in range(10 * tens, 10 * tens + 10)]
     assert not any(found), "\n".join(found)
+
+
+def test_a_hook_on_a_part_of_what_was_written_to_since_does_not_crash() -> None:
+    lines = ("y1 = x0 * 1", "y2 = y1[..., 0]; y1.mul_(0.5)", "y2.register_hook(lambda g: g * 2)")
+    assert not differs(Program((2,), (Leaf((4, 6), ("S(0)",)),), lines))  # cut down from program 635
 
 
 @pytest.mark.sweep
