@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.draw import draw, svg
+from ...boxing.graph.ledger import moves_of
 from ...boxing.graph.physical import Graph, Var
 from ...boxing.graph.report import Report
 from ...boxing.graph.text import fingerprint, to_text
@@ -221,9 +222,7 @@ class Step:
         return found
 
     def __repr__(self) -> str:
-        sent = sum(back.plan.total for back in self.graph.backs) + sum(
-            self.graph.plan(b).total for b in self.graph.boxes
-        )
+        sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))
         return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent in all"
 
 

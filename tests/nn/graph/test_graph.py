@@ -199,3 +199,22 @@ def test_a_dataclass_and_a_models_own_output_as_arguments_and_results(where: flo
     assert compiled(step) == 1
     step(BaseModelOutput(last_hidden_state=x), Record(x, "b"))
     assert compiled(step) == 2
+
+
+@pytest.mark.parametrize("hints", [{"*": B}, {"*": S(0)}, {}], ids=["bucketed", "gathered again", "chosen"])
+@pytest.mark.parametrize("prices", ["flat", "cpu"])
+def test_what_a_step_says_that_it_sends_is_what_it_sends(hints: dict[str, Any], prices: str) -> None:
+    """Gradients of a bucket go by one plan, which may send less than one for each: of little, another is quickest."""
+    model = nn.Sequential(nn.Linear(4, 64), *(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 3)).double()
+    with flow.use_cluster(prices):
+        flow.nn.shard(model, hints)
+        step = flow.compile(model, loss_fn, sgd(model), placement=LINE)
+        x, y = batch(64)
+        data = flow.tensor(x, placement=LINE, sbp=S(0)), flow.tensor(y, placement=LINE, sbp=S(0))
+        step(*data)
+        with flow.record() as moves:
+            step(*data)
+        sent = sum(move.plan.total for move in moves)
+        assert sent > 0
+        assert sent == sum(row.total * row.count for row in step.explain().moves)
+        assert repr(step).endswith(f" {sent} bytes sent in all")

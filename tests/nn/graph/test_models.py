@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.ledger import update_of
+from sbpflow.boxing.graph.buckets import exchange
+from sbpflow.boxing.graph.ledger import buckets, update_of
 from sbpflow.placement import Placement
 from tests.nn.graph.test_liveness import Live
 from tests.nn.graph.zoo import ZOO, adamw, loss_fn, made
@@ -104,6 +105,7 @@ def trained(name: str, where: str, way: str) -> Trained:
         sent = sum(move.plan.total for move in moves)
         planned = (STEPS - 1) * sum(row.total * row.count for row in step.explain().moves)
         assert planned == (STEPS - 1) * bytes_of(step)
+        assert repr(step).endswith(f" {bytes_of(step)} bytes sent in all")
     wanted = plainly(one, batches)
     mine = dict(everything(model))
     apart = {n: distance(mine[n], value) for n, value in everything(one)}
@@ -116,7 +118,7 @@ def bytes_of(step: flow.nn.Graph) -> int:
     graph, program = step.physical, step.step.program
     boxes = {box.output.name: graph.plan(box).total for box in graph.boxes}
     updates = [way.total for source in graph.sources if (way := update_of(source)) is not None]
-    backs = [back.plan.total for back in graph.backs]
+    backs = [exchange(together).total for together in buckets(graph.backs)]  # of a bucket another route may be quickest
     return sum([*boxes.values(), *(boxes[name] for name in program.again), *backs, *updates])
 
 
