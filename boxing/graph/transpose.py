@@ -12,7 +12,8 @@ __all__ = ["with_backs"]
 def with_backs(graph: Graph) -> Graph:
     """The graph with the gradient moves that its boxes ask for, in the order in which a backward pass reaches them.
 
-    A box of a parameter goes back to where the optimizer wants the gradient, at once.
+    A box of a parameter goes back to where the optimizer wants the gradient, at once. Where no gradient comes back, as
+    to what only statistics are computed of, nothing is moved.
     """
     if not graph.losses:
         return replace(graph, backs=())
@@ -21,15 +22,21 @@ def with_backs(graph: Graph) -> Graph:
 
 def _backs(graph: Graph) -> Iterator[Back]:
     sources = {s.value.name: s for s in graph.sources}
-    direct = {name for step in graph.steps if isinstance(step, Op) for name in step.inputs}
+    reached = {name for name, _ in graph.losses}  # by gradients
+    direct: set[str] = set()  # what ops take as it is, and have a gradient for
     first_use = {name: at for at, step in reversed(list(enumerate(graph.steps))) for name in step.inputs}
     ends = {at: [s for s in graph.sources if first_use.get(s.value.name) == at] for at in set(first_use.values())}
     for at, step in reversed(list(enumerate(graph.steps))):
-        if isinstance(step, Box) and step.output.grad and graph.values[step.source].grad:
-            yield Back(step.output.name, step.source, step.output.layout.dual, _target(graph, sources, step.source))
+        if any(y.name in reached for y in step.outputs) and (isinstance(step, Box) or step.grad):
+            wanting = [name for name in step.inputs if graph.values[name].grad]
+            reached.update(wanting)
+            if isinstance(step, Op):
+                direct.update(wanting)
+            elif wanting:
+                yield Back(step.output.name, step.source, step.output.layout.dual, _target(graph, sources, step.source))
         for source in ends.get(at, ()):
             of = source.value
-            if of.grad and source.kind == "parameter" and of.name in direct and of.layout.dual != source.home:
+            if source.kind == "parameter" and of.name in direct and of.layout.dual != source.home:
                 yield Back(of.name, of.name, of.layout.dual, source.home)
 
 
