@@ -24,7 +24,8 @@ lint: .venv/.ready
 	@$(RUN) -m mypy
 
 sweep: .venv/.ready
-	@$(RUN) -m pytest -q --sweep -m sweep tests
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --sweep -n 2 --dist worksteal -m "sweep and not alone" tests
+	@$(RUN) -m pytest -q --sweep -m "sweep and alone" tests
 
 bench: .venv/.ready
 	@$(RUN) benchmarks/boxing.py

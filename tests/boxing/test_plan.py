@@ -156,6 +156,7 @@ def test_a_plan_on_three_axes_takes_fifty_milliseconds_at_most(shape: tuple[int,
         assert slow(pairs, 50e-3) == []
 
 
+@pytest.mark.alone
 @pytest.mark.sweep
 @ON_NETWORKS
 @pytest.mark.parametrize(("axes", "limit"), [((2, 2), 10e-3), ((2, 4), 10e-3), ((2, 2, 2), 50e-3)], ids=str)

@@ -32,8 +32,8 @@ def test_a_hook_on_a_part_of_what_was_written_to_since_does_not_crash() -> None:
 @pytest.mark.sweep
 def test_thousands_of_random_programs_give_what_one_tensor_gives() -> None:
     found: list[str] = []
-    until, seed = time.monotonic() + 280, 150
-    while time.monotonic() < until and len(found) < 3 and seed < 10_000:
+    until, seed = time.process_time() + 280, 150
+    while time.process_time() < until and len(found) < 3 and seed < 10_000:
         found += [text for text in (report(seed),) if text]
         seed += 1
     assert not found, "\n".join(found)

@@ -146,9 +146,9 @@ def test_a_block_stands_for_those_like_it_value_by_value() -> None:
 
 def test_many_layers_are_drawn_as_one_with_a_count() -> None:
     graph = gpt(96)
-    start = time.perf_counter()
+    start = time.process_time()
     text = graph_dot(graph)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert labels(text)["blocks.0 to 95:  x 96"] == 1
     assert len(paint(graph).nodes) <= 60
     assert len(paint(gpt(48)).nodes) == len(paint(graph).nodes)

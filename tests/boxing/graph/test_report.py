@@ -154,7 +154,7 @@ def test_a_page_has_a_bar_for_each_rank_and_a_row_for_each_move() -> None:
 
 def test_a_report_of_96_layers_is_written_at_once() -> None:
     graph = gpt(96)
-    start = time.perf_counter()
+    start = time.process_time()
     text = str(Report(graph))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert len(text.splitlines()) < 100

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 from string import ascii_lowercase
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -368,9 +368,9 @@ def test_a_deep_graph_is_printed_and_read_at_once() -> None:
         steps += [Op(ATEN.add.Tensor, (Var(last), Var("x")), {"alpha": k}, (h,), True, origin), Box(h.name, y, origin)]
         last = y.name
     graph = Graph("deep", (Source(x, "input"),), tuple(steps), result=Var(last))
-    start = perf_counter()
+    start = process_time()
     text = to_text(graph)
-    printed = perf_counter()
+    printed = process_time()
     assert from_text(text) == graph
     assert printed - start < 1
-    assert perf_counter() - printed < 5
+    assert process_time() - printed < 5

@@ -98,9 +98,9 @@ def test_gpt(training: bool) -> None:
 
 def test_48_layers_are_captured_in_seconds() -> None:
     model = GPT(48)
-    start = time.perf_counter()
+    start = time.process_time()
     logical, _ = traced(model, TOKENS, TOKENS)
-    assert time.perf_counter() - start < 8
+    assert time.process_time() - start < 8
     assert len(logical.ops) == 824
     assert {op.origin.block for op in logical.ops} == {"", *(f"layers.{k}" for k in range(48))}
 

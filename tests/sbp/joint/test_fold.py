@@ -1,6 +1,6 @@
 """A folded problem prices every choice that keeps the ties as the whole one does."""
 
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_nodes_of_different_candidates_cannot_be_tied() -> None:
 
 def test_deep_models_fold_at_once() -> None:
     problem = transformer(96, 60, 40)
-    start = perf_counter()
+    start = process_time()
     folded = fold(problem)
-    assert perf_counter() - start < 0.5
+    assert process_time() - start < 0.5
     assert len(folded.costs) == 180  # the first block, the one that all others share, and the last
