@@ -92,7 +92,7 @@ def _cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None
 
 def _fresh(shard: Tensor, source: Tensor) -> Tensor:
     """A contiguous tensor of its own memory."""
-    shares = shard.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and shard.numel()
+    shares = shard.untyped_storage()._cdata == source.untyped_storage()._cdata  # of what is empty no address would do
     return shard.clone(memory_format=torch.contiguous_format) if shares or not shard.is_contiguous() else shard
 
 

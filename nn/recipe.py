@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..boxing.plan import plan
 from ..placement.errors import SbpError
 from ..placement.world import owned
 from ..sbp import Layout
@@ -213,7 +214,7 @@ class Single(Recipe):
                 y._layout = of = Layout(of.placement, of.state, tuple(y._shards[0].shape), of.dtype, of.grad_partial)
             layouts.append(of)
             check_shards(name, y)
-            severed.append(same is None and base is not None and not _shares(y, tensors[base]))
+            severed.append(same is None and base is not None and self._severs(y, tensors, base))
         self.outputs = self.outputs._replace(layouts=tuple(layouts), severed=tuple(severed))
         self.single = (
             isinstance(result, GlobalTensor)
@@ -221,6 +222,13 @@ class Single(Recipe):
             and not any(severed)
             and self.local is None
         )
+
+    def _severs(self, y: GlobalTensor, tensors: Sequence[GlobalTensor], base: int) -> bool:
+        """Whether a view is a copy of its base. All ranks must say the same, also one that has all of it or nothing."""
+        x = tensors[base]._layout
+        to = x if self.targets is None else self.targets[base]
+        copied = to is not x and bool(plan(x, to).moves)
+        return copied or y._layout.state.partial != to.state.partial or not _shares(y, tensors[base])
 
 
 def _is_list(a: Any) -> bool:
@@ -245,10 +253,9 @@ def check_shards(name: str, y: GlobalTensor) -> None:
 
 def _shares(y: GlobalTensor, x: GlobalTensor) -> bool:
     """Whether every shard of a view lies in the memory of what it is a view of."""
-    return all(
-        not a.numel() or a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-        for a, b in zip(y._shards, x._shards, strict=True)
-    )
+    # Not by address, as what is empty has none: it is a view too, and what is written to it makes x require a gradient.
+    pairs = zip(y._shards, x._shards, strict=True)
+    return all(a.untyped_storage()._cdata == b.untyped_storage()._cdata for a, b in pairs)
 
 
 def each_rank(args: Any, kwargs: Any, shards: Sequence[tuple[Tensor, ...]]) -> Any:

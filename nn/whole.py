@@ -146,7 +146,7 @@ def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) 
     """Whether a result is a view of a gathered copy, so that what is written to it does not reach `x`."""
     if held[0] is x._shards[0] or pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
         return False
-    return pieces[0].untyped_storage().data_ptr() == held[0].untyped_storage().data_ptr() and pieces[0].numel() > 0
+    return bool(pieces[0].untyped_storage()._cdata == held[0].untyped_storage()._cdata)  # empty ones have no address
 
 
 def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.sbp import Sbp
+from tests.ranks import Ranks
 
 P4 = flow.placement("cpu", range(4))
 LIES = [S(0), S(1), B, P]
@@ -66,6 +67,48 @@ def test_writing_shows_on_both_sides(write: Callable[[Tensor], list[Tensor]], li
     for a, b in zip(wanted, found, strict=True):
         assert isinstance(b, flow.GlobalTensor)
         torch.testing.assert_close(b.full_tensor(), a)
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row": lambda x: x[0],
+    "rows": lambda x: x[::2],
+    "others": lambda x: x[1:],
+    "deep": lambda x: x.unsqueeze(0)[0, 0],
+    "first": lambda x: torch.split(x, 1)[0],
+}
+
+
+def off(name: str) -> list[tuple[int, str]]:
+    """Where writing to a part, and then to the whole, does not show on the other side."""
+    found = []
+    for rows in (1, 2, 5):
+        for lie in (S(0), S(1)):
+            one = torch.arange(3.0 * rows).reshape(rows, 3)
+            x = flow.tensor(one, placement=P4, sbp=lie)
+            part, wanted = PARTS[name](x), PARTS[name](one)
+            part.mul_(2)
+            wanted.mul_(2)
+            same = torch.equal(x.full_tensor(), one)
+            x.add_(1)
+            one.add_(1)
+            if not same or not torch.equal(part.full_tensor(), wanted):  # type: ignore[attr-defined]
+                found.append((rows, str(lie)))
+    return found
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_ranks_that_have_all_of_it_or_nothing_agree_on_what_is_a_view(ranks4: Ranks, name: str) -> None:
+    assert ranks4(off, name, timeout=20.0) == [[]] * 4
+
+
+@pytest.mark.parametrize("lie", [S(0), S(1), B], ids=str)
+def test_what_is_empty_has_views_and_memory_of_its_own_too(lie: Sbp) -> None:
+    w = flow.tensor(torch.ones(0, 3), placement=P4, sbp=lie, requires_grad=True)
+    x = flow.tensor(torch.ones(0, 3), placement=P4, sbp=lie)
+    x[::2] += w
+    assert x.requires_grad
+    torch.autograd.backward(x.sum())
+    assert w.grad is not None
 
 
 def test_a_view_that_is_gone_costs_nothing() -> None:
