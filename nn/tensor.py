@@ -303,8 +303,8 @@ class GlobalTensor(torch.Tensor):
             return wrap(tuple(s.clone() for s in moved), there)
         if self._moved is not None:
             self._moved.pop(there, None)
-        mine = {shard.untyped_storage().data_ptr() for shard in self._shards if shard.numel()}
-        return wrap(tuple(s.clone() if s.untyped_storage().data_ptr() in mine else s for s in moved), there)
+        mine = {shard.untyped_storage()._cdata for shard in self._shards}
+        return wrap(tuple(s.clone() if s.untyped_storage()._cdata in mine else s for s in moved), there)
 
     def to_local(self) -> Any:
         """This process's shard; a list of them, one a rank, where one process owns several. It keeps its graph."""

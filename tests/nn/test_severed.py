@@ -111,6 +111,13 @@ def test_what_is_empty_has_views_and_memory_of_its_own_too(lie: Sbp) -> None:
     assert w.grad is not None
 
 
+def test_what_is_empty_is_moved_to_memory_of_its_own() -> None:
+    w = flow.tensor(torch.ones(0, 3), placement=flow.placement("cpu", [0]), sbp=B, requires_grad=True)
+    moved = w.to_global(sbp=S(1))
+    moved[::2].add_(1)  # of w itself torch refuses this
+    assert moved.shape == w.shape
+
+
 def test_a_view_that_is_gone_costs_nothing() -> None:
     x = flow.tensor(torch.arange(12.0).reshape(4, 3), placement=P4, sbp=S(0))
     assert isinstance(x, Tensor)
