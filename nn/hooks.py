@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 from warnings import catch_warnings, simplefilter
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -115,6 +116,11 @@ def inner(x: GlobalTensor) -> tuple[Tensor, ...]:
 
 def retained(x: GlobalTensor) -> GlobalTensor | None:
     """What backward passes have left on the shards of a tensor that is no leaf."""
+    if any(shard.grad_fn is not node and not shard.retains_grad for shard, node, _ in x._heard):
+        raise SbpError(
+            f"a moved tensor {tuple(x.shape)} was written to after x.retain_grad(), and its gradient was not kept\n"
+            "  call x.retain_grad() after the last write to it"
+        )
     with catch_warnings():
         simplefilter("ignore")  # torch wonders whether one means it
         grads = [shard.grad for shard in inner(x)]
@@ -126,6 +132,32 @@ def retained(x: GlobalTensor) -> GlobalTensor | None:
 
 
 def retain_grad(x: GlobalTensor) -> None:
-    if x._leaf is None:
+    """Have backward passes leave gradients on the shards of a tensor that is no leaf."""
+    if x._leaf is not None:
+        return
+    kept = [one for one in x._heard if one[0].grad_fn is one[1]]
+    if len(kept) < len(x._heard):  # it was written to, and what is there is of what it was before, or of some shards
+        for _, _, handle in x._heard:
+            handle.remove()
+        kept = []
         for shard in inner(x):
+            shard.grad = None
+    for shard in inner(x):
+        node = shard.grad_fn
+        if not shard.output_nr:
             shard.retain_grad()
+        elif not any(shard is other for other, *_ in kept):
+            # Of results of a function but the first, as moved shards are, torch refuses writes that come after its own.
+            kept.append((shard, node, shard.register_hook(_leave_on(ref(shard)))))  # type: ignore[no-untyped-call]
+    x._heard = tuple(kept)
+
+
+def _leave_on(shard: "ref[Tensor]") -> Callable[[Tensor], None]:
+    def leave(g: Tensor) -> None:
+        x = shard()
+        if x is not None:
+            with catch_warnings():
+                simplefilter("ignore")
+                x.grad = g.clone() if x.grad is None else x.grad + g
+
+    return leave

@@ -46,6 +46,7 @@ WRITES = re.compile(r"\w_\(|\] =|[-+*]= ")
 # What global tensors refuse though one tensor does not, and say so.
 REFUSED = (
     "a hook was put on a global tensor that had been used before",
+    "was written to after x.retain_grad(), and its gradient was not kept",
     "function that returns multiple views",
     "modified by an inplace operation",  # other ops may run there, which save other tensors
 )

@@ -384,6 +384,37 @@ def test_a_hook_that_was_refused_once_is_refused_again(ranks: int) -> None:
             part.register_hook(lambda g: g * 2)
 
 
+def moved() -> tuple[flow.GlobalTensor, flow.GlobalTensor]:
+    x = flow.tensor(X, placement=flow.placement("cpu", [0, 1]), sbp=S(1), requires_grad=True)
+    return x, x.to_global(sbp=B)
+
+
+def test_a_gradient_that_was_asked_for_after_a_move_adds_up_and_hears_what_came_before() -> None:
+    _, y = moved()
+    loss = y.square().sum()
+    y.retain_grad()
+    y.retain_grad()
+    for _ in range(2):
+        (loss + y.sum()).backward(retain_graph=True)
+    assert y.grad is not None
+    assert torch.allclose(y.grad.full_tensor(), 2 * (2 * X + 1))
+
+
+def test_what_was_moved_may_be_written_to_after_its_gradient_was_asked_for() -> None:
+    x, y = moved()
+    y.retain_grad()
+    y.mul_(2)  # torch's own request has it fail with INTERNAL ASSERT FAILED
+    y.sum().backward(retain_graph=True)
+    assert x.grad is not None
+    assert torch.equal(x.grad.full_tensor(), torch.full_like(X, 2))
+    with pytest.raises(SbpError, match="after the last write"):
+        y.grad  # noqa: B018
+    y.retain_grad()
+    y.sum().backward()
+    assert y.grad is not None
+    assert torch.equal(y.grad.full_tensor(), torch.ones_like(X))
+
+
 class Cube(torch.autograd.Function):
     """x ** 3 times a number, with a backward of its own."""
 
