@@ -209,6 +209,7 @@ def joined_only(limit: float) -> tuple[str, float] | None:
     return late(limit)
 
 
+@pytest.mark.alone  # it looks at what is in shared memory, where others come and go
 @pytest.mark.parametrize("start", [absent, joined_only])
 def test_a_rank_that_never_comes_is_an_error_by_the_limit(fresh: Fresh, start: object) -> None:
     before = strays()
@@ -234,6 +235,7 @@ def crash_in_a_move() -> None:
     works()
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm here")
 @pytest.mark.parametrize("life", [works, crash_in_a_move])
 def test_no_file_stays_in_shared_memory(fresh: Fresh, life: object) -> None:
