@@ -15,7 +15,7 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
-CASES = 16  # of one test that run always
+CASES = 12  # of one test that run always
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 
