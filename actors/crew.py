@@ -18,7 +18,7 @@ import torch
 from ..placement.errors import ScheduleError
 from .desk import Desk, Firing, Slot
 from .link import Receive, Send
-from .plan import Plan, Raw
+from .plan import Plan, Raw, check_first, check_given
 from .protocol import Event, Message, Wiring
 from .queues import Errands, Queue
 from .watch import Watch, where
@@ -93,10 +93,7 @@ class Crew:
     def fill(self, register: str, values: Sequence[Any]) -> None:
         """Put values in the slots that are filled at the start."""
         known = self.wiring.network.register(register)
-        if len(values) != known.initial:
-            raise ScheduleError(
-                f"{len(values)} values for {register}, of which {known.initial} slots are filled at first"
-            )
+        check_first(register, values, known.initial)
         for at, actor in enumerate(self.wiring.network.actors):
             for port, take in enumerate(actor.takes):
                 if take.register == register:
@@ -205,8 +202,8 @@ class Crew:
         gives = self.wiring.actors[at].actor.gives
         if values is None:
             values = (None,) * len(gives)
-        elif len(values) != len(gives):
-            raise ScheduleError(f"the work of an actor that fills {len(gives)} registers gave {len(values)} values")
+        else:
+            check_given(values, len(gives))
         self.fired += 1
         self.post(at, firing.label, values, self.desk.done(at), errands)
         if self.receives[at] is not None:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ..placement.errors import ScheduleError
 from .desk import Firing
 from .network import Network
 
 if TYPE_CHECKING:
     from .watch import Watch
 
-__all__ = ["Guard", "Plan", "Raw", "Work"]
+__all__ = ["Guard", "Plan", "Raw", "Work", "check_first", "check_given"]
 
 Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
 Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
@@ -41,3 +42,15 @@ class Plan:
     guard: Guard | None = None
     timeout: float = 300.0
     name: str = ""
+
+
+def check_first(register: str, values: Sequence[Any], slots: int) -> None:
+    """Whether there is a value for each slot that is filled at the start."""
+    if len(values) != slots:
+        raise ScheduleError(f"{len(values)} values for {register}, of which {slots} slots are filled at first")
+
+
+def check_given(values: Sequence[Any], width: int) -> None:
+    """Whether work gave a value for each register."""
+    if len(values) != width:
+        raise ScheduleError(f"the work of an actor that fills {width} registers gave {len(values)} values")

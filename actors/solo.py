@@ -9,7 +9,7 @@ from typing import Any
 from ..placement.errors import ScheduleError
 from .desk import Firing, Slot
 from .link import Send
-from .plan import Plan, Raw
+from .plan import Plan, Raw, check_first, check_given
 from .protocol import State
 from .tape import Tape
 from .watch import Watch, where
@@ -57,8 +57,7 @@ class Solo:
     def fill(self, cells: list[Any], register: str, values: Sequence[Any]) -> None:
         """Put values in the slots that are filled at the start."""
         known = self.tape.initial.get(register, [])
-        if len(values) != len(known):
-            raise ScheduleError(f"{len(values)} values for {register}, of which {len(known)} slots are filled at first")
+        check_first(register, values, len(known))
         for cell, value in zip(known, values, strict=True):
             cells[cell] = value
 
@@ -90,10 +89,7 @@ class Solo:
                     ran.append((at, case, label, start, perf_counter()))
                 held = ()
                 if values is not None:
-                    if len(values) != width:
-                        raise ScheduleError(
-                            f"the work of an actor that fills {width} registers gave {len(values)} values"
-                        )
+                    check_given(values, width)
                     for give, one, cell in fills:
                         value = values[give]
                         cells[cell] = value if one < 0 or value is None else value[one]
