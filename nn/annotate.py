@@ -21,6 +21,7 @@ from ..actors.schedule import Schedule
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 from ..sbp import Broadcast, Partial, Sbp, SbpLike, Split, layout
+from ..sbp.state import spans
 from ..sbp.text import _one, parse
 
 __all__ = ["Hint", "checked_hints", "chunk_of", "hints_of", "near", "pipeline", "place", "placement_of", "shard"]
@@ -116,12 +117,9 @@ def pipeline(
             f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
             "  give fewer placements or chunks, or more layers"
         )
-    base, more = divmod(len(listed), count)
-    at = 0
     for number in range(count):
-        size = base + (number < more)
-        place(listed[at : at + size], placements[plan.device(shape, number)], chunk=number)
-        at += size
+        ((first, end),) = spans(len(listed), (0,), (number,), (count,))
+        place(listed[first:end], placements[plan.device(shape, number)], chunk=number)
 
 
 class Slot(NamedTuple):

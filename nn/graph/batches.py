@@ -15,7 +15,7 @@ from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.call import fill, refs_in, tensors_in
 from ...sbp.logical import Logical
-from ...sbp.state import Factors
+from ...sbp.state import Factors, spans
 from ..tensor import GlobalTensor, wrap
 from .called import Shards
 from .inputs import tensors_by_path
@@ -101,8 +101,7 @@ class Batch:
 
 def _shared(whole: int, many: int) -> list[int]:
     """In so many parts: early ones get one more."""
-    base, more = divmod(whole, many)
-    return [base + (k < more) for k in range(many)]
+    return [hi - lo for k in range(many) for lo, hi in spans(whole, (0,), (k,), (many,))]
 
 
 def _lengths(given: Mapping[str, Tensor], slices: int | Sequence[int], name: str) -> list[int]:

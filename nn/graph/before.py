@@ -9,7 +9,7 @@ from torch import Tensor
 from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout
-from ...sbp.logical import Logical
+from ...sbp.logical import Logical, Source
 from .batches import Batch, evaluated, together
 from .called import Shards, no_shards
 from .micro import Known, Micro
@@ -21,7 +21,7 @@ __all__ = ["Before", "Pasts"]
 class Before:
     """The arguments of the pieces of a batch. `micros` are their steps, in order, `groups` the pieces of each update.
 
-    `held` tells the values of a graph's buffers and constants.
+    `held` tells the value of a buffer or constant; a step asks for each once.
     """
 
     def __init__(
@@ -29,10 +29,11 @@ class Before:
         batch: Batch,
         micros: Sequence[Micro],
         groups: Sequence[Sequence[int]],
-        held: Callable[[Logical], Mapping[str, Tensor]],
+        held: Callable[[Source], Tensor],
         name: str,
     ) -> None:
         self.batch, self.micros, self.groups, self.held, self.name = batch, micros, groups, held, name
+        self.asked: dict[str, Tensor] = {}  # what `held` told in this step
         self.constant: dict[str, Tensor] = {}  # what is made of no argument is made once for all steps
 
     def pieces(self, given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -47,7 +48,17 @@ class Before:
         for group in self.groups:
             self.shares([pieces[k] for k in group], group)
             self.totals([pieces[k] for k in group], group)
+        self.asked.clear()
         return pieces
+
+    def more(self, graph: Logical) -> dict[str, Tensor]:
+        """The buffers and constants that a graph has use for, whole."""
+        used = {n for op in graph.ops for n in op.inputs}
+        sources = [s for n, s in enumerate(graph.sources) if n in used and s.kind in ("buffer", "constant")]
+        for source in sources:
+            if source.name not in self.asked:
+                self.asked[source.name] = self.held(source)
+        return {source.name: self.asked[source.name] for source in sources}
 
     def nothing(self) -> list[dict[str, Tensor]]:
         """The arguments of pieces on a rank that has no stage."""
@@ -57,7 +68,7 @@ class Before:
 
     def known(self, known: Known, given: Mapping[str, Tensor]) -> Tensor:
         """A value of the batch."""
-        value = evaluated(known.graph, {**self.held(known.graph), **given})
+        value = evaluated(known.graph, {**self.more(known.graph), **given})
         if known.hides and bool(_seen(value).triu(1).any()):
             raise SbpError(
                 f"{self.name} cuts sequences into slices, and a mask {tuple(value.shape)} lets tokens see later ones\n"
@@ -80,7 +91,7 @@ class Before:
         """Add to the arguments of an update's pieces what must be known of all of them."""
         micros, cuts = [self.micros[k] for k in group], [self.batch.pieces[k] for k in group]
         for at, (name, graph, how) in enumerate(micros[0].totals):
-            more = self.held(graph)
+            more = self.more(graph)
             graphs = [micro.totals[at].graph for micro in micros]
             found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
             total = together(found, how, self.batch, cuts)

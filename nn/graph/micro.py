@@ -102,6 +102,7 @@ class _Separated:
         self.totals: dict[int, int] = {}  # value -> the number of its total
         self.sums: dict[int, int] = {}  # the same of what is a total over slices
         self.shares: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
+        self.before: dict[int, int] = {}  # value that is made of the batch -> that of the batch
         self.known: dict[int, Known] = {}
         self.pasts: dict[int, str] = {}
         self.masks: dict[int, int] = {}
@@ -119,12 +120,10 @@ class _Separated:
 
     def is_known(self, op: LogicalOp, other: LogicalOp) -> bool:
         """Whether an op is done for the batch before the step."""
-        cuts = [
-            (n, m, y) for n, m, y in zip(op.numbers, other.numbers, op.outputs, strict=True) if m in self.asked.cuts
-        ]
+        three = zip(op.numbers, other.numbers, op.outputs, strict=True)
+        cuts = [(n, m, y) for n, m, y in three if m in self.asked.cuts]
         for n, m, y in cuts:
-            self.known[n] = Known("", _alone(self.whole, m), self.asked.cuts[m])
-            self.fakes[n] = y
+            self.before[n], self.fakes[n] = m, y
         return bool(cuts)
 
     def op(self, op: LogicalOp, other: LogicalOp, needed: Sequence[int]) -> LogicalOp:
@@ -141,13 +140,13 @@ class _Separated:
 
     def total(self, n: int, theirs: int) -> int:
         """The number of a sum over all micro-batches, or over all slices of one."""
-        if n not in self.totals and n not in self.sums:
-            (self.sums if self.asked.parts[theirs].state.split else self.totals)[n] = self.new(self.logical.fakes[n])
-        if n in self.totals:
-            return self.totals[n]
-        made = self.sums[n]
-        self.known[made] = Known("", _alone(self.whole, theirs), self.asked.parts[theirs].state.dims)
-        return made
+        state = self.asked.parts[theirs].state
+        sums = self.sums if state.split else self.totals
+        if n not in sums:
+            sums[n] = self.new(self.logical.fakes[n])
+            if state.split:
+                self.known[sums[n]] = Known("", _alone(self.whole, theirs), state.dims)
+        return sums[n]
 
     def weighed(self, op: LogicalOp, n: int, axes: tuple[int, ...]) -> Ref:
         """A value times the micro-batch's share along some axes."""
@@ -203,6 +202,9 @@ class _Separated:
         """The graph with all that is known before as arguments behind the others."""
         logical = _without_unused(logical, self.totals)
         used = _ends(logical) | {n for op in logical.ops for n in op.inputs} | set(self.totals)
+        self.known.update(
+            {n: Known("", _alone(self.whole, m), self.asked.cuts[m]) for n, m in self.before.items() if n in used}
+        )
         names = {number: f"total {at}" for at, number in enumerate(self.totals.values())}
         names.update({n: f"share {at}" for at, n in enumerate(self.shares.values())})
         names.update({n: f"known {at}" for at, n in enumerate(n for n in self.known if n in used)})

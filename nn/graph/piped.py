@@ -22,7 +22,7 @@ from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import world
 from ...sbp import B
 from ...sbp.call import refs_in
-from ...sbp.logical import Logical
+from ...sbp.logical import Logical, Source
 from ..annotate import chunk_of
 from ..tensor import GlobalTensor
 from .batches import Batch, Piece, joined, weight_of
@@ -270,12 +270,9 @@ class PipedStep(Step):
             for name, cut in one.cut.items()
         }
 
-    def _held(self, graph: Logical) -> dict[str, Tensor]:
-        """The buffers and constants that a graph has use for, whole."""
-        used = {n for op in graph.ops for n in op.inputs}
-        names = {source.name: source.kind for n, source in enumerate(graph.sources) if n in used}
-        found = {n: self._everywhere(self.held[n]) for n, kind in names.items() if kind == "buffer" and n in self.held}
-        return {**found, **{name: self.constants[name]() for name, kind in names.items() if kind == "constant"}}
+    def _held(self, source: Source) -> Tensor:
+        """A buffer or constant, whole."""
+        return self._everywhere(self.held[source.name]) if source.kind == "buffer" else self.constants[source.name]()
 
     def _everywhere(self, value: GlobalTensor) -> Tensor:
         """All of a buffer, on every rank of the pipeline."""

@@ -80,7 +80,6 @@ def _attend_backward(
     mask: Tensor | None,
     out: Tensor,
     sums: Tensor,
-    length: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of a slice's query, key and value, those of later slices included."""
@@ -171,46 +170,26 @@ def _shared_heads(grad: Tensor, heads: int) -> Tensor:
 
 
 @_attend.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past: Tensor,
-    mask: Tensor | None,
-    length: int,
-    scale: float,
-    trains: bool,
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     sums = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
     return query.new_empty((*query.shape[:-1], value.shape[-1])), sums
 
 
 @_attend_backward.register_fake
-def _(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    sums: Tensor,
-    length: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     dquery, dkey, dvalue = (x.new_empty(x.shape) for x in (query, key, value))
     return dquery, dkey, dvalue
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, past, mask, ctx.length, ctx.scale, _ = inputs
+    query, key, value, past, mask, _, ctx.scale, _ = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(query, key, value, past, mask, *output)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     query, key, value, past, mask, out, sums = ctx.saved_tensors
-    found = _attend_backward(grad, query, key, value, past, mask, out, sums, ctx.length, ctx.scale)
+    found = _attend_backward(grad, query, key, value, past, mask, out, sums, ctx.scale)
     return *found, None, None, None, None, None
 
 
