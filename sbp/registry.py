@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from .call import Call, Match, Way
+from .precision import exact_groups
 
 __all__ = ["Answer", "Rule", "find", "has_rule", "known", "register", "rule_for"]
 
@@ -80,7 +81,10 @@ def find(call: Call) -> Answer:
         call = replace(call)
         call.__dict__["name"] = entry  # rules of several ops tell them apart by the names that they stand under
     found = rule(call) if rule is not None else None
-    if isinstance(found, Match) and call.op._schema.is_mutable:
-        # What is written to lies afterwards as it did before: x *= y with a partial y is not for a whole x.
-        return replace(found, linear=tuple(group for group in found.linear if 0 in group))
+    if isinstance(found, Match):
+        linear = exact_groups(call, found.linear)
+        if call.op._schema.is_mutable:
+            # What is written to lies afterwards as it did before: x *= y with a partial y is not for a whole x.
+            linear = tuple(group for group in linear if 0 in group)
+        return found if linear == found.linear else replace(found, linear=linear)
     return found
