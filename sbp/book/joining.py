@@ -65,7 +65,8 @@ def split(call: Call) -> Match:
 def _within_parts(call: Call, dim: int) -> tuple[Way, ...]:
     """The way in which a cut inside each of the equal parts stays."""
     state, shape, parts = call.states[0], tuple(call.inputs[0].shape), len(call.outputs)
-    if not state.dims[dim] or parts < 2 or len({y.shape[dim] for y in call.outputs}) > 1:
+    uneven = len({y.shape[dim] for y in call.outputs}) > 1
+    if not state.dims[dim] or parts < 2 or uneven or 0 in shape:  # of nothing, `carried` drops the cut
         return ()
     apart = (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :])
     dims = carried(shape, apart, state.dims, call.sizes)
