@@ -5,7 +5,8 @@ and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FunctionType
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..sbp import Layout
 from ..sbp.call import Ref, fill, map_tensors, tensors_in
 
-__all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of"]
+__all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
 
 
 # A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
@@ -80,7 +81,7 @@ _capturing = 0
 
 
 @cache
-def _fakes() -> FakeTensorMode:
+def shared_fakes() -> FakeTensorMode:
     """Made at the first use: it loads torch._dynamo, which would double the time of `import sbpflow`."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -92,7 +93,7 @@ def capturing() -> bool:
 
 def _fake(layout: Layout) -> Tensor:
     """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
-    with _fakes():
+    with shared_fakes():
         return torch.empty(layout.shape, dtype=layout.dtype, device=layout.placement.type)
 
 
@@ -121,7 +122,7 @@ def capture(
     inputs = fakes_of(layouts)
     if grad:
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
-    with _fakes():
+    with shared_fakes():
         calls, result = _watched(function, args, kwargs, inputs)
     return _read(calls, result, inputs)
 
@@ -134,13 +135,20 @@ def _sees_metas(function: Any) -> bool:
 def _watched(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor]
 ) -> tuple[list[Seen], Any]:
-    global _capturing
     watch = _Watch()
+    with seen_by(watch):
+        return watch.calls, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+
+
+@contextmanager
+def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
+    """Inside, a mode at the pre-dispatch key sees every call of a function on tensors without values."""
+    global _capturing
     _capturing += 1
     silent, _fake_log.disabled = _fake_log.disabled, True
     try:
         with torch.enable_grad(), enable_python_dispatcher(), watch:
-            return watch.calls, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+            yield
     finally:
         _capturing -= 1
         _fake_log.disabled = silent

@@ -5,7 +5,7 @@ On one rank only what draws random numbers is taken apart, so that these are the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,15 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.grid import placement as make_placement
 from ...sbp import Layout
-from ...sbp.call import Call, Ref, fill, refs_in
+from ...sbp.call import Call, Ref, fill, map_tensors, refs_in
 from ...sbp.joint.ways import answer_of
 from ...sbp.logical import Logical, LogicalOp, Source
 from ...sbp.registry import has_rule
 from ...sbp.state import State
 from .. import composites
-from ..capture import Captured, capture
+from ..capture import capture, fakes_of, seen_by, shared_fakes
+from .functional import Tape
+from .watch import Watch
 
 __all__ = ["expand", "formula_of"]
 
@@ -58,23 +60,18 @@ class _Apart:
         if seen is None:
             self.ops.append(op)
             return
+        parts, results = seen
         names = dict(enumerate(op.inputs))
-        for node in seen.nodes:
-            for n, y in zip(node.numbers, node.outputs, strict=True):
+        for part in parts:
+            for n, y in zip(part.numbers, part.outputs, strict=True):
                 if n not in names:
                     names[n] = self.next
                     self.fakes[self.next] = y
                     self.next += 1
             refs = {n: Ref(m) for n, m in names.items()}
-            part = LogicalOp(
-                *(node.op, fill(node.args, refs), fill(node.kwargs, refs), node.outputs),
-                tuple(names[n] for n in node.numbers),
-                op.grad and node.grad and node.op._schema.name != "aten::detach",
-                op.origin,
-                op.placement,
-            )
-            self.put(part, ranks)
-        for n, m in zip(op.numbers, refs_in(seen.result), strict=True):
+            args, kwargs = fill(part.args, refs), fill(dict(part.kwargs), refs)
+            self.put(replace(part, args=args, kwargs=kwargs, numbers=tuple(names[n] for n in part.numbers)), ranks)
+        for n, m in zip(op.numbers, refs_in(results), strict=True):
             self.same[n] = self._of(names[m])
 
     def _of(self, number: int) -> int:
@@ -128,25 +125,49 @@ def formula_of(op: LogicalOp, call: Call) -> Logical | None:
     seen = _captured(function, call, op)
     if seen is None:
         return None
-    x = call.inputs[0]
-    ops = tuple(
-        LogicalOp(
-            *(node.op, node.args, node.kwargs, node.outputs, node.numbers),
-            op.grad and node.grad and node.op._schema.name != "aten::detach",
-            op.origin,
-            op.placement,
-        )
-        for node in seen.nodes
-    )
-    return Logical((Source("x", "input", x, requires_grad=op.grad),), ops, seen.result)
+    return Logical((Source("x", "input", call.inputs[0], requires_grad=op.grad),), *seen)
 
 
-def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Captured | None:
-    named = _in_order(op)
+def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[tuple[LogicalOp, ...], Any] | None:
+    """What a function makes of an op's inputs, which have the first numbers: ops that write nowhere, and its result."""
+    (args, kwargs), layouts = _in_order(op), [_one(x) for x in call.inputs]
     try:
-        return capture(function, named[0], named[1], [_one(x) for x in call.inputs], grad=False)
+        seen = capture(function, args, kwargs, layouts, grad=False)
+        ops = [LogicalOp(n.op, n.args, n.kwargs, n.outputs, n.numbers, n.grad) for n in seen.nodes]
+        result = seen.result
+        if any(part.op._schema.is_mutable for part in ops):
+            ops, result = _functional(function, args, kwargs, layouts)
     except Exception:  # what cannot be captured stays as it is, and runs whole
         return None
+    return tuple(
+        replace(
+            part,
+            grad=op.grad and part.grad and part.op._schema.name != "aten::detach",
+            origin=op.origin,
+            placement=op.placement,
+        )
+        for part in ops
+    ), result
+
+
+def _functional(
+    function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]
+) -> tuple[list[LogicalOp], Any]:
+    """What a function does that writes in place, as a step that does is captured: cells of LSTMs are such."""
+    tape, inputs = Tape(), fakes_of(layouts)
+    for x in inputs:
+        tape.source(x)
+    with shared_fakes(), seen_by(Watch(tape, _nothing, _refused)):
+        made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+    return tape.ops, map_tensors(made, lambda y: Ref(tape.number(y)))
+
+
+def _nothing(real: Tensor) -> None:
+    """A formula knows no tensor but its arguments."""
+
+
+def _refused(real: Tensor, fake: Tensor) -> None:
+    raise LookupError("a formula has a constant")
 
 
 def _in_order(op: LogicalOp) -> Any:
