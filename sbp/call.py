@@ -154,7 +154,8 @@ class Match:
     On one axis of a grid a call may run with one factor split (a tensor that lacks it is B), with one group of
     `linear` inputs P (the others B, all outputs P), or with everything B. Factors in `reduced` leave P of that kind in
     every output; "avg" leaves P(sum) of means weighted by their share. An input in `addends` is added to the result, so
-    that it is P where a summed factor is split.
+    that it is P where a summed factor is split. A factor in `shared` is as long as it says in these inputs:
+    where that cannot be split evenly these inputs stay whole, and if there are none, it is not split.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -163,9 +164,17 @@ class Match:
     reduced: Mapping[int, str] = field(default_factory=dict)  # factor -> "sum", "max", "min" or "avg"
     linear: tuple[tuple[int, ...], ...] = ()
     addends: frozenset[int] = frozenset()
+    shared: Mapping[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     hollow: bool = False  # whether ranks may be left with no element at all (amax, convolutions and others refuse)
     local: "Local | None" = None
     also: "tuple[Way, ...]" = ()  # ways that no factor says, from the states in which the inputs lie now
+
+    def whole(self, factor: int, parts: int) -> frozenset[int] | None:
+        """The inputs that stay whole though they have a factor that is split in so many parts; None if it cannot be."""
+        number, inputs = self.shared.get(factor, (0, frozenset()))
+        if number % parts == 0:
+            return frozenset()
+        return inputs or None
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,11 @@ def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:
     for factor, size in enumerate(match.sizes):
         if not match.hollow and size < ranks:
             continue
+        whole = match.whole(factor, ranks)
+        if whole is None:
+            continue
         inputs, outputs, local = dims(match.inputs, factor), dims(match.outputs, factor), match.local
+        inputs = [ways[0].inputs[at] if at in whole else state for at, state in enumerate(inputs)]
         kind = match.reduced.get(factor)
         if kind is not None:
             inputs = [partial(match.inputs[at]) if at in match.addends else s for at, s in enumerate(inputs)]

@@ -120,6 +120,7 @@ def way_by(call: Call, match: Match, doing: Sequence[Doing], order: Order) -> Wa
     sums: list[int] = []
     extremes: dict[Reduction, list[int]] = {}
     partial_in: list[list[int]] = [[] for _ in call.inputs]
+    whole: set[tuple[int, int]] = set()  # inputs and factors of theirs that are not split
     for axis, (what, which) in enumerate(doing):
         if what == "linear":
             sums.append(axis)
@@ -143,10 +144,15 @@ def way_by(call: Call, match: Match, doing: Sequence[Doing], order: Order) -> Wa
         if not match.hollow and match.sizes[factor] < prod(call.sizes[a] for a in axes):
             return None
         splits[factor] = order(factor, axes)
+        if match.shared:
+            kept = match.whole(factor, prod(call.sizes[f] if f >= 0 else -f for f in splits[factor]))
+            if kept is None:
+                return None
+            whole.update((i, factor) for i in kept)
     reduction, partial_out = next(iter(extremes.items()), ("sum", sums))
     inputs = tuple(
-        State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial)))
-        for dims, partial in zip(match.inputs, partial_in, strict=True)
+        State(tuple(splits.get(f, ()) if (i, f) not in whole else () for f in dims), tuple(sorted(partial)))
+        for i, (dims, partial) in enumerate(zip(match.inputs, partial_in, strict=True))
     )
     outputs = tuple(
         State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial_out)), reduction) for dims in match.outputs

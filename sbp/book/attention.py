@@ -1,11 +1,19 @@
-"""Attention: batch and heads split, query rows too where they do not count their place; linear in values."""
+"""Attention: batch and heads split, query rows too where they do not count their place; linear in values.
 
-from collections.abc import Hashable
+Where several query heads share one of the keys', both are split as long as there are enough; then queries alone.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from math import prod
+from typing import Any
 
-from ..call import Call, Match
+import torch
+from torch import Tensor
+
+from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
-from .labels import aligned, broadcast, labelled, named, position
+from .labels import aligned, broadcast, called_with, labelled, named, position
 
 __all__: list[str] = []
 
@@ -33,9 +41,14 @@ def attention(call: Call) -> Match | None:
         full = (*whole, query.shape[-2], key.shape[-2])
         labels["attn_mask"] = aligned(mask.shape, full, [*batch, rows, None])
     out: list[Hashable] = [*batch, rows, "width"]
-    if bound["enable_gqa"] and key.shape[-3] not in (1, query.shape[-3]):
-        _share_heads(call, labels, out)
-    return labelled(call, named(call, **labels), [out], linear=[(position(call, "value"),)])
+    linear = [(position(call, "value"),)]
+    if not bound["enable_gqa"] or key.shape[-3] in (1, query.shape[-3]):
+        return labelled(call, named(call, **labels), [out], linear=linear)
+    _share_heads(labels, out)
+    keys: Mapping[Hashable, tuple[int, Iterable[int]]] = {
+        "heads": (key.shape[-3], (position(call, "key"), position(call, "value")))
+    }
+    return labelled(call, named(call, **labels), [out], linear=linear, shared=keys, local=_own_heads(call))
 
 
 @register("sbpflow::attend")
@@ -53,17 +66,44 @@ def slices(call: Call) -> Match:
     if mask is not None:
         labels["mask"] = aligned(mask.shape, (*query.shape[:-1], mask.shape[-1]), [*batch, None, None])
     out: list[Hashable] = [*batch, None, None]
-    if key.shape[:-2] != query.shape[:-2]:
-        _share_heads(call, labels, out)
-    return labelled(call, named(call, **labels), [out, out[:-1]])
+    if key.shape[:-2] == query.shape[:-2]:
+        return labelled(call, named(call, **labels), [out, out[:-1]])
+    _share_heads(labels, out)
+    return labelled(call, named(call, **labels), [out, out[:-1]], shared={"heads": (key.shape[-3], ())})
 
 
-def _share_heads(call: Call, labels: dict[str, list[Hashable]], out: list[Hashable]) -> None:
-    """Several query heads use one of the keys': they are split together, and only if every rank has as many."""
-    even = bool(call.sizes) and call.bound["key"].shape[-3] % prod(call.sizes) == 0
+def _share_heads(labels: dict[str, list[Hashable]], out: list[Hashable]) -> None:
+    """Several query heads use one of the keys': they are split together."""
     for name in ("key", "value", "query"):
-        labels[name][-3] = "heads" if even else None
-    out[-3] = "heads" if even else None
+        labels[name][-3] = "heads"
+    out[-3] = "heads"
     for mask in (labels[name] for name in ("attn_mask", "mask") if name in labels):
         if len(mask) > 2 and mask[-3] is not None:
-            mask[-3] = out[-3]
+            mask[-3] = "heads"
+
+
+def _own_heads(call: Call) -> Rewritten | None:
+    """Where ranks have some of the query heads and all of the keys', each takes those that its own look at."""
+    heads, keys = (call.bound[name].shape[-3] for name in ("query", "key"))
+    if keys % prod(call.sizes) == 0:
+        return None  # no split leaves the keys whole
+    query, key = position(call, "query"), position(call, "key")
+
+    def rewrite(piece: Piece, *args: Any, **kwargs: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        mine = [head * keys // heads for lo, hi in piece.spans(query, -3) for head in range(lo, hi)]
+        some = len(mine) < heads and sum(hi - lo for lo, hi in piece.spans(key, -3)) == keys
+        return (partial(_of_heads, call.op, mine, **kwargs) if some else partial(call.op, **kwargs)), args
+
+    return Rewritten(rewrite)
+
+
+def _of_heads(op: Any, mine: list[int], *args: Any, **kwargs: Any) -> Any:
+    """Attention of query heads that look at these heads of the keys."""
+    first, count = mine[0], mine[-1] + 1 - mine[0]
+    even = len(mine) % count == 0 and all(head - first == at * count // len(mine) for at, head in enumerate(mine))
+
+    def own(x: Tensor) -> Tensor:
+        return x.narrow(-3, first, count) if even else x.index_select(-3, torch.tensor(mine, device=x.device))
+
+    given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
+    return called_with(op, args, kwargs, key=own(given["key"]), value=own(given["value"]))

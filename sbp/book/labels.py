@@ -21,6 +21,7 @@ def labelled(
     reduced: Mapping[Hashable, str] | None = None,
     linear: Iterable[Iterable[int]] = (),
     addends: Iterable[int] = (),
+    shared: Mapping[Hashable, tuple[int, Iterable[int]]] | None = None,
     hollow: bool = False,
     local: Local | None = None,
 ) -> Match:
@@ -45,6 +46,7 @@ def labelled(
         {numbers[label]: kind for label, kind in (reduced or {}).items() if label in numbers},
         tuple(tuple(group) for group in linear),
         frozenset(addends),
+        {numbers[label]: (parts, frozenset(which)) for label, (parts, which) in (shared or {}).items()},
         hollow,
         local,
     )

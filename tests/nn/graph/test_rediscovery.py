@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.physical import Graph
+from sbpflow.boxing.graph.physical import Graph, Op
 from sbpflow.boxing.moves import LOCAL
 from sbpflow.nn.graph.decide import Decided, decide
 from sbpflow.nn.graph.trace import trace
@@ -46,6 +46,21 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.ln(x)).flatten(0, 1), following.flatten())
+
+
+class Grouped(nn.Module):
+    """Attention in which 32 query heads share one of two of the keys'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide, narrow = 4096, 128
+        self.q, self.k = nn.Linear(wide, wide), nn.Linear(wide, narrow)
+        self.v, self.o = nn.Linear(wide, narrow), nn.Linear(wide, wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, 64)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(y.transpose(1, 2).flatten(2)).pow(2).mean()  # type: ignore[no-any-return]
 
 
 class AlexNet(nn.Module):
@@ -125,6 +140,22 @@ def test_columns_and_rows_as_in_megatron_where_weights_dominate() -> None:
         assert forward(graph, block) == {"all_reduce": 2}
         assert backward(graph, block, parameters=False) == {"all_reduce": 2}
         assert not backward(graph, block)
+
+
+def test_grouped_heads_are_not_gathered_under_data_and_tensor_parallel() -> None:
+    columns, rows = (B, S(0)), (B, S(1))
+    pins = {
+        **{f"{n}.weight": columns for n in "qkv"},
+        **{f"{n}.bias": columns for n in "qkv"},
+        "o.weight": rows,
+        "x": (S(0), B),
+    }
+    grid = flow.placement("cuda", [[0, 1], [2, 3]])
+    with torch.device("meta"):
+        graph = decided(Grouped(), [torch.zeros(4, 64, 4096)], place=grid, pins=lambda homes: pins).graph
+    (attention,) = (step for step in graph.steps if isinstance(step, Op) and "attention" in str(step.op))
+    assert {graph.layout(name).sbp for name in attention.inputs} == {(S(0), S(1))}
+    assert not set(attention.inputs) & {box.output.name for box in graph.boxes}
 
 
 def test_classes_are_split_in_the_loss_and_logits_never_gathered() -> None:
