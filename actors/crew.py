@@ -21,11 +21,11 @@ from .link import Receive, Send
 from .plan import Plan, Raw, check_first, check_given
 from .protocol import Event, Message, Wiring
 from .queues import Errands, Queue
-from .watch import Watch, where
+from .watch import Watch, at_line, where
 
 __all__ = ["Crew"]
 
-PATIENCE = 1.0  # seconds between looks at whether anything goes on
+PATIENCE = 1.0  # seconds between looks at whether the step failed
 GRACE = 10.0  # seconds in which a queue must stop after an error
 
 
@@ -119,7 +119,7 @@ class Crew:
             self.drive(queue)
 
     def step(self, home: Queue) -> None:
-        """The calling thread's part: drive its queue until all is over, and see that something goes on meanwhile."""
+        """The calling thread's part: drive its queue until all is over."""
         errands = Errands()
         with self.lock:
             for at, receive in enumerate(self.receives):
@@ -129,12 +129,9 @@ class Crew:
                 self.wake(queue, errands)
         self.run_errands(errands)
         over = self.drive(home)
-        wait = min(PATIENCE, self.plan.timeout / 4)
         while not over and self.watch.error is None:
-            if home.bell.acquire(timeout=wait):
+            if home.bell.acquire(timeout=PATIENCE):
                 over = self.over or self.drive(home)
-            else:
-                self.watch.look()
 
     def settle(self, home: Queue) -> None:
         """After an error, wait until all queues have stopped."""
@@ -306,7 +303,8 @@ class Crew:
             self.watch.fail(error, where(actor.name, actor.cases[firing.case], firing.label), actor.queue)
 
     def at_work(self) -> str:
-        return ", ".join(queue.name for queue in self.queues if not queue.parked) or "nobody"
+        busy = [queue for queue in self.queues if not queue.parked]
+        return ", ".join(q.name + at_line(q.thread) for q in busy) or "nobody"
 
     def describe(self) -> str:
         from .proof import waits  # it is needed only when something went wrong

@@ -40,7 +40,7 @@ class Plan:
     here: str | None = None
     initial: Mapping[str, Callable[[], Sequence[Any]]] = field(default_factory=dict)
     guard: Guard | None = None
-    timeout: float = 300.0
+    timeout: float | None = None  # seconds without progress; None: those of flow.init
     name: str = ""
 
 

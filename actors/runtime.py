@@ -91,7 +91,8 @@ class Runtime:
     `order` names, by queue, the actors that run in that order whatever becomes ready first: for schedules that leave
     the order open, and for queues that take part in collectives. `here` is the queue that the calling thread drives, by
     default the first. `initial` gives the values of slots that are filled at the start, by register. `guard` is the bus
-    where the network goes on in other processes. `timeout` is in seconds without any progress.
+    where the network goes on in other processes. `timeout` is in seconds without any progress, by default those of
+    `flow.init(timeout=)` when a step begins.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Runtime:
         here: str | None = None,
         initial: Mapping[str, Callable[[], Sequence[Any]]] | None = None,
         guard: Guard | None = None,
-        timeout: float = 300.0,
+        timeout: float | None = None,
         name: str = "",
     ) -> None:
         idle = [actor.name for actor in network.actors if actor.name not in work]

@@ -12,7 +12,7 @@ from .link import Send
 from .plan import Plan, Raw, check_first, check_given
 from .protocol import State
 from .tape import Tape
-from .watch import Watch, where
+from .watch import Watch, at_line, where
 
 __all__ = ["Solo"]
 
@@ -26,13 +26,14 @@ class Solo:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.watch, self.tape = plan, Watch(plan, self), Tape(plan)
         self.fired = 0
+        self.caller: threading.Thread | None = None  # makes a step
         self.large: SimpleQueue[Send | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
 
     def run(self, record: bool) -> list[Raw]:
         """One step, to the end or to the first error."""
         watch, tape = self.watch, self.tape
-        self.fired = 0
+        self.fired, self.caller = 0, threading.current_thread()
         cells: list[Any] = [None] * len(tape.readers)
         for register, values in self.plan.initial.items():
             self.fill(cells, register, values())
@@ -132,7 +133,8 @@ class Solo:
 
     def at_work(self) -> str:
         entries = self.tape.entries[self.fired : self.fired + 1]
-        return ", ".join(self.plan.network.actors[entry.firing.actor].queue for entry in entries) or "nobody"
+        actors = self.plan.network.actors
+        return ", ".join(actors[e.firing.actor].queue + at_line(self.caller) for e in entries) or "nobody"
 
     def describe(self) -> str:
         from .proof import waits  # it is needed only when something went wrong

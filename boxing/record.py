@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -97,13 +98,13 @@ def note(op: str, plan: Plan) -> None:
             moves.append(moved)
 
 
-def user_line() -> str:
-    """The innermost line outside this package and torch, as file:line.
+def user_line(frame: FrameType | None = None) -> str:
+    """The innermost line outside this package and torch, as file:line; of the caller, or of a frame of any thread.
 
     >>> user_line().rpartition(":")[2].isdigit()
     True
     """
-    frame = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame.f_back is not None and _ours(frame.f_code.co_filename):
         frame = frame.f_back
     if _asked and _ours(frame.f_code.co_filename):

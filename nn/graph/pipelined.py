@@ -125,7 +125,6 @@ class Pipelined:
             order=order,
             guard=joint,
             initial=self.initial(part.network),
-            timeout=world().timeout,
             name=name,
         )
 

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import signal
 import threading
 import time
@@ -310,7 +311,7 @@ def test_a_queue_that_does_not_stop_after_an_error_is_left_behind(monkeypatch: p
     runtime = Runtime(network, {"a": boom_at_once, "b": lambda firing: time.sleep(1.0)}, here="q")
     with pytest.raises(Boom) as caught:
         runtime.run()
-    assert caught.value.__notes__[-1] == "after that r did not stop within 0.1 s"
+    assert re.fullmatch(r"after that r at .*test_runtime.py:\d+ did not stop within 0.1 s", caught.value.__notes__[-1])
     assert ours()
     time.sleep(1.0)
     assert not ours()  # it ends as soon as its work does
