@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from zlib import crc32
 
 from ..placement.errors import ScheduleError
@@ -177,10 +178,9 @@ def _check_actor(network: Network, actor: Actor) -> None:
         raise _bad(network, f"{actor.name} is to fire {actor.firings} times", "firings is 0 or more")
     if not actor.firings and not actor.takes:
         raise _bad(network, f"{actor.name} takes nothing and has no firings", "give it firings, or something to take")
-    if actor.time < 0 or any(time < 0 or case not in actor.cases for case, time in actor.times):
-        raise _bad(
-            network, f"{actor.name} takes {actor.time} and {dict(actor.times)}", "times are of cases, and 0 or more"
-        )
+    if not 0 <= actor.time < inf or any(not 0 <= time < inf or case not in actor.cases for case, time in actor.times):
+        fix = "times are of cases, 0 or more, and have an end"
+        raise _bad(network, f"{actor.name} takes {actor.time} and {dict(actor.times)}", fix)
     filled = Counter(give.register for give in actor.gives)
     for register, number in filled.items():
         if number > 1:
@@ -196,7 +196,7 @@ def _check_port(network: Network, actor: Actor, port: Take | Give) -> None:
 
 def _check_register(network: Network, register: Register, filled: bool, readers: list[Take]) -> None:
     name, high, initial = register.name, register.high, register.initial
-    if high < 1 or not 0 <= initial <= high or register.delay < 0:
+    if high < 1 or not 0 <= initial <= high or not 0 <= register.delay < inf:
         what = f"{name} has {initial} of {high} slots filled at first and a delay of {register.delay}"
         raise _bad(network, what, "high is 1 or more, initial no more than high, delay 0 or more")
     if not filled and initial < max((take.slots for take in readers), default=1):

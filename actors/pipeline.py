@@ -10,7 +10,8 @@ one every chunk has its own actors, of these names.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
 
 from ..placement.errors import ScheduleError
 from .network import Actor, Give, Network, Register, Take
@@ -31,6 +32,14 @@ class Costs:
     hop: float = 0.0
     bytes: int = 0
     update: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if not 0 <= given < inf:
+                raise ScheduleError(
+                    f"Costs({field.name}={given})\n  give what it takes, a number of 0 or more that has an end"
+                )
 
 
 @dataclass(frozen=True)
@@ -184,7 +193,7 @@ class _Parts:
         c, every = self.chunk.number, self.schedule.value(self.schedule.update, self.shape, self.chunk.number)
         last = "W" if self.schedule.split else "B"
         self.registers += [Register(f"w.{c}", versions, versions), Register(f"g.{c}")]
-        for kind in ("F", "B"):
+        for kind in ("F", "B", "W") if self.schedule.split else ("F", "B"):
             self.takes[kind].append(Take(f"w.{c}", every=every))
         self.gives[last].append(Give(f"g.{c}", every=every))
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
+from ..placement.errors import ScheduleError
 from .desk import Desk, Slot
 from .network import Network
 from .protocol import Event, Message, Wiring
@@ -142,6 +144,9 @@ class _Clock:
                     actor = self.wiring.actors[at].actor
                     if self.time is not None:
                         long = self.time(actor.name, actor.cases[case], label)
+                        if not 0 <= long < inf:
+                            what = f"{self.wiring.network.name}: {actor.name} takes {long} for {label}"
+                            raise ScheduleError(f"{what}\n  times are 0 or more, and have an end")
                     if self.record:
                         self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long))
                 for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):

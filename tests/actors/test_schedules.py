@@ -1,13 +1,16 @@
 """The published schedules do what their papers say: order, time, idle time and slots, for every p and m."""
 
+import math
 import random
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sbpflow.actors import Costs, Preview, Schedule, bubble, peak_slots, pipeline, published, simulate
+from sbpflow.actors import Costs, Network, Preview, Schedule, Shape, bubble, peak_slots, pipeline, published, simulate
 from sbpflow.actors.desk import Desk, Firing
 from sbpflow.actors.pipeline import version
 from sbpflow.actors.vee import slots
@@ -290,6 +293,23 @@ def test_costs_may_be_those_of_each_chunk() -> None:
     assert drawn.memory == (300, 20, 1)
     with pytest.raises(ScheduleError, match="costs of 2 chunks for 3"):
         published("1f1b").show(3, 9, costs=costs[:2])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])
+def test_costs_that_no_clock_can_tell_are_refused(wrong: float) -> None:
+    """A simulation with such a time never ended, or raised from inside."""
+    for field in ("forward", "backward", "weight", "hop", "update"):
+        made: dict[str, Any] = {field: wrong}
+        with pytest.raises(ScheduleError, match=rf"Costs\({field}={wrong}\)\n  give what it takes"):
+            Costs(**made)
+    network = pipeline(published("1f1b"), Shape(2, 2))
+    actor, *others = network.actors
+    with pytest.raises(ScheduleError, match="F0 takes"):
+        Network((replace(actor, time=wrong), *others), network.registers)
+    with pytest.raises(ScheduleError, match="a delay of"):
+        Network(network.actors, tuple(replace(r, delay=wrong) for r in network.registers))
+    with pytest.raises(ScheduleError, match=r"F0 takes .* for 0"):
+        simulate(network, time=lambda actor, case, label: wrong)
 
 
 def test_a_hop_is_only_between_devices() -> None:

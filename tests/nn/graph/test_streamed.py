@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 import sbpflow as flow
 from sbpflow.actors.pipeline import version
 from sbpflow.actors.published import published
+from sbpflow.actors.schedule import Schedule
 
 WIDTH = 8
 
@@ -39,7 +40,7 @@ def ranks(count: int) -> list[flow.Placement]:
 
 
 def piped(
-    model: nn.Sequential, stages: int, schedule: str, micro_batches: int, optimizer: type = torch.optim.SGD
+    model: nn.Sequential, stages: int, schedule: str | Schedule, micro_batches: int, optimizer: type = torch.optim.SGD
 ) -> flow.Graph:
     flow.nn.pipeline(model, ranks(stages), schedule)
     return flow.compile(
@@ -48,10 +49,10 @@ def piped(
 
 
 def recurrence(
-    model: nn.Sequential, schedule: str, micro_batches: int, optimizer: type, x: Tensor, y: Tensor
+    model: nn.Sequential, schedule: str | Schedule, micro_batches: int, optimizer: type, x: Tensor, y: Tensor
 ) -> list[float]:
     """One stage a layer: each sees the weights that the schedule says, and updates by itself."""
-    plan, stages = published(schedule), len(model)
+    plan, stages = schedule if isinstance(schedule, Schedule) else published(schedule), len(model)
     shape = plan.shape(stages, micro_batches)
     every = plan.value(plan.update, shape, 0)
     history = [[copy.deepcopy(layer)] for layer in model]
@@ -74,12 +75,26 @@ def recurrence(
     return losses
 
 
+APART = Schedule("apart", split=True, act="p-s", low_b="p-s-1", versions="p-s")
+LATE = Schedule("late", split=True, act="p-s", stash="p", dy="s+1", low_w="s", versions="p", update="2")
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize(
-    ("schedule", "stages", "micro_batches"), [("pipedream", 2, 8), ("pipedream", 4, 6), ("2bw", 3, 8), ("2bw", 4, 6)]
+    ("schedule", "stages", "micro_batches"),
+    [
+        ("pipedream", 2, 8),
+        ("pipedream", 4, 6),
+        ("2bw", 3, 8),
+        ("2bw", 4, 6),
+        (APART, 2, 8),
+        (APART, 4, 6),
+        (LATE, 3, 6),
+    ],
+    ids=str,
 )
 def test_a_schedule_without_a_flush_is_its_recurrence_to_the_bit(
-    schedule: str, stages: int, micro_batches: int, optimizer: type
+    schedule: str | Schedule, stages: int, micro_batches: int, optimizer: type
 ) -> None:
     model, (x, y) = layers(stages), batch(2 * micro_batches)
     plain = copy.deepcopy(model)
