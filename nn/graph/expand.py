@@ -29,6 +29,7 @@ __all__ = ["expand", "formula_of"]
 
 ALWAYS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
 ALONG = {"softmax.int", "_softmax", "log_softmax.int", "_log_softmax", "logsumexp", "var.correction", "std.correction"}
+DROPS = {"alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
 KEPT = {"scaled_dot_product_attention"}  # taken apart on fakes it may become another kernel than the device's
 
 
@@ -106,6 +107,10 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
         return _dropout
     if name == "scaled_dot_product_attention" and call.bound["dropout_p"]:
         return _attention
+    if name == "rrelu":
+        return _rrelu
+    if name in DROPS:
+        return call.op.decompose
     if ranks == 1:
         return None
     if name in ALWAYS or (name == "batch_norm" and call.bound["training"]):
@@ -156,7 +161,7 @@ def _functional(
     """What a function does that writes in place, as a step that does is captured: cells of LSTMs are such."""
     tape, inputs = Tape(), fakes_of(layouts)
     for x in inputs:
-        tape.source(x)
+        tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
     with shared_fakes(), seen_by(Watch(tape, _nothing, _refused)):
         made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
     return tape.ops, map_tensors(made, lambda y: Ref(tape.number(y)))
@@ -202,6 +207,15 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     with torch.no_grad():
         noise: Tensor = torch.ops.aten.bernoulli.p(x.detach(), 1 - p).div(1 - p)
     return x * noise
+
+
+def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    with torch.no_grad():
+        slopes = torch.ops.aten.rrelu_with_noise_functional(x.detach(), torch.empty_like(x), lower, upper, True)[1]
+    scaled: Tensor = x * slopes
+    return scaled
 
 
 def _attention(

@@ -169,7 +169,7 @@ class Tape:
         views = tuple(map(self.view, taken))
         values = [Ref(self.read(view)) for view in views]
         named, keyed = numbered([args, kwargs])
-        numbers = self._put(op, fill(named, values), fill(keyed, values), outputs, grad)
+        numbers = self._put(op, fill(named, values), fill(keyed, values), outputs, grad and _needs(outputs))
         for at, (y, number, viewed, where) in enumerate(zip(outputs, numbers, over, places, strict=True)):
             if viewed is None:
                 self._root(y, number)
@@ -200,7 +200,7 @@ class Tape:
         grad = torch.is_grad_enabled()
         made = self._copied(name, args, views[0]) if len(views) == 1 else None
         if made is None:
-            made = self._functional(op, args, kwargs, flat, grad)
+            made = self._functional(op, args, kwargs, flat, grad and _needs(flat))
         for x, view, number in zip(flat, views, made, strict=True):
             where = geometry(x)
             if where != view.where:  # an `out` that was made larger
@@ -254,13 +254,13 @@ class Tape:
 
     def _check(self, tensor: Tensor, view: View, op: Op) -> None:
         """Refuse what autograd would not see: then the gradients of a functional op would be others."""
-        if not torch.is_grad_enabled() and not view.memory.fixed:
+        if not (torch.is_grad_enabled() and tensor.requires_grad) and not view.memory.fixed:
             at: View | None = view
             while at is not None:
                 if at.fake.requires_grad:
                     raise SbpError(
                         f"capture: {op} writes to a tensor {tuple(tensor.shape)} behind autograd's back\n"
-                        f"  gradients flow through it, but are off at {self.origin.line}\n"
+                        f"  gradients flow through it, but are off or detached at {self.origin.line}\n"
                         "  write to a copy, or compute a new tensor: torch.where, masked_fill, slice_scatter"
                     )
                 at = at.step.viewed if at.step is not None else None
@@ -311,6 +311,7 @@ class Tape:
         self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[Tensor, ...], grad: bool
     ) -> tuple[int, ...]:
         numbers = tuple(self._number(y) for y in outputs)
+        grad = grad and op._schema.name.removeprefix("aten::") not in _FLAT
         self.ops.append(LogicalOp(op, args, kwargs, outputs, numbers, grad, self.origin, self.placement))
         return numbers
 
@@ -340,6 +341,18 @@ class Tape:
         for at, op in enumerate(self.ops):
             if any(y is tensor for y in op.outputs):
                 self.ops[at] = replace(op, outputs=tuple(other if y is tensor else y for y in op.outputs))
+
+
+# Random numbers whose gradient is zero, by whatever they are drawn.
+_FLAT = frozenset({
+    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "normal", "normal_functional",
+    "poisson", "random", "uniform",
+})  # fmt: skip
+
+
+def _needs(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd saw gradients flow through what an op made: not through what only has another's shape."""
+    return any(x.requires_grad for x in tensors)
 
 
 def _storage(tensor: Tensor) -> int:

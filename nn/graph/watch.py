@@ -35,6 +35,7 @@ _DROPS = tuple(
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 )
+_ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
@@ -60,6 +61,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         self.tape, self.known, self.literal = tape, known, literal
         self.module = self.block = ""
         self.inner: nn.Module | None = None
+        self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
         self._paused = False
 
     @contextmanager
@@ -88,6 +90,8 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
             return cast[0]
         if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show
             return args[0]
+        if func in _ASKS and id(args[0]) in self._checks:  # torch._check_tensor_all, a distribution's arguments
+            return True
         if func in _NORMS:
             args = statistics(self.tape, func, args)
         if func._schema.is_mutable:  # known before it is another view or size
@@ -99,6 +103,8 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
                 f"capture: {func} makes a sparse tensor, at {self.tape.origin.line}\n"
                 "  a graph has dense ones alone: leave it dense, or do it outside of the graph"
             )
+        if func is aten._is_all_true.default:
+            self._checks[id(out)] = out
         self.tape.record(func, args, kwargs, out)
         return out
 
