@@ -1,7 +1,8 @@
 """Gradients: local autograd on the shards, and what is left to do around it.
 
 A leaf is a B tensor whose gradient each op may leave whole or as addends. It keeps one alias of its shards for each of
-these, so that gradients add up locally in both, and are brought together once, when the backward pass is over.
+these, so that gradients add up locally in both, and are brought together once, when the backward pass is over: any
+backward pass that reaches them, also that of a plain loss made of `to_local` or `full_tensor`.
 """
 
 from collections import OrderedDict
@@ -25,6 +26,23 @@ __all__ = ["Leaf", "backward", "become_leaf", "from_whole", "grad", "set_data"]
 
 # Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
 _leaves: "list[ref[GlobalTensor]]" = []
+_pass = -1  # the backward pass at the end of which they will be
+
+
+def _heed(shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Whatever backward pass leaves a gradient on these, bring the leaves' gradients together at its end."""
+    for shard in shards:
+        if _at_the_end not in (shard._post_accumulate_grad_hooks or {}).values():
+            shard.register_post_accumulate_grad_hook(_at_the_end)  # type: ignore[no-untyped-call]
+    return shards
+
+
+def _at_the_end(shard: Tensor) -> None:
+    global _pass
+    now = torch._C._current_graph_task_id()
+    if now != _pass:
+        _pass, differentiably = now, torch.is_grad_enabled()
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: settle(differentiably))
 
 
 class Leaf:
@@ -59,12 +77,13 @@ class Leaf:
             x._grad, self.direct = self.gathered(x), False
             for shard in x._shards:
                 shard.grad = None
+            _heed(x._shards)
             _leaves.append(ref(x))
 
     def alias(self, x: GlobalTensor, of: Layout) -> tuple[Tensor, ...]:
         known = self.aliases.get(of)
         if known is None:
-            known = self.aliases[of] = tuple(shard.detach().requires_grad_() for shard in x._shards)
+            known = self.aliases[of] = _heed(tuple(shard.detach().requires_grad_() for shard in x._shards))
         return known
 
     def source(self, x: GlobalTensor, dst: Layout) -> tuple[Layout, tuple[Tensor, ...]]:
@@ -101,6 +120,7 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
         x._layout = Layout(x.placement, x._layout.state, x._layout.shape, x._layout.dtype, axes, x._layout.sbp)
         x._leaf = Leaf(direct=not axes and not x._layout.state.partial)
         if not x._leaf.direct:
+            _heed(x._shards)
             _leaves.append(ref(x))
     else:
         x._layout = plain(x._layout)
@@ -135,7 +155,7 @@ def backward(
     create_graph: bool = False,
     inputs: Sequence[Tensor] | Tensor | None = None,
 ) -> None:
-    """Run the backward pass of all ranks owned here, then bring the leaves' gradients together."""
+    """Run the backward pass of all ranks owned here."""
     y: Any = tensors[0]
     given: Any = gradients[0]
     if (
@@ -149,8 +169,6 @@ def backward(
         and len(y._shards) == 1
     ):  # the usual case, spared all that follows
         torch.autograd.backward(y._shards, given._shards, retain_graph, create_graph)
-        if _leaves:
-            settle()
         return
     roots, cotangents = _roots(tensors, gradients)
     if not roots:
@@ -162,7 +180,6 @@ def backward(
                 x._asked = True
         into = [shard for x in _listed(inputs) for _, shards in _holders(x) for shard in shards if shard.requires_grad]
     torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=into)
-    settle()
 
 
 def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -219,8 +236,13 @@ def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
     return x._leaf.held(x) if x._leaf is not None else [(x._layout, behind)]
 
 
-def settle() -> None:
+def settle(differentiably: bool) -> None:
     """Bring what has gathered on the leaves' aliases into their `grad`, in the order in which leaves were made."""
+    with torch.set_grad_enabled(differentiably):
+        _settle()
+
+
+def _settle() -> None:
     gone = 0
     for known in tuple(_leaves):
         x = known()

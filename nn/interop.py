@@ -19,7 +19,6 @@ from ..placement.errors import PlacementError, SbpError
 from ..placement.world import at_close, world
 from ..sbp import B, Layout, P, S, Sbp, layout
 from ..sbp.state import State
-from .autograd import settle
 from .moving import describe, shards_as
 from .tensor import GlobalTensor, plain, wrap
 
@@ -49,8 +48,6 @@ def to_dtensor(x: Tensor) -> "DTensor":
     of = plain(x._layout)
     _check_cut(x, of)
     (shard,) = shards_as(x, of, "to_dtensor")
-    if shard.requires_grad and torch.is_grad_enabled():
-        shard = _Settling.apply(shard)  # type: ignore[no-untyped-call]
     strides = [1]
     for n in reversed(of.shape[1:]):
         strides.insert(0, strides[0] * max(n, 1))
@@ -176,16 +173,3 @@ def _replicated(placements: Sequence[Any], dims: Sequence[int]) -> list[Any]:
     from torch.distributed.tensor import Replicate, Shard
 
     return [Replicate() if isinstance(entry, Shard) and entry.dim in dims else entry for entry in placements]
-
-
-class _Settling(torch.autograd.Function):
-    """Whoever calls backward, leaves have their gradients when it is over."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor) -> Tensor:
-        return shard.view_as(shard)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        torch.autograd.Variable._execution_engine.queue_callback(settle)
-        return grads[0]

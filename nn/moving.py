@@ -16,7 +16,7 @@ from ..sbp import Layout
 from ..sbp.state import State
 from .tensor import GlobalTensor
 
-__all__ = ["everywhere", "explicit", "flat", "shards_as"]
+__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as"]
 
 _explicit = 0
 
@@ -59,6 +59,18 @@ def shards_as(x: GlobalTensor, dst: Layout, op: str, *, implicit: bool = False) 
     if moved is not shards and not any(a is b for a, b in zip(moved, x._shards, strict=False)):
         _share(x, dst, moved)
     return moved
+
+
+def own_shards(x: GlobalTensor, dst: Layout, op: str) -> tuple[Tensor, ...]:
+    """The shards of `x` as they lie in `dst`, for the user to keep: writing to them changes nothing but them."""
+    known = x._moved is not None and dst in x._moved
+    moved = shards_as(x, dst, op)
+    if known:  # consumers share it
+        return tuple(s.clone() for s in moved)
+    if x._moved is not None:
+        x._moved.pop(dst, None)
+    mine = {shard.untyped_storage()._cdata for shard in x._shards}
+    return tuple(s.clone() if s.untyped_storage()._cdata in mine else s for s in moved)
 
 
 def _share(x: GlobalTensor, dst: Layout, moved: tuple[Tensor, ...]) -> None:
@@ -113,17 +125,44 @@ def describe(x: GlobalTensor) -> str:
 
 
 def everywhere(x: GlobalTensor) -> Tensor:
-    """The whole value on every process, also on those that own no rank of the placement."""
+    """The whole value on every process, also on those that own no rank of the placement; for the user to keep."""
     here = world()
     there = x.placement
     if here.rank is not None and here.size != there.size:
         there = Placement(there.type, tuple(range(here.size or 0)), (here.size or 0,), None)
     try:
-        shards = shards_as(x, flat(x._layout, there), "full_tensor")
+        shards = own_shards(x, flat(x._layout, there), "full_tensor")
     except TransportError as error:
         raise TransportError(
             f"{error}\n  item(), full_tensor() and the like need every rank: take value = x.item() on all of them, "
             "then print it on one"
         ) from error
     assert owned(there)
+    if len(shards) > 1 and torch.is_grad_enabled() and any(s.requires_grad for s in shards):
+        return _ForAll.apply(*shards)  # type: ignore[no-any-return,no-untyped-call]
     return shards[0]
+
+
+class _ForAll(torch.autograd.Function):
+    """One whole value in the place of one a rank: what comes back is what each rank would have had come back."""
+
+    @staticmethod
+    def forward(ctx: Any, *shards: Tensor) -> Tensor:
+        ctx.devices = [shard.device for shard in shards]
+        return shards[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _ToAll.apply(ctx.devices, *grads)  # type: ignore[no-untyped-call]
+
+
+class _ToAll(torch.autograd.Function):
+    """One value a rank, all alike; what comes back to one has come back to all, and counts once."""
+
+    @staticmethod
+    def forward(ctx: Any, devices: list[torch.device], value: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value.to(device, copy=True) for device in devices)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, _ForAll.apply(*grads)  # type: ignore[no-untyped-call]

@@ -286,7 +286,7 @@ class GlobalTensor(torch.Tensor):
         self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
     ) -> "GlobalTensor":
         """The same logical tensor under another signature, placement or both; its gradient is moved back."""
-        from .moving import shards_as
+        from .moving import own_shards
 
         where = placement or self.placement
         if sbp is None and placement is not None and placement.ndim != self.placement.ndim:
@@ -297,15 +297,7 @@ class GlobalTensor(torch.Tensor):
             there = layout(where, self.sbp if sbp is None else sbp, self._layout.shape, self._layout.dtype, grad_sbp)
         if there is self._layout:
             return self
-        known = self._moved is not None and there in self._moved
-        moved = shards_as(self, there, "to_global")
-        # What users get is a tensor of its own: writing to it changes neither this one nor what consumers share.
-        if known:
-            return wrap(tuple(s.clone() for s in moved), there)
-        if self._moved is not None:
-            self._moved.pop(there, None)
-        mine = {shard.untyped_storage()._cdata for shard in self._shards}
-        return wrap(tuple(s.clone() if s.untyped_storage()._cdata in mine else s for s in moved), there)
+        return wrap(own_shards(self, there, "to_global"), there)
 
     def to_local(self) -> Any:
         """This process's shard; a list of them, one a rank, where one process owns several. It keeps its graph."""
