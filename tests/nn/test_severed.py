@@ -1,10 +1,11 @@
 """Views that had to be moved behave as views: what is written to one side shows on the other."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, P, S
@@ -12,7 +13,7 @@ from sbpflow.sbp import Sbp
 from tests.ranks import Ranks
 
 P4 = flow.placement("cpu", range(4))
-LIES = [S(0), S(1), B, P]
+LIES: list[Sbp] = [S(0), S(1), B, P]
 
 
 def base_then_view(x: Tensor) -> list[Tensor]:
@@ -135,3 +136,69 @@ def test_writing_to_what_was_moved_by_hand_changes_nothing_else() -> None:
     x.mul_(2)
     assert x.tolist() == [0, 2, 4, 6]
     assert y.tolist() == [1, 2, 3, 4]
+
+
+GRID = flow.placement("cpu", [[0, 1], [2, 3]])
+UNSAFE: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "unsafe_chunk": lambda t: torch.unsafe_chunk(t, 2, 1),
+    "unsafe_split": lambda t: torch.unsafe_split(t, 3, 1),
+    "unsafe_split_with_sizes": lambda t: torch.unsafe_split_with_sizes(t, [3, 3], 1),
+}
+
+
+@pytest.mark.parametrize("way", UNSAFE)
+def test_in_place_ops_on_what_unsafe_chunk_gave_do_not_spoil_each_other(way: str) -> None:
+    def gates(t: Tensor) -> Tensor:
+        a, b = UNSAFE[way](t * 1)
+        (a.sigmoid_() * b.tanh_()).sum().backward()  # type: ignore[no-untyped-call]
+        assert t.grad is not None
+        return t.grad
+
+    value = torch.arange(18.0).reshape(3, 6) / 8
+    wanted = gates(value.clone().requires_grad_())
+    lies: list[tuple[flow.Placement, tuple[Sbp, ...]]] = [(P4, (a,)) for a in LIES]
+    lies += [(GRID, (a, b)) for a in LIES for b in LIES]
+    for where, sbp in lies:
+        found = gates(flow.tensor(value, placement=where, sbp=sbp, requires_grad=True))
+        assert isinstance(found, flow.GlobalTensor)
+        assert torch.allclose(found.full_tensor(), wanted), sbp
+
+
+CELLS: list[tuple[flow.Placement, tuple[Sbp, ...], tuple[Sbp, ...]]] = [  # how weights and biases lie
+    (P4, (B,), (B,)),
+    (P4, (S(0),), (S(0),)),
+    (P4, (S(1),), (P,)),
+    (GRID, (S(0), S(1)), (S(0), B)),
+    (GRID, (B, S(0)), (P, S(0))),
+]
+
+
+def cell_step(cell: nn.RNNCellBase, inputs: list[Tensor]) -> list[Tensor]:
+    x, *state = inputs
+    out = cell(x, tuple(state) if len(state) > 1 else state[0])
+    outs = out if isinstance(out, tuple) else (out,)
+    torch.stack([(y * y).sum() * (i + 1) for i, y in enumerate(outs)]).sum().backward()  # type: ignore[no-untyped-call]
+    grads = [w.grad for w in (*inputs, *cell.parameters())]
+    return [w.full_tensor() if isinstance(w, flow.GlobalTensor) else w for w in (*outs, *grads) if w is not None]
+
+
+@pytest.mark.parametrize("at", range(len(CELLS)), ids=lambda at: str(CELLS[at][1:]))
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_of_recurrent_nets_are_right_in_every_layout(kind: type[nn.RNNCellBase], at: int) -> None:
+    def made() -> tuple[nn.RNNCellBase, list[Tensor]]:
+        torch.manual_seed(0)
+        states = 2 if kind is nn.LSTMCell else 1
+        inputs = [torch.randn(3, n, dtype=torch.float64) for n in (6, *[5] * states)]
+        return kind(6, 5, dtype=torch.float64), inputs  # type: ignore[call-arg]
+
+    cell, inputs = made()
+    wanted = cell_step(cell, [x.requires_grad_() for x in inputs])
+    where, weights, biases = CELLS[at]
+    every = list(itertools.product(itertools.product(LIES, repeat=where.ndim), repeat=2))
+    for lies in every[:: 1 if where is P4 else 15]:  # on two axes there are 256 of x and h: 18 of them, a sample
+        cell, inputs = made()
+        flow.nn.to_global(cell, where, lambda _, value: weights if value.ndim == 2 else biases)
+        x, *state = inputs
+        held = [(x, lies[0]), *[(h, lies[1]) for h in state]]
+        found = cell_step(cell, [flow.tensor(v, placement=where, sbp=sbp, requires_grad=True) for v, sbp in held])
+        assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True)), lies
