@@ -4,8 +4,9 @@ Every factory runs torch's function for the whole logical tensor and keeps what 
 numbers are those of one device whatever the placement and signature.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from .tensor import GlobalTensor, wrap
 
 __all__ = [
     "arange",
+    "declared_by",
     "empty",
     "eye",
     "from_local",
@@ -37,6 +39,22 @@ __all__ = [
     "whole_everywhere",
     "zeros",
 ]
+
+
+# What makes the tensor of a function of a device, where a graph is captured; a seed of its own comes with its device.
+Declare: TypeAlias = Callable[[Callable[[torch.device], Tensor], Placement, SbpLike, torch.device | None], Any]
+_declare: Declare | None = None
+
+
+@contextmanager
+def declared_by(declare: Declare) -> Iterator[None]:
+    """Inside, factories say what they would make and get what `declare` returns."""
+    global _declare
+    before, _declare = _declare, declare
+    try:
+        yield
+    finally:
+        _declare = before
 
 
 def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
@@ -74,6 +92,9 @@ def tensor(
     value = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
     if dtype is not None:
         value = value.to(dtype)
+    if _declare is not None:
+        copy: GlobalTensor = _declare(lambda on: value.clone(), placement, sbp, None)
+        return copy.requires_grad_() if requires_grad else copy
     made = _cut(value, placement, sbp, grad_sbp)
     return made.requires_grad_() if requires_grad else made
 
@@ -108,6 +129,11 @@ def from_local(
 
     The shards keep their graph. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
     """
+    if _declare is not None:
+        raise SbpError(
+            f"flow.from_local at {user_line()}, where a graph is captured: tensors are whole there, and no rank's\n"
+            "  make it before and pass it as an argument, or flow.tensor(whole, placement=..., sbp=...)"
+        )
     pieces = (shards,) if isinstance(shards, Tensor) else tuple(shards)
     if not owned(placement) and not pieces:
         pieces = (torch.empty(0),)
@@ -118,9 +144,16 @@ def from_local(
 
 
 def _generator(seed: int | None, generator: torch.Generator | None, where: Placement) -> dict[str, Any]:
+    if _declare is not None and generator is not None:
+        raise SbpError(
+            f"generator= at {user_line()}, where a graph is captured: it would be drawn from once, not at each step\n"
+            "  leave it out, to draw from torch's own; or give seed=, for the same numbers at each step"
+        )
     if seed is None:
         if generator is not None:
             return {"generator": generator}
+        if _declare is not None:
+            return {}
         seeds.agree(where)
         return {}
     if generator is not None:
@@ -139,6 +172,12 @@ def _make(
     requires_grad: bool,
     **more: Any,
 ) -> GlobalTensor:
+    if _declare is not None:
+        seeded = more["generator"].device if more else None
+        noted: GlobalTensor = _declare(
+            lambda on: function(*args, dtype=dtype, device=on, **more), placement, sbp, seeded
+        )
+        return noted.requires_grad_() if requires_grad else noted
     here = owned(placement)
     on = device(placement, here[0]) if here else torch.device("cpu")
     with torch.no_grad():
@@ -176,7 +215,7 @@ def full(
     """torch.full on a placement; each rank makes its own piece only."""
     kind = torch.full((), fill_value, dtype=dtype).dtype
     there = layout(placement, sbp, tuple(size), kind)
-    if there.state.partial:
+    if there.state.partial or _declare is not None:
         made = _make(torch.full, (tuple(size), fill_value), placement, sbp, dtype, False)
     else:
         shards = [
@@ -192,6 +231,8 @@ def empty(
     *size: Any, placement: Placement, sbp: SbpLike, dtype: torch.dtype | None = None, requires_grad: bool = False
 ) -> GlobalTensor:
     """torch.empty on a placement."""
+    if _declare is not None:
+        return _make(torch.empty, (_size(size),), placement, sbp, dtype, requires_grad)
     kind = dtype or torch.get_default_dtype()
     there = layout(placement, sbp, _size(size), kind)
     shards = [torch.empty(there.local_shape(r), dtype=kind, device=device(placement, r)) for r in owned(placement)]

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..placement.world import device, owned
 from ..sbp import Layout
@@ -20,6 +21,7 @@ def shell(of: Layout) -> Tensor:
         if known is None:
             where = owned(of.placement)
             at = device(of.placement, where[0]) if where else "cpu"
-            known = _shells[kind] = torch.empty(0, dtype=of.dtype, device=at)
+            with _disable_current_modes():  # not without values because somebody captures something just now
+                known = _shells[kind] = torch.empty(0, dtype=of.dtype, device=at)
         of.memo["shell"] = known
     return known

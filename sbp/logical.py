@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..placement import Placement
 from .call import Call, fill, refs_in
+from .state import State
 
 __all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
 
@@ -53,7 +54,8 @@ class LogicalOp:
     numbers: tuple[int, ...]
     grad: bool = True  # whether gradients flow through it
     origin: Origin = Origin()
-    placement: Placement | None = None  # that of the innermost annotated module around it
+    placement: Placement | None = None  # as the program says, or that of the innermost annotated module around it
+    lies: State | None = None  # how its result is to lie, where the program says
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

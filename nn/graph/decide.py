@@ -75,7 +75,16 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: float | None, 
     """All that a decision depends on, so that the same step is not planned twice in one process."""
     sources = tuple((s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad) for s in logical.sources)
     ops = tuple(
-        (op.op, str(op.args), str(op.kwargs), op.numbers, tuple(tuple(y.shape) for y in op.outputs), op.grad, op.origin)
+        (
+            op.op,
+            str(op.args),
+            str(op.kwargs),
+            op.numbers,
+            tuple(tuple(y.shape) for y in op.outputs),
+            op.grad,
+            op.origin,
+            op.lies,
+        )
         for op in logical.ops
     )
     ends = str(logical.result), logical.losses, tuple(logical.writes.items())

@@ -20,6 +20,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import LogicalOp, Origin
+from ...sbp.state import State
 from .writes import RESHAPES, Geometry, back, functional, geometry, overload_like, written
 
 __all__ = ["Memory", "Tape", "View"]
@@ -75,7 +76,8 @@ class Tape:
         self.ops: list[LogicalOp] = []
         self.fakes: list[Tensor] = []  # by number
         self.origin = Origin()
-        self.placement: Placement | None = None
+        self.placement: Placement | None = None  # of what is recorded now, and how it is to lie
+        self.lies: State | None = None
         self.written: list[Memory] = []  # in order, one entry for every write
         self._views: dict[int, View] = {}  # by the identity of their tensors
         self._stored: dict[int, list[View]] = {}  # by their storage
@@ -312,7 +314,7 @@ class Tape:
     ) -> tuple[int, ...]:
         numbers = tuple(self._number(y) for y in outputs)
         grad = grad and op._schema.name.removeprefix("aten::") not in _FLAT
-        self.ops.append(LogicalOp(op, args, kwargs, outputs, numbers, grad, self.origin, self.placement))
+        self.ops.append(LogicalOp(op, args, kwargs, outputs, numbers, grad, self.origin, self.placement, self.lies))
         return numbers
 
     def _number(self, fake: Tensor) -> int:

@@ -71,7 +71,7 @@ def placed(logical: Logical, modules: Mapping[str, nn.Module]) -> Logical:
     sources = tuple(
         s if s.kind == "input" else replace(s, placement=s.placement or home(s.name)) for s in logical.sources
     )
-    ops = tuple(replace(op, placement=where.get(op.origin.module)) for op in logical.ops)
+    ops = tuple(replace(op, placement=op.placement or where.get(op.origin.module)) for op in logical.ops)
     return replace(logical, sources=sources, ops=ops)
 
 

@@ -76,7 +76,7 @@ class Step:
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
                 device = self.rest.type if self.rest else "cpu"
-                logical, self.constants = trace(given, (), inputs, self.modules, device=device)
+                logical, self.constants = trace(given, (), inputs, self.modules, device=device, placement=self.rest)
             except RuntimeError as error:
                 if not torch.is_grad_enabled():
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
@@ -116,7 +116,7 @@ class Step:
         """The model's values become those of the graph; optimizers get them too."""
         sources = {s.value.name: s for s in self.graph.sources}
         held = {name: s.value.layout for name, s in sources.items() if s.kind in ("parameter", "buffer")}
-        others = rest or next(iter(s.value.layout.placement for s in sources.values()))
+        others = rest or next(value.layout.placement for value in self.graph.values.values())
         self.changed = globalised(self.modules, held, others)
         values = named_values(self.modules)
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in held}  # type: ignore[misc]

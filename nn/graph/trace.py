@@ -19,10 +19,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from ...boxing.record import user_line
+from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, refs_in
 from ...sbp.logical import Logical, LogicalOp, Loss, Source
 from .around import Asked, around
+from .declared import Declared
 from .functional import Tape
 from .held import Constant, Held, fake_like
 from .repeats import Repeats
@@ -43,18 +45,21 @@ def trace(
     *,
     grad: bool = True,
     device: str = "cpu",
+    placement: Placement | None = None,
     reuse: bool = True,
 ) -> tuple[Logical, Constants]:
     """What `function(*args, **kwargs)` computes with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
-    too. Without `reuse` every layer is traced.
+    too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
     """
-    return _Tracing(modules, device, reuse=reuse).run(function, args, kwargs, grad=grad)
+    return _Tracing(modules, device, placement, reuse=reuse).run(function, args, kwargs, grad=grad)
 
 
 class _Tracing:
-    def __init__(self, modules: Mapping[str, nn.Module], device: str, *, reuse: bool) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], device: str, placement: Placement | None, *, reuse: bool
+    ) -> None:
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         # Without CUDA in it torch ends the process as soon as fakes of CUDA tensors meet autograd.
         self.device = device if torch.cuda._is_compiled() else "cpu"
@@ -63,6 +68,7 @@ class _Tracing:
         self.tape = Tape()
         self.watch = Watch(self.tape, self.known, self.literal)
         self.repeats = Repeats(self.tape, self.watch, self.held, reuse=reuse)
+        self.declared = Declared(self.tape, self.watch, self.device, placement)
         self.asked = Asked()
         self.sources: dict[int, Source] = {}  # by number
         self.names: set[str] = set()
@@ -88,6 +94,7 @@ class _Tracing:
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(around(self.asked, self._lost, self.repeats.call))
+            stack.enter_context(self.declared.heard())
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)

@@ -103,6 +103,7 @@ class _Formulation:
         self.matrices: dict[Hashable, Vector] = {}
         self.states: dict[int, tuple[State, ...]] = {}
         self.partial: set[int] = set()
+        self.pinned = {n: op.lies for op in logical.ops if op.lies is not None for n in op.numbers}
         self.users = _users(logical)
 
     def network(self, placement: Placement) -> Network:
@@ -188,6 +189,8 @@ class _Formulation:
         there: Placement,
     ) -> tuple[Any, ...]:
         found: list[Option] = options(call, reach, grads)
+        if op.lies is not None:
+            found = _pinned(found, op.lies, call)
         net, device = self.network(there), self.cluster(there).device
         backward = any(grads)
         view = is_view(call)
@@ -335,11 +338,17 @@ class _Formulation:
 
     def _result_lies(self, number: int) -> Lies:
         """Single numbers are to be whole; others stay as they are but for addends."""
-        states = self.states[number]
+        states = self.states[number] if number not in self.pinned else self._shared((self.pinned[number],))
         key = "result", id(states)
         if key not in self.known:
             self.known[key] = Lies(tuple(Lie(state) for state in states), ())
         return self.known[key]  # type: ignore[no-any-return]
+
+
+def _pinned(found: list[Option], lies: State, call: Call) -> list[Option]:
+    """The options whose result lies as it is to; what is made of nothing may be made so by any."""
+    fits = [option for option in found if option.outputs[0].state == lies]
+    return fits or [Option((), (Lie(lies),), 1)] if not call.inputs else fits or found
 
 
 def _on(call: Call, placement: Placement) -> Call:
@@ -377,4 +386,4 @@ def _static(op: LogicalOp, call: Call) -> Hashable:
             return tuple((name, plain(part)) for name, part in value.items())
         return type(value).__name__, str(value)
 
-    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad
+    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad, op.lies
