@@ -8,6 +8,7 @@ nothing moved
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ PRIVATE = (
     *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
     f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
     contextlib.__file__,
+    functools.__file__,  # what is worked out when it is first asked for
     threading.__file__,
 )
 _open: list["Moves"] = []

@@ -75,7 +75,7 @@ class Graph:
         return self.step_for(*args, **kwargs).run(args, kwargs)
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
-        """The compiled step for arguments like these; made if there is none, and nothing is run."""
+        """The step for arguments like these; planned if there is none, and nothing is run."""
         if "_steps" not in vars(self):
             raise SbpError(
                 f"{type(self).__name__} was not initialised\n  call super().__init__() first in its __init__"
@@ -87,8 +87,9 @@ class Graph:
             )
         modules = self._modules()
         known = self._steps.setdefault(key_of(args, kwargs, _modes(modules)), [])
-        step = next((step for step in known if step.reads.hold()), None)
+        step = next((step for step in known if step.reads.hold() and step.stands()), None)
         if step is None:
+            known[:] = [step for step in known if step.stands()]
             kind: type[Step] = PipedStep if self._piped else Step
             step = kind(
                 self.build,
@@ -108,7 +109,11 @@ class Graph:
         return step
 
     def plan(self, *args: Any, **kwargs: Any) -> "Graph":
-        """Capture and choose for arguments like these (they may be on meta) without running; returns the graph."""
+        """Capture and choose for arguments like these (they may be on meta); returns the graph.
+
+        Nothing is run, compiled or made: the model stays as it is, and its parameters may be on meta too. Should it, or
+        what is said of it, change before the first run, that one plans anew.
+        """
         self.step_for(*args, **kwargs)
         return self
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...boxing.graph.physical import Graph, Op, Var
+from ...placement import Placement
 from ...placement.world import device
 from ...sbp import Layout
 from ...sbp.call import Call, Piece, Ref, Rewritten, Way, fill, tensors_in
@@ -114,7 +115,14 @@ class Localiser:
 
 
 def spec_of(layout: Layout, rank: int) -> Spec:
-    return Spec(layout.local_shape(rank), layout.dtype, device(layout.placement, rank))
+    return Spec(layout.local_shape(rank), layout.dtype, there(layout.placement, rank))
+
+
+def there(placement: Placement, rank: int) -> torch.device:
+    """Where a rank keeps its tensors; where there is no CUDA, what is planned for it is looked at on the CPU."""
+    if placement.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return device(placement, rank)
 
 
 def renamed(value: Any, number: Mapping[str, int]) -> Any:
@@ -156,7 +164,7 @@ def _bound(
     op: Op, args: Any, kwargs: Any, way: Way | None, piece: Piece
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
     if way is None:
-        where = device(piece.outputs[0].placement, piece.rank)
+        where = there(piece.outputs[0].placement, piece.rank)
         return partial(_factory, op.op, piece, where), args, kwargs
     if way.local is None:
         return op.op, args, kwargs

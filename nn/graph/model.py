@@ -4,20 +4,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout, Sbp, State
 from ...sbp.logical import Logical
-from ..annotate import checked_hints, placement_of
+from ..annotate import checked_hints, chunk_of, hints_of, placement_of
 from ..materialise import materialise
 from ..tensor import GlobalTensor
 
 __all__ = [
     "Reads",
+    "became",
     "building",
     "default_placement",
     "globalised",
@@ -26,6 +29,7 @@ __all__ = [
     "pins_of",
     "placed",
     "reading",
+    "said_of",
 ]
 
 
@@ -53,26 +57,33 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
     return next((v.placement for v in named_values(modules).values() if isinstance(v, GlobalTensor)), None)
 
 
-def placed(logical: Logical, modules: Mapping[str, nn.Module]) -> Logical:
-    """The graph with the annotated placements on its ops and parameters."""
+def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement]) -> Logical:
+    """The graph with the annotated placements on its ops and parameters; of some parameters it is known already."""
     where = {
         joined_path(prefix, path): there
         for prefix, module in modules.items()
         for path, there in placement_of(module).items()
     }
     held = named_values(modules)
-    if not where and not any(isinstance(v, GlobalTensor) for v in held.values()):
+    if not where and not homes and not any(isinstance(v, GlobalTensor) for v in held.values()):
         return logical
 
     def home(name: str) -> Placement | None:
         value = held.get(name)
-        return value.placement if isinstance(value, GlobalTensor) else where.get(name.rpartition(".")[0])
+        if isinstance(value, GlobalTensor):
+            return value.placement
+        return homes.get(name) or where.get(name.rpartition(".")[0])
 
     sources = tuple(
         s if s.kind == "input" else replace(s, placement=s.placement or home(s.name)) for s in logical.sources
     )
     ops = tuple(replace(op, placement=op.placement or where.get(op.origin.module)) for op in logical.ops)
     return replace(logical, sources=sources, ops=ops)
+
+
+def said_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """All that annotations say of modules."""
+    return {prefix: (placement_of(m), chunk_of(m), hints_of(m)) for prefix, m in modules.items()}
 
 
 def pins_of(
@@ -132,7 +143,14 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
         now = named_values({prefix: module})
         made.update({id(before[full]): value for full, value in now.items() if value is not before[full]})
     after = named_values(modules)
+    for name, value in before.items():
+        if after[name] is not value:
+            became[value] = ref(after[name])
     return {id(value): after[name] for name, value in before.items()}
+
+
+# What graphs have made of plain parameters, for optimizers that hold them: another graph may have come first.
+became: Any = WeakTensorKeyDictionary()
 
 
 def _whole(value: Tensor, rest: Placement) -> Layout:

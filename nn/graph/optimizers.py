@@ -14,7 +14,7 @@ from ...placement.errors import SbpError
 from ...sbp import B, Layout, State
 from ..factories import whole_everywhere
 from ..tensor import GlobalTensor, wrap
-from .model import building
+from .model import became, building
 from .shardwise import forget
 
 __all__ = ["Trained", "adopt", "clip", "refuse_closures", "states_of"]
@@ -142,6 +142,8 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             held = []
             for value in group["params"]:
                 owner = changed.get(id(getattr(value, "_piece_of", value)))
+                if owner is None and value in became:
+                    owner = changed.get(id(became[value]()))
                 if not isinstance(owner, GlobalTensor):
                     raise _unknown(optimizer, value)
                 trained = known.get(id(owner)) or (before and before.all.get(id(owner))) or Trained(owner)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -69,19 +70,23 @@ def schedule_of(given: "str | Schedule | None", slices: "int | Sequence[int] | N
 
 @dataclass(frozen=True, eq=False)
 class Sized:
-    """The step for micro-batches of one size: how it lies, and how arguments are cut for it."""
+    """The step for micro-batches of one size: how it lies. `taken` has values of the graph that are arguments, and the
+    paths of these."""
 
     micro: Micro
     decided: Decided
     graph: Graph
-    cut: Mapping[str, Callable[[Tensor], Shards]]
-    taken: Mapping[str, str]  # values of the graph that are arguments -> whose
+    taken: Mapping[str, str]
+
+    @cached_property
+    def cut(self) -> Mapping[str, Callable[[Tensor], Shards]]:
+        """How arguments are cut."""
+        return {name: cutter(self.graph.layout(name)) for name in self.taken}
 
 
 class PipedStep(Step):
     """What a graph does for arguments of one kind, a micro-batch at a time."""
 
-    program: Pipelined
     each: list[Sized]  # of the micro-batches
 
     def __init__(
@@ -109,6 +114,7 @@ class PipedStep(Step):
         self.whole = args, kwargs
         self.all: Logical | None = None  # the step of the batch
         super().__init__(build, *self.micro(self.batch.pieces[0]), *rest, **options)
+        self._all_sizes(build)
         del self.whole, self.all
 
     def micro(self, piece: Piece) -> tuple[list[Any], dict[str, Any]]:
@@ -139,31 +145,46 @@ class PipedStep(Step):
         self.micros[self.size] = micro
         return micro.logical
 
-    def compiled(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pipelined:
+    def _all_sizes(self, build: Callable[..., Any]) -> None:
+        """The same step for micro-batches of other sizes, and for those that go the other way, on the same weights."""
         said = {
             joined_path(prefix, path): number
             for prefix, module in self.modules.items()
             for path, number in chunk_of(module).items()
         }
-        variants: dict[tuple[int, Size], Variant] = {}
+        self.variants: dict[tuple[int, Size], Variant] = {}
         self.sized: dict[tuple[int, Size], Sized] = {}
 
         def add(route: int, decided: Decided) -> None:
             one = self.sized[route, self.size] = self._sized(decided)
-            variants[route, self.size] = Variant(one.graph, said, split=self.schedule.split, backend=self.backend)
+            made = Variant(one.graph, said, split=self.schedule.split, backend=self.backend)
+            self.variants[route, self.size] = made
 
         two = self.schedule.way == "routes" and self.trains and len(self.batch.pieces) > 1
         for piece in self.batch.pieces:
             size = piece.sizes
-            if (0, size) not in variants:
+            if (0, size) not in self.variants:
                 self.size, given = size, self.micro(piece)
                 logical = self.micros[size].logical if size in self.micros else self.captured(build, *given)
-                add(0, self.decide(logical, *given) if variants else self.decided)
+                add(0, self.decide(logical, *given) if self.variants else self.decided)
                 if two:
-                    other, rest = mirrored(logical, variants[0, size].where, self.rest)
+                    other, rest = mirrored(logical, self.variants[0, size].where, self.rest)
                     add(1, self.decide(other, *given, rest))
-        made = self._program(variants)
-        self.each = [self.sized[key] for key in made.keys]
+        self.groups = self._groups()
+
+    @cached_property
+    def program(self) -> Pipelined:
+        """What runs."""
+        sizes = [piece.sizes for piece in self.batch.pieces]
+        if self.schedule.synchronous or not self.trains:
+            return Pipelined(self.variants, sizes, self.schedule, self.name, self.batch.slices)
+        return Streamed(self.variants, sizes, self.schedule, self.name, self._update)
+
+    def prepare(self) -> None:
+        if self.ready:
+            return
+        super().prepare()
+        self.each = [self.sized[key] for key in self.program.keys]
         self.before = Before(self.batch, [one.micro for one in self.each], self.groups, self._held, self.name)
         self.seeds = [
             self._seeds(self.each[k], self.batch.shares(self.batch.pieces[k], samples))
@@ -171,25 +192,21 @@ class PipedStep(Step):
             for samples in (sum(self.batch.pieces[k].sizes[0] for k in group[:: self.batch.slices]),)
             for k in group
         ]
-        return made
 
-    def _program(self, variants: Mapping[tuple[int, Size], Variant]) -> Pipelined:
-        """What runs, and which micro-batches make up each update of the weights."""
-        numbers, sizes = range(len(self.batch.pieces)), [piece.sizes for piece in self.batch.pieces]
-        self.groups = [list(numbers)]
+    def _groups(self) -> list[list[int]]:
+        """The micro-batches that make up each update of the weights."""
+        numbers = list(range(len(self.batch.pieces)))
         if self.schedule.synchronous or not self.trains:
-            return Pipelined(variants, sizes, self.schedule, self.name, self.batch.slices)
+            return [numbers]
         if not self.optimizers or self.most is not None:
             raise SbpError(
                 f"schedule {self.schedule.name} updates weights while a step goes on, "
                 f"{'without an optimizer' if not self.optimizers else 'and no norm of all gradients is ever known'}\n"
                 "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, as '1f1b'"
             )
-        where = next(iter(variants.values())).where
-        shape = shape_of(self.schedule, where, len(numbers))
+        shape = shape_of(self.schedule, next(iter(self.variants.values())).where, len(numbers))
         every = self.schedule.value(self.schedule.update, shape, 0)
-        self.groups = [list(numbers[at : at + every]) for at in range(0, len(numbers), every)]
-        return Streamed(variants, sizes, self.schedule, self.name, self._update)
+        return [numbers[at : at + every] for at in range(0, len(numbers), every)]
 
     @staticmethod
     def _seeds(one: Sized, shares: Sequence[float]) -> dict[str, Shards]:
@@ -205,7 +222,6 @@ class PipedStep(Step):
         inputs = {s.value.name for s in graph.sources if s.kind == "input"}
         taken = {name: name for name in inputs}
         taken.update({box.output.name: box.source for box in graph.boxes if box.source in inputs})
-        cut = {name: cutter(graph.layout(name)) for name in taken}
         for name, given in graph.losses:
             if given is not None:
                 raise SbpError(
@@ -218,9 +234,10 @@ class PipedStep(Step):
                     f"the buffer {buffer} is changed by what one micro-batch holds: {micro.parts[number]}\n"
                     "  leave micro_batches= out, or have it changed outside of the graph"
                 )
-        return Sized(micro, decided, graph, cut, taken)
+        return Sized(micro, decided, graph, taken)
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.prepare()
         given = tensors_by_path(args, kwargs)
         held = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}

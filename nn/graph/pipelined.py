@@ -5,7 +5,7 @@ The gradients of weights are added up over the micro-batches where they are made
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -53,6 +53,7 @@ class Made:
 
 class Pipelined:
     """A step of micro-batches. `variants` are graphs by route and size of a micro-batch, all of the same chunks.
+    When it is made it is proved to end; what runs is made with the first step.
 
     Micro-batches take the routes by turns. The second has copies of the weights on other ranks.
     """
@@ -66,6 +67,7 @@ class Pipelined:
         slices: int = 1,
     ) -> None:
         self.variants, self.sizes, self.schedule, self.slices = variants, sizes, schedule, slices
+        self.name = name
         self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
         self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
@@ -77,11 +79,23 @@ class Pipelined:
         self.shards: list[dict[str, Shards]] = []
         self.outcome: Outcome | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
-        self.once = {key: Once(variants[key]) for key in dict.fromkeys(self.keys)}
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
         self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
-        self.runtime = self.alone(name) if world().rank is None else self.together(name)
+
+    @cached_property
+    def once(self) -> dict[tuple[int, Size], Once]:
+        """What is done once a step, before and behind all micro-batches."""
+        return {key: Once(self.variants[key]) for key in dict.fromkeys(self.keys)}
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        """What drives the actors: threads, and lines to other processes, which the first step asks for."""
+        return self.alone(self.name) if world().rank is None else self.together(self.name)
+
+    def prepare(self) -> None:
+        """Make it run, which else the first step does."""
+        _ = self.once, self.runtime
 
     def lower(self, name: str) -> dict[Size, Lowered]:
         each = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from .backend import Backend, Compiled, compiled
 from .called import Shards, plain
 from .liveness import Memory, memory
 from .local import Local, Localiser
-from .schedule import schedule
+from .schedule import Schedule, schedule
 from .segments import Segment, segments
-from .straight import straight
+from .straight import Step, straight
 
 __all__ = ["Outcome", "Program", "compiled_once"]
 
@@ -46,7 +47,7 @@ def compiled_once(local: Local, backend: Backend, weights: tuple[bool, ...] | No
 
 
 class Program:
-    """A graph compiled for this process. Calling it runs one step, outside autograd.
+    """A graph made to run on this process. Calling it runs one step, outside autograd; the first call compiles it.
 
     `overlap` has moves go on beside segments: None, where it pays; True or False, everywhere or nowhere.
     Equal segments are compiled once, whatever layer or rank they are of. `reasons` says where a backend had to pass a
@@ -58,6 +59,11 @@ class Program:
         self.stages = segments(graph)
         self._localiser = Localiser(graph)
         self._known: dict[Any, Compiled] = {}
+        self._seen = False
+
+    @cached_property
+    def _made(self) -> tuple[Schedule, Step, str]:
+        """The schedule, and the function that runs it with its text."""
         held: dict[tuple[int, int], Compiled] = {}
         again: dict[int, tuple[str, ...]] = {}
         for number, stage in enumerate(self.stages):
@@ -66,13 +72,25 @@ class Program:
                     held[number, rank] = self._compiled(self._localiser.segment(stage, rank))
                 ours = {at for rank in owned(stage.placement) for at in held[number, rank].again}
                 again[number] = tuple(stage.inputs[at] for at in sorted(ours))
-        self.schedule = schedule(graph, self.stages, again, regather=backend != "autograd", overlap=overlap)
-        self._step, self.text = straight(graph, self.stages, self.schedule, held, again)
-        self._expected = {
-            s.value.name: [s.value.layout.local_shape(rank) for rank in owned(s.value.layout.placement)]
-            for s in graph.sources
-        }
-        self._seen = False
+        plan = self._scheduled(again)
+        return plan, *straight(self.graph, self.stages, plan, held, again)
+
+    def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Schedule:
+        return schedule(self.graph, self.stages, again, regather=self.backend != "autograd", overlap=self.overlap)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What a step does, in order."""
+        return self._made[0]
+
+    @property
+    def text(self) -> str:
+        """The function that runs it."""
+        return self._made[2]
+
+    def prepare(self) -> None:
+        """Compile it, which else the first call does."""
+        _ = self._made
 
     def _compiled(self, local: Local) -> Compiled:
         known = self._known.get(local.key)
@@ -83,18 +101,20 @@ class Program:
     @property
     def compiled(self) -> tuple[Compiled, ...]:
         """The distinct segments."""
+        self.prepare()
         return tuple(self._known.values())
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why segments were not compiled by the backend that was asked for."""
-        return tuple(dict.fromkeys(made.reason for made in self._known.values() if made.reason))
+        return tuple(dict.fromkeys(made.reason for made in self.compiled if made.reason))
 
     def __call__(self, shards: Mapping[str, Shards]) -> Outcome:
         """One step. `shards` has for each source those that this process owns, in the order of its placement."""
+        step = self._made[1]
         self._check(shards)
         with torch.no_grad(), plain():
-            return Outcome(*self._step(shards))
+            return Outcome(*step(shards))
 
     def _check(self, shards: Mapping[str, Shards]) -> None:
         """Inputs at each step, what does not change at the first."""
@@ -111,10 +131,18 @@ class Program:
                 )
         self._seen = True
 
-    @property
+    @cached_property
+    def _expected(self) -> dict[str, list[tuple[int, ...]]]:
+        """The shapes of the shards of each source that are owned here."""
+        return {
+            s.value.name: [s.value.layout.local_shape(rank) for rank in owned(s.value.layout.placement)]
+            for s in self.graph.sources
+        }
+
+    @cached_property
     def again(self) -> tuple[str, ...]:
-        """The values that are moved a second time for the backward, once for each time."""
-        written = (name for do in self.schedule.todo if do.what in ("box", "wait") for name in do.writes)
+        """The values that are moved a second time for the backward, once for each time; the graph alone says it."""
+        written = (name for do in self._scheduled({}).todo if do.what in ("box", "wait") for name in do.writes)
         return tuple(name.partition(" again ")[0] for name in written if " again " in name)
 
     def memory(self) -> dict[int, Memory]:

@@ -11,7 +11,6 @@ from ...sbp.joint.prices import Lie
 from ...sbp.joint.ways import Option
 from .decide import Decided
 from .liveness import Memory as Live
-from .optimizers import Trained
 
 __all__ = ["report"]
 
@@ -20,12 +19,13 @@ def report(
     graph: Graph,
     decided: Decided,
     live: Mapping[int, Live],
-    trained: Mapping[str, Trained],
+    trained: Mapping[str, Layout],
     kept: int,
     limit: float | None,
     again: Sequence[str],
 ) -> Report:
-    """All that is known of a graph; `kept` tensors belong to the optimizer for each trained parameter."""
+    """All that is known of a graph; `trained` says where parameters' gradients end, and `kept` tensors
+    belong to the optimizer for each of them."""
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
     return Report(graph, tuple(_costs(decided)), _memory(live, trained, kept, limit), solution, again=again)
@@ -67,10 +67,10 @@ def _told(option: Option, axes: int) -> str:
     return f"{', '.join(map(said, option.inputs))} -> {', '.join(dict.fromkeys(map(said, option.outputs)))}"
 
 
-def _memory(live: Mapping[int, Live], trained: Mapping[str, Trained], kept: int, limit: float | None) -> Memory:
+def _memory(live: Mapping[int, Live], trained: Mapping[str, Layout], kept: int, limit: float | None) -> Memory:
     ranks = {}
     for rank, held in live.items():
-        states = sum(kept * _bytes(each.home, rank) for each in trained.values() if rank in each.home.placement.flat)
+        states = sum(kept * _bytes(home, rank) for home in trained.values() if rank in home.placement.flat)
         total = held.total + states
         ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, total)
     return Memory(ranks, None if limit is None else int(limit))

@@ -1,6 +1,11 @@
-"""A step for one shape of arguments: captured, planned and compiled when it is made; run any number of times."""
+"""A step for one shape of arguments: captured and planned when it is made, compiled when it first runs.
+
+Planning looks at modules and changes nothing: only the first run makes parameters global, with values where they have
+none. Until then what was planned is a plan, which `stands` as long as nothing it depends on has changed.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from ...boxing.graph.report import Report
 from ...boxing.graph.text import fingerprint, to_text
 from ...placement import Placement
 from ...placement.errors import SbpError
+from ...placement.world import device, owned
 from ...sbp import Layout
 from ...sbp.logical import Logical
 from ..agree import told
@@ -24,7 +30,7 @@ from .backend import Backend
 from .decide import Decided, decide
 from .inputs import cutter, flat, tensors_by_path
 from .liveness import Memory
-from .model import default_placement, globalised, named_values, pins_of, placed, reading
+from .model import default_placement, globalised, named_values, pins_of, placed, reading, said_of
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
 from .reporting import report
@@ -56,6 +62,7 @@ class Step:
         self.rest = default_placement(modules, placement)
         refuse_closures(optimizers)
         _refuse_history(tensors_by_path(args, kwargs))
+        self.kept: dict[str, Layout] = {}  # how parameters and buffers lie, once that is decided
         logical = self.captured(build, args, kwargs)
         self.trains, self.rebuild = bool(logical.losses), logical.rebuild
         if optimizers and not self.trains and torch.is_grad_enabled():
@@ -63,11 +70,11 @@ class Step:
                 f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
                 "  call loss.backward() in it, or run the graph under torch.no_grad()"
             )
+        self.said = said_of(modules)
         self.decided: Decided = self.decide(logical, args, kwargs)
         self.graph: Graph = bucketed(self.decided.graph)
-        self._agree()
-        self._adopt(self.rest)
-        self.program: Any = self.compiled(build, args, kwargs)
+        self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
+        self.ready = False
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         """What `build` computes of such arguments, as layers were placed."""
@@ -82,7 +89,7 @@ class Step:
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
                 raise
         self.reads.settle([owner, *(part for module in self.modules.values() for part in module.modules())])
-        return placed(logical, self.modules)
+        return placed(logical, self.modules, {name: of.placement for name, of in self.kept.items()})
 
     def decide(
         self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any], rest: Placement | None = None
@@ -92,15 +99,37 @@ class Step:
         return decide(
             logical,
             rest or self.rest,
-            pins=lambda homes: pins_of(self.modules, inputs, homes),
+            pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in self.kept.items()},
             states=states_of(self.optimizers),
             limit=self.limit,
             name=self.name,
         )
 
-    def compiled(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    @cached_property
+    def program(self) -> Any:
         """What runs."""
         return Program(self.graph, backend=self.backend)
+
+    def stands(self) -> bool:
+        """Whether the first run would do what was planned: what is said of modules, and of them global, is the same."""
+        if self.ready:
+            return True
+        values = named_values(self.modules)
+        return self.said == said_of(self.modules) and all(
+            name in values and _fits(values[name], of) for name, of in self.kept.items()
+        )
+
+    def prepare(self) -> None:
+        """All that the first run does before it can run; when that fails, modules stay what they were."""
+        if self.ready:
+            return
+        for where in dict.fromkeys(value.layout.placement for value in self.graph.values.values()):
+            for rank in owned(where):
+                device(where, rank)  # there has to be one
+        self._agree()
+        self.program.prepare()
+        self._adopt(self.rest)
+        self.ready = True
 
     def _agree(self) -> None:
         """All ranks must have made the same plan, or they would wait for each other for ever."""
@@ -115,11 +144,10 @@ class Step:
     def _adopt(self, rest: Placement | None) -> None:
         """The model's values become those of the graph; optimizers get them too."""
         sources = {s.value.name: s for s in self.graph.sources}
-        held = {name: s.value.layout for name, s in sources.items() if s.kind in ("parameter", "buffer")}
         others = rest or next(value.layout.placement for value in self.graph.values.values())
-        self.changed = globalised(self.modules, held, others)
+        self.changed = globalised(self.modules, self.kept, others)
         values = named_values(self.modules)
-        self.held: dict[str, GlobalTensor] = {name: values[name] for name in held}  # type: ignore[misc]
+        self.held: dict[str, GlobalTensor] = {name: values[name] for name in self.kept}  # type: ignore[misc]
         self.trained = {
             name: Trained(value, sources[name].home)
             for name, value in self.held.items()
@@ -133,6 +161,7 @@ class Step:
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One step on these arguments."""
+        self.prepare()
         given = tensors_by_path(args, kwargs)
         shards = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         for name, cut in self.cut.items():
@@ -214,7 +243,12 @@ class Step:
     def explain(self) -> Report:
         """What was chosen and why."""
         kept, again = states_of(self.optimizers), self.program.again
-        return report(self.graph, self.decided, self.memory(), self.trained, kept, self.limit, again)
+        return report(self.graph, self.decided, self.memory(), self.homes_of_trained(), kept, self.limit, again)
+
+    def homes_of_trained(self) -> dict[str, Layout]:
+        """Where the gradient of each parameter ends, by its name, if the step trains."""
+        learns = {s.name for s in self.decided.logical.sources if s.requires_grad and s.kind != "input"}
+        return {s.value.name: s.home for s in self.graph.sources if self.trains and s.value.name in learns}
 
     def memory(self) -> dict[int, Memory]:
         """The bytes that a step takes at its peak on every rank."""
@@ -224,6 +258,14 @@ class Step:
     def __repr__(self) -> str:
         sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))
         return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent in all"
+
+
+def _fits(value: Tensor, of: Layout) -> bool:
+    """Whether a parameter or buffer is what was planned, or can be made so."""
+    same = tuple(value.shape) == of.shape and value.dtype is of.dtype
+    if not isinstance(value, GlobalTensor):
+        return same
+    return same and value.placement is of.placement and value._layout.state == of.state
 
 
 def _refuse_history(inputs: Mapping[str, Tensor]) -> None:

@@ -61,8 +61,8 @@ class _Tracing:
         self, modules: Mapping[str, nn.Module], device: str, placement: Placement | None, *, reuse: bool
     ) -> None:
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        # Without CUDA in it torch ends the process as soon as fakes of CUDA tensors meet autograd.
-        self.device = device if torch.cuda._is_compiled() else "cpu"
+        # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
+        self.device = device if torch.cuda.is_available() else "cpu"
         with self.fakes:
             self.held = Held(modules, self.device)
         self.tape = Tape()

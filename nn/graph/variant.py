@@ -1,6 +1,7 @@
 """Variants: the graph of micro-batches of one size on one route, compiled task by task; and its tasks made to run."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from torch import Tensor
 
@@ -25,37 +26,41 @@ __all__ = ["Entry", "Once", "Variant"]
 
 
 class Variant:
-    """A graph of micro-batches of one size, compiled task by task."""
+    """A graph of micro-batches of one size, compiled task by task; that is done when its tasks are first asked for."""
 
     def __init__(self, graph: Graph, said: Mapping[str, int], *, split: bool, backend: Backend) -> None:
-        self.graph = graph
+        self.graph, self.split, self.backend = graph, split, backend
         self.stages: tuple[Stage, ...] = segments(graph, said)
         self.where: Chunks = chunks(graph, self.stages, said)
-        localiser = Localiser(graph)
-        weights = derived(self.stages, self.where)
         self.compiled: dict[tuple[int, int], Compiled] = {}
         self.again: dict[int, tuple[str, ...]] = {}
         self.halves: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """What is done for one micro-batch, by chunk."""
+        localiser = Localiser(self.graph)
+        weights = derived(self.stages, self.where)
         for number, stage in enumerate(self.stages):
             if not isinstance(stage, Segment):
                 continue
             flags = tuple(name in weights for name in stage.wants)
-            apart = flags if split and any(flags) and not all(flags) else None
+            apart = flags if self.split and any(flags) and not all(flags) else None
             for rank in owned(stage.placement):
                 local = localiser.segment(stage, rank)
-                self.compiled[number, rank] = compiled_once(local, backend, apart)
+                self.compiled[number, rank] = compiled_once(local, self.backend, apart)
             mine = [self.compiled[number, rank] for rank in owned(stage.placement)]
             self.again[number] = _names(stage, [one.again for one in mine])
             if apart is not None:
                 halves = [[one.apart.again[half] for one in mine if one.apart] for half in (0, 1)]
                 self.halves[number] = _names(stage, halves[0]), _names(stage, halves[1])
-        self.tasks: Tasks = tasks_of(
-            graph,
+        return tasks_of(
+            self.graph,
             self.stages,
             self.where,
             self.again,
-            apart=self.halves if split else None,
-            regather=backend != "autograd",
+            apart=self.halves if self.split else None,
+            regather=self.backend != "autograd",
         )
 
     def running(self, name: str, todo: Sequence[Do], bundles: Bundles) -> Running:
