@@ -20,11 +20,22 @@ from ..actors.published import published
 from ..actors.schedule import Schedule
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
-from ..sbp import Broadcast, Partial, Sbp, SbpLike, Split, layout
+from ..sbp import B, Broadcast, Partial, Sbp, SbpLike, Split, layout
 from ..sbp.state import spans
-from ..sbp.text import _one, parse
+from ..sbp.text import _one, on_all_axes, parse
 
-__all__ = ["Hint", "checked_hints", "chunk_of", "hints_of", "near", "pipeline", "place", "placement_of", "shard"]
+__all__ = [
+    "Hint",
+    "checked_hints",
+    "chunk_of",
+    "hints_of",
+    "near",
+    "pipeline",
+    "place",
+    "placement_of",
+    "shard",
+    "spared",
+]
 
 Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
 Modules = TypeVar("Modules", bound=nn.Module | Sequence[nn.Module])
@@ -143,7 +154,8 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
 
     A pattern names parameters, or modules for all parameters in them; `*` is any part of a name, with its dots. Of the
     patterns of one dict the first that fits a parameter counts, of several calls the last. None takes a hint back.
-    A tied parameter has one hint under all its names.
+    One entry, as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without dims
+    are B instead of split. A tied parameter has one hint under all its names.
     """
     known = list(slots(model))
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
@@ -156,8 +168,9 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
             raise _nothing_called(pattern, model, known, paths)
         for slot in fits:
             if id(slot.value) not in said:
-                _check_dims(slot, pattern, hint)
-                said[id(slot.value)] = hint
+                mine = hint if hint is None or slot.full == pattern else spared(hint, slot.value)
+                _check_dims(slot, pattern, mine)
+                said[id(slot.value)] = mine
     for slot in known:
         if id(slot.value) in said:
             kept = {**slot.module.__dict__.get(HINTS, {}), slot.name: said[id(slot.value)]}
@@ -178,6 +191,18 @@ def _read(sbp: SbpLike) -> Hint:
     if isinstance(given, tuple | list):
         return tuple(map(_one, given))
     return _one(given)
+
+
+def spared(sbp: Any, value: Tensor) -> Any:
+    """What is said of many tensors, for one of them: what has no dims cannot be split, and is B."""
+    if is_lazy(value) or value.ndim:
+        return sbp
+    given = parse(sbp) if isinstance(sbp, str) else sbp
+    if isinstance(given, Mapping):
+        return {axis: spared(entry, value) for axis, entry in given.items()}
+    if isinstance(given, tuple | list):
+        return tuple(spared(entry, value) for entry in given)
+    return B if isinstance(given, Split) else given
 
 
 def _entries(hint: Hint | None) -> Iterable[Sbp]:
@@ -248,7 +273,7 @@ def checked_hints(root: nn.Module, placement_by_param: Mapping[str, Placement]) 
                 "  say where it lives, as in flow.nn.place(model, placement)"
             )
         try:
-            found[slot.full] = layout(where, hint, shape, slot.value.dtype).sbp
+            found[slot.full] = layout(where, on_all_axes(hint, where), shape, slot.value.dtype).sbp
         except SbpflowError as error:
             raise type(error)(
                 f"{slot.full} {shape} is to be {hint!r} on {where!r}\n  {error}\n"

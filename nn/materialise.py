@@ -20,6 +20,7 @@ from ..placement.errors import SbpError, SbpflowError
 from ..placement.world import device as device_of
 from ..placement.world import owned
 from ..sbp import B, Layout, SbpLike, layout
+from ..sbp.text import on_all_axes
 from . import seeds
 from .annotate import hints_of, near, placement_of
 from .factories import _fresh, whole_everywhere
@@ -150,7 +151,7 @@ def _lie(each: _Held, sbp: Any, where: Placement | None) -> Layout:
         return sbp
     assert where is not None
     try:
-        return layout(where, sbp, shape, dtype)
+        return layout(where, on_all_axes(sbp, where), shape, dtype)
     except SbpflowError as error:
         raise type(error)(f"materialise: {each.full} {shape} as {sbp!r}\n  {error}") from None
 

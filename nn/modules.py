@@ -14,7 +14,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..placement import Placement
 from ..placement.errors import SbpError, SbpflowError
 from ..sbp import B, SbpLike, signature
+from ..sbp.text import on_all_axes
 from .agree import told
+from .annotate import spared
 from .factories import tensor
 from .tensor import GlobalTensor
 
@@ -27,8 +29,9 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
     """Make a module's parameters and buffers global, in place, and return it.
 
     `sbp` is one signature for all, a dict from patterns of names to signatures (the first that fits counts, what fits
-    none is B), or a function of name and tensor. Every process passes the same values. They are not sent; ranks only
-    compare a checksum, since a model that each rank made from another seed would train without a word.
+    none is B), or a function of name and tensor. One entry, as `S(0)`, is meant for every axis; what is said of many
+    tensors leaves those without dims B instead of split. Every process passes the same values. They are not sent;
+    ranks only compare a checksum, since a model that each rank made from another seed would train without a word.
     """
     said = _reader(sbp, placement)
     _same_values(module, placement)
@@ -92,9 +95,9 @@ register_optimizer_step_pre_hook(_look_for_stale)
 def _global(name: str, value: torch.Tensor, placement: Placement, sbp: SbpLike) -> torch.Tensor:
     try:
         if isinstance(value, GlobalTensor):
-            moved = value.detach().to_global(placement=placement, sbp=sbp)
+            moved = value.detach().to_global(placement=placement, sbp=on_all_axes(sbp, placement))
         else:
-            moved = tensor(value.detach(), placement=placement, sbp=sbp)
+            moved = tensor(value.detach(), placement=placement, sbp=on_all_axes(sbp, placement))
     except SbpflowError as error:
         raise type(error)(
             f"to_global of {name} {tuple(value.shape)}: {error}\n"
@@ -114,11 +117,15 @@ def _reader(sbp: Any, placement: Placement) -> Callable[[str, torch.Tensor], Sbp
         patterns = dict(sbp)
 
         def look(name: str, value: torch.Tensor) -> SbpLike:
-            return next((entry for pattern, entry in patterns.items() if fnmatchcase(name, pattern)), B)
+            found = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+            if found is None:
+                return B
+            said: SbpLike = patterns[found] if found == name else spared(patterns[found], value)
+            return said
 
         return look
-    signature(sbp, placement)
-    return lambda name, value: sbp
+    signature(on_all_axes(sbp, placement), placement)
+    return lambda name, value: spared(sbp, value)
 
 
 def _by_axis(sbp: Mapping[str, Any], placement: Placement) -> bool:

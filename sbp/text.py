@@ -12,7 +12,7 @@ from ..placement import Placement
 from ..placement.errors import SbpError, caret
 from .signature import B, Broadcast, P, Partial, Reduction, S, Sbp, Split
 
-__all__ = ["SbpLike", "parse", "signature"]
+__all__ = ["SbpLike", "on_all_axes", "parse", "signature"]
 
 SbpLike: TypeAlias = Sbp | str | Sequence[Sbp | str] | Mapping[str, Sbp | str]
 
@@ -44,6 +44,18 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
             f"  {placement!r} has axes {axes}\n  give one entry an axis, as in sbp=({fix})"
         )
     return tuple(map(_one, entries))
+
+
+def on_all_axes(sbp: SbpLike, placement: Placement) -> SbpLike:
+    """What is said of a parameter, where a lone entry is meant for every axis: `S(0)` cuts it over all ranks.
+
+    >>> from ..placement import placement
+    >>> p = placement("cpu:[0-3] as (data=2, tensor=2)")
+    >>> on_all_axes("S(0)", p), on_all_axes((S(0), B), p), on_all_axes({"data": S(0)}, p)
+    ((S(0), S(0)), (S(0), B), {'data': S(0)})
+    """
+    given = parse(sbp) if isinstance(sbp, str) else sbp
+    return (given,) * placement.ndim if isinstance(given, Split | Broadcast | Partial) else given
 
 
 def _one(entry: object) -> Sbp:
