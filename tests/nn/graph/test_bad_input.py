@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from sbpflow import S
+from sbpflow import B, S
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import GRID, LINE, batch, loss_fn, net, same_model, sgd
 
@@ -195,7 +195,7 @@ def test_hints_that_fit_nothing() -> None:
     refused("no parameter or module called '0.wieght'.*did you mean '0.weight'", hinted({"0.wieght": S(0)}))
     refused(r"^shard: S\(5\) of 0.weight \(8, 4\).*its dims are 0 to 1", hinted({"0.weight": S(5)}))
     refused("no axis 'tensr' in .*did you mean 'tensor'", hinted({"0.weight": {"tensr": S(0)}}))
-    refused(r"^0.weight \(8, 4\) is to be S\(0\) on .*give one entry an axis", hinted({"0.weight": S(0)}))
+    refused(r"^0.weight \(8, 4\) is to be \(S\(0\), B, B\) on .*2 axes", hinted({"0.weight": (S(0), B, B)}))
 
 
 def test_a_hint_for_what_is_global_already() -> None:
