@@ -55,7 +55,6 @@ class Ended:
     answer: Answer | None
     code: int | None
     stderr: str
-    lingered: float  # seconds from the last answer to the last end
 
 
 class Rank:
@@ -300,10 +299,9 @@ class Fresh:
             end(members, [None] * size)
             raise
         stuck = [m.where() if answer is None and not m.gone else "" for m, answer in zip(members, answers, strict=True)]
-        since = time.monotonic()
         codes = end(members, answers)
         said = [before + member.said() for member, before in zip(members, stuck, strict=True)]
-        return [Ended(*each, time.monotonic() - since) for each in zip(answers, codes, said, strict=True)]
+        return [Ended(*each) for each in zip(answers, codes, said, strict=True)]
 
 
 def end(members: Sequence[Rank], answers: Sequence[Answer | None]) -> list[int | None]:

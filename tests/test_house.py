@@ -116,6 +116,29 @@ def test_a_file_is_short_and_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(source))
 
 
+CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
+READ_CLOCKS = {  # and assert nothing of what they read
+    "tests/conftest.py",  # waits for what was told to stop
+    "tests/ranks.py",  # ends ranks that do not answer
+    "tests/nn/oppool.py",  # ends workers that do not answer
+    "tests/actors/test_timeline.py",  # gives ranks clocks that differ
+    "tests/placement/test_ledger.py",  # writes and reads for a while
+}
+
+
+def names_a_clock(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and any(name.name in CLOCKS for name in node.names)
+    return isinstance(node, ast.Attribute) and node.attr in CLOCKS and ast.unparse(node.value) == "time"
+
+
+def test_no_test_asserts_a_time() -> None:
+    """A busy machine would fail it. Work is counted (tests/counts.py), times are for benchmarks/."""
+    tests = [path for path in ALL_CODE if path.parts[0] == "tests"]
+    read = [path for path in tests if any(map(names_a_clock, ast.walk(ast.parse((ROOT / path).read_text()))))]
+    assert {path.as_posix() for path in read} == READ_CLOCKS
+
+
 @pytest.mark.parametrize("name", ["sbpflow", *(f"sbpflow.{room}" for room in FLOORS)])
 def test_every_public_name_is_there(name: str) -> None:
     module = importlib.import_module(name)

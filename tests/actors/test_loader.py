@@ -1,7 +1,6 @@
 """A loader reads ahead, never further than its slots, and every batch is read once."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from sbpflow.actors.published import published
 from sbpflow.actors.runtime import Runtime, Work
 from sbpflow.actors.simulate import simulate
 from sbpflow.placement.errors import ScheduleError
+from tests.actors.ticks import LIMIT
 
 M = 4
 
@@ -73,21 +73,29 @@ def test_a_network_with_a_loader_ends_in_the_simulator_too() -> None:
 
 
 def test_reading_overlaps_with_work_and_across_steps() -> None:
+    """A slot that one firing let go is filled while the next is at work: each waits here for the other."""
     threads: set[int] = set()
+    together = threading.Barrier(2)
 
     def slow() -> Iterator[int]:
         for number in range(100):
-            time.sleep(0.01)
             threads.add(threading.get_ident())
+            if number >= M:  # the first are read before the first step
+                together.wait(LIMIT)
             yield number
 
     network = loaded(pipeline(published("gpipe"), published("gpipe").shape(1, M)), [("F0", "")], firings=M, high=M)
     loader = Loader(slow(), firings=M, high=M)
     work: dict[str, Work] = {actor.name: lambda firing: None for actor in network.actors}
-    work |= {"F0": lambda firing: time.sleep(0.012), "load data": loader}
-    with Runtime(network, work, initial={"data": loader.first}) as runtime:
-        runtime.run()
-        assert min(runtime.run().seconds for _ in range(4)) < M * 0.022 * 0.85
+
+    def meet(firing: Firing) -> None:
+        if (network.actors[firing.actor].name, firing.label) in {("F0", 1), ("F0", 2), ("F0", 3), ("B0", 0)}:
+            together.wait(LIMIT)
+
+    work |= {"F0": meet, "B0": meet, "load data": loader}
+    with Runtime(network, work, initial={"data": loader.first}, timeout=LIMIT) as runtime:
+        for _ in range(4):
+            runtime.run()
     assert len(threads) == 2  # before the first step the calling one, then the loader's
 
 

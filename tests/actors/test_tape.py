@@ -125,9 +125,9 @@ def big(count: int) -> tuple[list[int], list[float]]:
 
     def make(firing: Firing) -> list[Tensor]:
         value = torch.full((1 << 17,), float(firing.label))
-        end = time.monotonic() + 10.0
-        while firing.label == count - 1 and len(living) and time.monotonic() < end:
-            time.sleep(0.01)
+        for _ in range(1000 if firing.label == count - 1 else 0):  # until what was sent is let go
+            if living:
+                time.sleep(0.01)
         if firing.label == count - 1:
             left.append(len(living))
         living.add(value)

@@ -26,8 +26,9 @@ Move: TypeAlias = tuple[Layout, Layout]
 Death: TypeAlias = Literal["exit", "kill"]
 Hosts: TypeAlias = Callable[[int], dict[str, str]]
 
-SOON = 2.0  # seconds in which a disagreement or a death is told, however long the limit is
-LEISURE = 10.0  # seconds that all may take to end after the last error (0.2 each, on cores that others use too)
+LIMIT = (
+    60.0  # seconds: longer than all of a test may take, so that nothing is told by the limit but where it is shorter
+)
 WAYS = {"shared": None, "messages": False, "collectives": True}
 WHERE = re.compile(r"at \S*test_failures\.py:\d+")
 
@@ -41,11 +42,10 @@ def sampled(count: int, names: str, *values: Iterable[object]) -> pytest.MarkDec
 
 
 class Told(NamedTuple):
-    """How it went on a rank: the error's kind, empty if there was none, its text, and the seconds until then."""
+    """How it went on a rank: the error's kind, empty if there was none, and its text."""
 
     kind: str
     text: str
-    seconds: float
 
 
 def line(ranks: int) -> flow.Placement:
@@ -80,12 +80,11 @@ def meet() -> int:
 def told(limit: float, action: Callable[[], object], native: bool | None = None) -> Told:
     """Do it under this limit, and tell."""
     flow.init(timeout=limit, native=native)
-    start = time.monotonic()
     try:
         action()
     except SbpflowError as error:
-        return Told(type(error).__name__, str(error), time.monotonic() - start)
-    return Told("", "", time.monotonic() - start)
+        return Told(type(error).__name__, str(error))
+    return Told("", "")
 
 
 def make(moves: Sequence[Move], rank: int) -> None:
@@ -109,24 +108,23 @@ def survivors(ended: Sequence[Ended], *, lost: Sequence[int] = ()) -> dict[int, 
             assert end.answer.error is None, end.answer.error
             assert end.code == 0, f"rank {rank} ended with {end.code}\n{end.stderr}"
             found[rank] = end.answer.value if isinstance(end.answer.value, list) else [end.answer.value]
-    assert ended[0].lingered < LEISURE
     return found
 
 
-def assert_told(said: Told, *parts: str, kind: str = "TransportError", within: float = SOON) -> None:
+def assert_told(said: Told, *parts: str, kind: str = "TransportError", by_limit: bool = False) -> None:
+    """That it was told so and, but `by_limit`, not because nothing came for long."""
     assert said.kind == kind, said
     for part in parts:
         assert part in said.text, said.text
     if kind == "TransportError":
         assert WHERE.search(said.text), said.text
-    assert said.seconds < within, said
+    assert by_limit or "no answer within" not in said.text, said.text
 
 
 def assert_broken(said: Told) -> None:
-    """After an error between ranks, each of them refuses to go on, at once."""
+    """After an error between ranks, each of them refuses to go on, and waits for nobody."""
     assert said.kind == "TransportError"
     assert "no longer talk to each other since an earlier move failed" in said.text
-    assert said.seconds < SOON
 
 
 # -- ranks that ask for different things --
@@ -151,7 +149,7 @@ def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, 
     many, one = DIFFERENT[case](size)
     odd = size - 1
     moves = [one if rank == odd else many for rank in range(size)]
-    for rank, (first, after) in survivors(fresh(size, ask, moves, 30.0, WAYS[way])).items():
+    for rank, (first, after) in survivors(fresh(size, ask, moves, LIMIT, WAYS[way])).items():
         other = 0 if rank == odd else odd
         assert_told(first, words(moves[rank][0]), words(moves[other][0]), "different moves")
         assert re.search(rf"rank \d: in {re.escape(words(moves[other][0]))} at \S*test_failures.py:\d+", first.text)
@@ -162,7 +160,7 @@ def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, 
 def test_a_move_that_others_do_not_make_ends_by_the_limit(fresh: Fresh, size: int) -> None:
     many, more = [move(size, "S(0)", "B")], [move(size, "S(0)", "B"), move(size, "S(0)", "S(1)")]
     ended = survivors(fresh(size, ask_only, [more, *[many] * (size - 1)], 2.0))
-    assert_told(ended[0][0], "no answer within 2 s", words(more[1]), words(many[0]), within=2 + SOON)
+    assert_told(ended[0][0], "no answer within 2 s", words(more[1]), words(many[0]), by_limit=True)
     assert all(told.kind == "" for rank in range(1, size) for told in ended[rank])
 
 
@@ -180,12 +178,12 @@ def ask_and_leave(moves: Sequence[Sequence[Move]], limit: float) -> Told:
 def test_a_move_with_ranks_that_have_left_ends_by_the_limit(fresh: Fresh) -> None:
     many, more = [move(2, "S(0)", "B")], [move(2, "S(0)", "B"), move(2, "S(0)", "S(1)")]
     ended = survivors(fresh(2, ask_and_leave, [more, many], 2.0))
-    assert_told(ended[0][0], words(more[1]), "rank 1", within=2 + SOON)
+    assert_told(ended[0][0], words(more[1]), "rank 1", by_limit=True)
 
 
 def test_ranks_that_differ_within_a_part_of_the_world(fresh: Fresh) -> None:
     """Two rows of a grid; in one of them ranks differ, the other goes on."""
-    ended = survivors(fresh(4, ask_in_rows, 30.0))
+    ended = survivors(fresh(4, ask_in_rows, LIMIT))
     for rank in (2, 3):
         assert_told(ended[rank][0], "ranks 2 and 3" if rank == 2 else "ranks 3 and 2", "different moves")
     assert [ended[rank][0].kind for rank in (0, 1)] == ["", ""]
@@ -200,7 +198,7 @@ def ask_in_rows(limit: float) -> Told:
 
 def test_ranks_that_differ_in_moves_under_way(fresh: Fresh) -> None:
     moves = [move(2, "S(0)", "B"), move(2, "P", "B"), move(2, "S(1)", "S(0)")]
-    ended = survivors(fresh(2, ask_async, [moves, [moves[0], moves[2], moves[1]]], 30.0))
+    ended = survivors(fresh(2, ask_async, [moves, [moves[0], moves[2], moves[1]]], LIMIT))
     for rank in (0, 1):
         assert_told(ended[rank][0], "different moves")
 
@@ -216,7 +214,7 @@ def ask_async(moves: Sequence[Sequence[Move]], limit: float) -> Told:
 
 
 def test_a_backward_that_others_do_not_make(fresh: Fresh) -> None:
-    ended = survivors(fresh(2, back, 30.0))
+    ended = survivors(fresh(2, back, LIMIT))
     for rank in (0, 1):
         assert_told(ended[rank][0], "different moves")
 
@@ -249,7 +247,7 @@ def lose_before(victim: int, how: Death, limit: float) -> list[Told]:
 
 @sampled(4, "victim, how, size", [0, 1], ["exit", "kill"], [2, 4])
 def test_a_rank_that_died_before_a_move(fresh: Fresh, victim: int, how: Death, size: int) -> None:
-    ended = fresh(size, lose_before, victim, how, 30.0)
+    ended = fresh(size, lose_before, victim, how, LIMIT)
     assert ended[victim].code == (7 if how == "exit" else -signal.SIGKILL)
     for first, after in survivors(ended, lost=[victim]).values():
         assert_told(first, f"rank {victim} died", words(move(size, "P", "B")))
@@ -269,10 +267,10 @@ def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> lis
 
 @sampled(5, "how, size, way", ["exit", "kill"], [2, 4], WAYS)
 def test_a_rank_that_dies_inside_a_move(fresh: Fresh, how: Death, size: int, way: str) -> None:
-    ended = fresh(size, lose_inside, how, size, 30.0, WAYS[way])
+    ended = fresh(size, lose_inside, how, size, LIMIT, WAYS[way])
     assert ended[1].code == (7 if how == "exit" else -signal.SIGKILL)
     for first, after in survivors(ended, lost=[1]).values():
-        assert_told(first, "rank 1", words(move(size, "P", "B")), within=1 + SOON)
+        assert_told(first, "rank 1", words(move(size, "P", "B")))
         assert_broken(after)
 
 
@@ -293,8 +291,8 @@ def lose_midway(delay: float, limit: float) -> Told:
 
 @sampled(1, "delay", [0.02, 0.2])
 def test_a_rank_that_dies_with_data_on_the_wire(fresh: Fresh, delay: float) -> None:
-    ended = survivors(fresh(2, lose_midway, delay, 30.0), lost=[1])
-    assert_told(ended[0][0], "rank 1 died", within=delay + 2 * SOON)
+    ended = survivors(fresh(2, lose_midway, delay, LIMIT), lost=[1])
+    assert_told(ended[0][0], "rank 1 died")
 
 
 def part(limit: float) -> Told:
@@ -322,7 +320,7 @@ def of_pids(ranks: int) -> Move:
 
 def test_a_rank_that_did_its_part_may_end(fresh: Fresh) -> None:
     """What it sent is there, however late the others look."""
-    ended = survivors(fresh(2, part, 20.0), lost=[1])
+    ended = survivors(fresh(2, part, LIMIT), lost=[1])
     assert ended[0][0].kind == "", ended[0][0].text
 
 
@@ -334,12 +332,12 @@ def stumble(limit: float) -> Told:
 
 
 def test_a_rank_that_ends_with_an_error_of_its_own(fresh: Fresh) -> None:
-    ended = fresh(4, stumble, 30.0)
+    ended = fresh(4, stumble, LIMIT)
     assert ended[2].code == 1
     assert ended[2].answer is not None
     assert "a mistake of the user's own" in (ended[2].answer.error or "")
     for (only,) in survivors(ended, lost=[2]).values():
-        assert_told(only, words(move(4, "S(0)", "B")), "rank 2", within=5 * SOON)  # Python takes a moment to end
+        assert_told(only, words(move(4, "S(0)", "B")), "rank 2")
 
 
 # -- ranks that are stuck --
@@ -357,8 +355,7 @@ def test_a_rank_that_is_stuck_is_told_by_the_limit(fresh: Fresh, size: int, vict
     ended = fresh(size, stop, victim, 2.0, WAYS[way])
     assert ended[victim].code is None, "it was to be stopped until it is killed"
     for (only,) in survivors(ended, lost=[victim]).values():
-        assert_told(only, "no answer within 2 s", f"rank {victim}: in float32 (8, 8) as (S(0),)", within=2 + SOON)
-        assert only.seconds > 1.9
+        assert_told(only, "no answer within 2 s", f"rank {victim}: in float32 (8, 8) as (S(0),)", by_limit=True)
 
 
 # -- shards that do not fit, on one rank --
@@ -386,13 +383,13 @@ def misfit(kind: str, pause: float, limit: float) -> list[Told]:
 def test_a_shard_that_does_not_fit_on_one_rank_is_told_to_all(fresh: Fresh, kind: str, pause: float) -> None:
     """Also where its rank goes on at once; what was wrong is then no longer written anywhere."""
     error, found, _ = MISFITS[kind]
-    for rank, (first, after) in survivors(fresh(4, misfit, kind, pause, 30.0)).items():
+    for rank, (first, after) in survivors(fresh(4, misfit, kind, pause, LIMIT)).items():
         if rank == 1:
             assert_told(first, found, "float32 (8, 8) as (S(0),) on cpu:[0-3]", kind=error)
         else:
             assert_told(first, words(move(4, "S(0)", "B")), "rank 1 gave up", found if pause else "")
         assert after.kind == "TransportError", "all are out of step now"
-        assert after.seconds < SOON
+        assert "no answer within" not in after.text
 
 
 # -- errors that are the same on all ranks, after which they still work together --
@@ -503,7 +500,6 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
-@pytest.mark.alone
 @sampled(4, "case, hosts", DIFFERENT, [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:
     many, one = DIFFERENT[case](4)
@@ -511,29 +507,26 @@ def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: st
     ended = survivors(fresh(4, ask, moves, 2.0, environment=hosts))
     for rank, (first, after) in ended.items():
         src, dst = moves[rank][0]
-        assert_told(first, words((src, dst)), within=4 + SOON)
+        assert_told(first, words((src, dst)), by_limit=True)
         assert_broken(after)
 
 
-@pytest.mark.alone
 @sampled(3, "victim, hosts", [0, 1], [own_host, two_hosts])
 def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts) -> None:
     """Rank 0 also keeps the store, through which hosts tell each other."""
-    ended = survivors(fresh(4, lose_before, victim, "kill", 30.0, environment=hosts), lost=[victim])
+    ended = survivors(fresh(4, lose_before, victim, "kill", LIMIT, environment=hosts), lost=[victim])
     for first, after in ended.values():
         assert_told(first, words(move(4, "P", "B")))
         assert_broken(after)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
     ended = survivors(fresh(4, stop, victim, 2.0, False, environment=own_host), lost=[victim])
     for (only,) in ended.values():
-        assert_told(only, "no answer within 2 s", words(move(4, "P", "B")), within=2 + 2 * SOON)
+        assert_told(only, "no answer within 2 s", words(move(4, "P", "B")), by_limit=True)
 
 
-@pytest.mark.alone
 def test_a_misfit_on_one_of_many_hosts(fresh: Fresh) -> None:
     for rank, (first, _) in survivors(fresh(4, misfit, "shape", 0.0, 2.0, environment=own_host)).items():
-        assert_told(first, kind="ShapeError" if rank == 1 else "TransportError", within=2 + SOON)
+        assert_told(first, kind="ShapeError" if rank == 1 else "TransportError", by_limit=True)

@@ -1,7 +1,5 @@
 """Random programs give on global tensors, of whatever layout, the values and gradients that they give on one."""
 
-import time
-
 import pytest
 
 from tests.nn.fuzz import Leaf, Program, differs, draw, shrink
@@ -30,11 +28,11 @@ def test_a_hook_on_a_part_of_what_was_written_to_since_does_not_crash() -> None:
 
 
 @pytest.mark.sweep
-def test_thousands_of_random_programs_give_what_one_tensor_gives() -> None:
+@pytest.mark.parametrize("hundreds", range(2, 25))
+def test_thousands_of_random_programs_give_what_one_tensor_gives(hundreds: int) -> None:
     found: list[str] = []
-    until, seed = time.process_time() + 280, 150
-    while time.process_time() < until and len(found) < 3 and seed < 10_000:
+    for seed in range(100 * hundreds, 100 * hundreds + 100):
         found += [text for text in (report(seed),) if text]
-        seed += 1
+        if len(found) == 3:
+            break
     assert not found, "\n".join(found)
-    assert seed > 1000, f"only {seed} programs in the time"

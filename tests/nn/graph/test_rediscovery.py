@@ -207,8 +207,8 @@ def test_one_weird_trick() -> None:
     assert forward(graph, "flatten") == {"all_to_all": 1}
 
 
-def test_plans_for_many_ranks_take_seconds() -> None:
-    """96 layers on 64 and on 4096 ranks; three times the promised 2 and 5 seconds, for slow machines."""
+def test_plans_for_many_ranks_are_the_best() -> None:
+    """96 layers on 64 and on 4096 ranks; how long that takes is in benchmarks/graph_planning.py."""
     with torch.device("meta"):
         model = GPT(96, 1024, 64, 50304, 1024)
         text = torch.zeros(4096, 1024, dtype=torch.long)
@@ -219,9 +219,8 @@ def test_plans_for_many_ranks_take_seconds() -> None:
         return loss
 
     logical, _ = trace(build, [text, text], {}, {"": model})
-    for shape, seconds in (((8, 8), 2), ((16, 16, 16), 5)):
+    for shape in ((8, 8), (16, 16, 16)):
         place = flow.placement("cuda", torch.arange(torch.Size(shape).numel()).reshape(shape).tolist())
         with flow.use_cluster("h100x8"):
             found = decide(logical, place)
         assert found.solution.gap < 1e-9
-        assert found.solution.seconds < 3 * seconds

@@ -1,6 +1,5 @@
 """Whole models captured as they are: a GPT, a ResNet, and those of transformers with both kinds of attention."""
 
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.counts import calls
 from tests.nn.graph.same import ops_of, same, traced
 
 
@@ -96,11 +96,18 @@ def test_gpt(training: bool) -> None:
     assert names.count("dropout") == (6 if training else 0)
 
 
-def test_48_layers_are_captured_in_seconds() -> None:
-    model = GPT(48)
-    start = time.process_time()
-    logical, _ = traced(model, TOKENS, TOKENS)
-    assert time.process_time() - start < 8
+def test_to_capture_a_layer_takes_as_many_calls_however_many_there_are() -> None:
+    def of(layers: int) -> int:
+        model = GPT(layers)
+        return calls(lambda: traced(model, TOKENS, TOKENS))
+
+    of(2)  # what is imported and cached by the first
+    two, four, eight, sixteen = of(2), of(4), of(8), of(16)
+    assert abs((sixteen - eight) - 4 * (four - two)) < 0.1 * (sixteen - eight), (two, four, eight, sixteen)
+
+
+def test_48_layers_are_captured_with_their_names() -> None:
+    logical, _ = traced(GPT(48), TOKENS, TOKENS)
     assert len(logical.ops) == 824
     assert {op.origin.block for op in logical.ops} == {"", *(f"layers.{k}" for k in range(48))}
 

@@ -1,7 +1,6 @@
 """A plan is the best of all plans, proven; and the same wherever it is looked for."""
 
 from dataclasses import replace
-from time import process_time
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from sbpflow.sbp.joint.best import Method
 from sbpflow.sbp.joint.problem import Edge, Problem
 from sbpflow.sbp.joint.solve import solve
+from tests.counts import calls
 from tests.sbp.joint.graphs import GRAPHS, plans, small, transformer
 
 
@@ -90,13 +90,12 @@ def test_equal_problems_give_equal_plans_whatever_lies_where_in_memory(wide: Met
         assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
 
 
-def test_a_deep_transformer_takes_two_seconds_at_most() -> None:
+def test_a_deep_transformer_is_solved_by_elimination_in_calls_that_grow_with_it() -> None:
     problem = transformer(96, 60, 40)
     assert len(problem.costs) == 5760
-    start = process_time()
     found = solve(problem)
-    assert process_time() - start < 2.0
+    quarter, eighth = transformer(24, 60, 40), transformer(12, 60, 40)
+    assert calls(lambda: solve(quarter)) < 2.2 * calls(lambda: solve(eighth))
     assert found.method == "elimination"
     assert found.bound == pytest.approx(found.cost)
     assert found.cost < found.greedy
-    assert found.seconds > 0
