@@ -4,7 +4,8 @@ import multiprocessing
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
-CASES = 12  # of one test that run always
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in _beyond_the_sample(items):
+    for item in beyond_the_sample(items):
         item.add_marker(pytest.mark.sweep)
     if config.getoption("--sweep"):
         return
@@ -35,16 +35,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
-def _beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of a test with many cases a seeded sample runs always, the same on every machine; the sweep runs the others."""
+def beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Cases of tests marked `sampled(n)` that only the sweep runs; the others are drawn by the test's name alone."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not item.get_closest_marker("sweep"):
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("sweep"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, each in cases.items():
-        if len(each) > CASES and "test_house" not in name:
-            sample = set(random.Random(name).sample(range(len(each)), CASES))
-            yield from (item for at, item in enumerate(each) if at not in sample)
+        marker = each[0].get_closest_marker("sampled")
+        assert marker is not None
+        runs = covering([values(item) for item in each], *marker.args, seed=name)
+        yield from (item for at, item in enumerate(each) if at not in runs)
+
+
+def values(item: pytest.Item) -> set[tuple[str, int]]:
+    """By parameter which of its values this case has."""
+    assert isinstance(item, pytest.Function)
+    return {*item.callspec.indices.items()}
+
+
+def covering(cases: Sequence[AbstractSet[object]], count: int, *, seed: str) -> list[int]:
+    """So many of them, drawn so that as many values as can be occur in one."""
+    left, seen = random.Random(seed).sample(range(len(cases)), len(cases)), set[object]()
+    found: list[int] = []
+    while left and len(found) < count:
+        found.append(max(left, key=lambda at: len(cases[at] - seen)))
+        left.remove(found[-1])
+        seen |= cases[found[-1]]
+    return found
 
 
 @pytest.fixture(autouse=True)

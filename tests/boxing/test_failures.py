@@ -1,14 +1,12 @@
 """What goes wrong on real ranks is an error on every rank that is left, in time and in words; no abort, no hang."""
 
-import itertools
 import os
-import random
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import pytest
@@ -31,14 +29,6 @@ LIMIT = (
 )
 WAYS = {"shared": None, "messages": False, "collectives": True}
 WHERE = re.compile(r"at \S*test_failures\.py:\d+")
-
-
-def sampled(count: int, names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
-    """All combinations in a sweep, a seeded sample of them always: a test with new processes takes a second."""
-    every = list(itertools.product(*values))
-    kept = random.Random(0).sample(every, count)
-    marked = [pytest.param(*these, marks=() if these in kept else pytest.mark.sweep) for these in every]
-    return pytest.mark.parametrize(names, marked)
 
 
 class Told(NamedTuple):
@@ -144,7 +134,10 @@ DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
 }
 
 
-@sampled(10, "case, size, way", DIFFERENT, [2, 4], WAYS)
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("case", DIFFERENT)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", WAYS)
 def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, way: str) -> None:
     many, one = DIFFERENT[case](size)
     odd = size - 1
@@ -245,7 +238,10 @@ def lose_before(victim: int, how: Death, limit: float) -> list[Told]:
     return [told(limit, lambda: make([move_], rank)) for _ in range(2)]
 
 
-@sampled(4, "victim, how, size", [0, 1], ["exit", "kill"], [2, 4])
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_rank_that_died_before_a_move(fresh: Fresh, victim: int, how: Death, size: int) -> None:
     ended = fresh(size, lose_before, victim, how, LIMIT)
     assert ended[victim].code == (7 if how == "exit" else -signal.SIGKILL)
@@ -265,7 +261,10 @@ def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> lis
     return [told(limit, lambda: make([move(size, "P", "B")] * 2, rank), native) for _ in range(2)]
 
 
-@sampled(5, "how, size, way", ["exit", "kill"], [2, 4], WAYS)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_dies_inside_a_move(fresh: Fresh, how: Death, size: int, way: str) -> None:
     ended = fresh(size, lose_inside, how, size, LIMIT, WAYS[way])
     assert ended[1].code == (7 if how == "exit" else -signal.SIGKILL)
@@ -289,7 +288,8 @@ def lose_midway(delay: float, limit: float) -> Told:
     return told(limit, act)
 
 
-@sampled(1, "delay", [0.02, 0.2])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("delay", [0.02, 0.2])
 def test_a_rank_that_dies_with_data_on_the_wire(fresh: Fresh, delay: float) -> None:
     ended = survivors(fresh(2, lose_midway, delay, LIMIT), lost=[1])
     assert_told(ended[0][0], "rank 1 died")
@@ -350,7 +350,10 @@ def stop(victim: int, limit: float, native: bool | None) -> Told:
     return told(limit, lambda: make([move(world().size or 0, "P", "B")], rank), native)
 
 
-@sampled(3, "size, victim, way", [2, 4], [0, 1], WAYS)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_is_stuck_is_told_by_the_limit(fresh: Fresh, size: int, victim: int, way: str) -> None:
     ended = fresh(size, stop, victim, 2.0, WAYS[way])
     assert ended[victim].code is None, "it was to be stopped until it is killed"
@@ -379,7 +382,9 @@ def misfit(kind: str, pause: float, limit: float) -> list[Told]:
     return [first, told(limit, lambda: box([piece], src, dst))]
 
 
-@sampled(4, "kind, pause", MISFITS, [0.0, 0.5])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", MISFITS)
+@pytest.mark.parametrize("pause", [0.0, 0.5])
 def test_a_shard_that_does_not_fit_on_one_rank_is_told_to_all(fresh: Fresh, kind: str, pause: float) -> None:
     """Also where its rank goes on at once; what was wrong is then no longer written anywhere."""
     error, found, _ = MISFITS[kind]
@@ -500,7 +505,9 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
-@sampled(4, "case, hosts", DIFFERENT, [own_host, two_hosts])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("case", DIFFERENT)
+@pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:
     many, one = DIFFERENT[case](4)
     moves = [many, many, one, many]
@@ -511,7 +518,9 @@ def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: st
         assert_broken(after)
 
 
-@sampled(3, "victim, hosts", [0, 1], [own_host, two_hosts])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts) -> None:
     """Rank 0 also keeps the store, through which hosts tell each other."""
     ended = survivors(fresh(4, lose_before, victim, "kill", LIMIT, environment=hosts), lost=[victim])

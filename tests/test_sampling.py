@@ -1,0 +1,33 @@
+"""A sample of a test's cases: marked where the test stands, the same everywhere, no value of a parameter missing."""
+
+import ast
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import covering
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sample_has_every_value_of_each_parameter_where_it_is_large_enough(seed: int) -> None:
+    cases = [{("case", a), ("size", b), ("way", c)} for a, b, c in product(range(5), range(2), range(3))]
+    sample = covering(cases, 5, seed=str(seed))
+    assert len({*sample}) == 5
+    assert set[tuple[str, int]]().union(*(cases[at] for at in sample)) == set[tuple[str, int]]().union(*cases)
+    assert sample == covering(cases, 5, seed=str(seed))
+
+
+def test_a_sample_of_more_than_there_are_is_all() -> None:
+    assert sorted(covering([{"a"}, {"b"}], 5, seed="")) == [0, 1]
+
+
+def test_refusals_are_never_sampled_away() -> None:
+    """They are written by hand, cost nothing, and only one of them may know of a mistake."""
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(word in node.name for word in ("refus", "wrong", "error")):
+                marks = [ast.unparse(mark) for mark in node.decorator_list]
+                assert not [m for m in marks if "sampled" in m or m == "pytest.mark.sweep"], f"{path.name}: {node.name}"
