@@ -35,11 +35,17 @@ class Chunks:
         return tuple(dict.fromkeys(rank for place in self.placements[group] for rank in place.flat))
 
 
-def chunks(graph: Graph, stages: Sequence[Stage], said: Mapping[str, int] | None = None) -> Chunks:
-    """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several."""
-    made = _Chunker(graph, stages, said or {})
+def chunks(
+    graph: Graph, stages: Sequence[Stage], said: Mapping[str, int] | None = None, placed: Collection[str] = ()
+) -> Chunks:
+    """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several.
+
+    What is in none of the modules `placed` opens no chunk of its own where one of its ranks can take it in.
+    """
+    made = _Chunker(graph, stages, said or {}, placed)
     made.levels()
     made.delay()
+    made.join()
     return made.numbered()
 
 
@@ -68,8 +74,8 @@ def _module(stage: Stage) -> str:
 
 
 class _Chunker:
-    def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int]) -> None:
-        self.graph, self.stages, self.said = graph, stages, said
+    def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int], placed: Collection[str]) -> None:
+        self.graph, self.stages, self.said, self.placed = graph, stages, said, placed
         self.groups = groups([*map(_place, stages), *(s.value.layout.placement for s in graph.sources)])
         self.makers = {name: at for at, stage in enumerate(stages) for name in made_by(stage)}
         weights = {s.value.name for s in graph.sources if s.kind != "input"}
@@ -114,7 +120,8 @@ class _Chunker:
             if at in self.once or at in self.given:
                 continue
             makers = [self.makers[name] for name in stage.inputs if self.makers.get(name, -1) in self.level]
-            before = [said[maker] for maker in makers if maker in said]
+            # What comes from another group is behind its chunk, and so in a later one.
+            before = [said[maker] + (maker in self.hops) for maker in makers if maker in said]
             mine = self.said.get(_module(stage)) if at not in self.hops else None
             if mine is None and before:
                 mine = max(before)
@@ -136,15 +143,38 @@ class _Chunker:
             if len(kinds) < 2 and "" not in kinds and at not in self.hops:
                 movable.add(at)
                 plain.update(dict.fromkeys(made_by(stage), next(iter(kinds), "inputs")))
-        users: dict[int, list[int]] = {}
-        for at, stage in enumerate(self.stages):
-            for name in stage.inputs:
-                if name in self.makers and at in self.level:
-                    users.setdefault(self.makers[name], []).append(at)
+        users = self.users()
         for at in reversed(range(len(self.stages))):
             if at in movable and at in users and at in self.level:
                 last = min(self.level[user] - (at in self.hops) for user in users[at])
                 self.level[at] = max(self.level[at], last)
+
+    def join(self) -> None:
+        """What is in no layer, as the op of a skip connection, goes to the next chunk of layers on its ranks."""
+        layers: dict[int, list[int]] = {}
+        for at, level in self.level.items():
+            if at not in self.hops and _module(self.stages[at]) in self.placed:
+                layers.setdefault(self.groups[_place(self.stages[at])], []).append(level)
+        users = self.users()
+        for at in reversed(range(len(self.stages))):
+            if at not in self.level:
+                continue
+            level = self.level[at]
+            last = min((self.level[user] for user in users.get(at, ())), default=level)
+            if at in self.hops:
+                self.level[at] = max(level, last - 1)
+            elif _module(self.stages[at]) not in self.placed:
+                known = layers.get(self.groups[_place(self.stages[at])], ())
+                self.level[at] = min((one for one in known if level <= one <= last), default=level)
+
+    def users(self) -> dict[int, list[int]]:
+        """Of each stage those that take what it makes."""
+        found: dict[int, list[int]] = {}
+        for at, stage in enumerate(self.stages):
+            for name in stage.inputs:
+                if name in self.makers and at in self.level:
+                    found.setdefault(self.makers[name], []).append(at)
+        return found
 
     def numbered(self) -> Chunks:
         """Chunks by level, and groups by when they first run."""

@@ -24,7 +24,7 @@ from ...placement.world import world
 from ...sbp import B
 from ...sbp.call import refs_in
 from ...sbp.logical import Logical, Source
-from ..annotate import chunk_of
+from ..annotate import chunk_of, placement_of
 from ..tensor import GlobalTensor
 from .batches import Batch, Piece, joined, weight_of
 from .before import Before, Pasts
@@ -152,12 +152,13 @@ class PipedStep(Step):
             for prefix, module in self.modules.items()
             for path, number in chunk_of(module).items()
         }
+        placed = {joined_path(prefix, path) for prefix, module in self.modules.items() for path in placement_of(module)}
         self.variants: dict[tuple[int, Size], Variant] = {}
         self.sized: dict[tuple[int, Size], Sized] = {}
 
         def add(route: int, decided: Decided) -> None:
             one = self.sized[route, self.size] = self._sized(decided)
-            made = Variant(one.graph, said, split=self.schedule.split, backend=self.backend)
+            made = Variant(one.graph, said, split=self.schedule.split, backend=self.backend, placed=placed)
             self.variants[route, self.size] = made
 
         two = self.schedule.way == "routes" and self.trains and len(self.batch.pieces) > 1

@@ -1,6 +1,6 @@
 """Variants: the graph of micro-batches of one size on one route, compiled task by task; and its tasks made to run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from torch import Tensor
@@ -28,10 +28,18 @@ __all__ = ["Entry", "Once", "Variant"]
 class Variant:
     """A graph of micro-batches of one size, compiled task by task; that is done when its tasks are first asked for."""
 
-    def __init__(self, graph: Graph, said: Mapping[str, int], *, split: bool, backend: Backend) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        said: Mapping[str, int],
+        *,
+        split: bool,
+        backend: Backend,
+        placed: Collection[str] = (),
+    ) -> None:
         self.graph, self.split, self.backend = graph, split, backend
         self.stages: tuple[Stage, ...] = segments(graph, said)
-        self.where: Chunks = chunks(graph, self.stages, said)
+        self.where: Chunks = chunks(graph, self.stages, said, placed)
         self.compiled: dict[tuple[int, int], Compiled] = {}
         self.again: dict[int, tuple[str, ...]] = {}
         self.halves: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}

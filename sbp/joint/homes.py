@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...placement import Placement
 from ...placement.errors import PlacementError
-from ..logical import Logical
+from ..logical import Logical, LogicalOp
 
 __all__ = ["Homes", "homes"]
 
@@ -18,7 +18,8 @@ class Homes(NamedTuple):
 
 
 def homes(logical: Logical, default: Placement | None) -> Homes:
-    """An op outside of annotated modules runs where the last made of its inputs is that weights went into.
+    """An op outside of annotated modules runs where the last layer behind its inputs is, or, where less has to be sent
+    then, where other inputs are or what it makes is used: on a skip connection, with the layer at one of its ends.
 
     What is made of arguments alone, as a mask or shifted labels, is made where it is first used; a source lives at its
     first use.
@@ -32,13 +33,17 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
         if op.placement is None and given.issuperset(op.inputs):
             given.update(op.numbers)
     ops: list[Placement | None] = []
-    for op in logical.ops:
+    layer: dict[int, int] = {}  # of a made value the last op of an annotated module that is behind it
+    for at, op in enumerate(logical.ops):
         made = [n for n in op.inputs if n in known]
-        last = max(made, key=lambda n: (n not in given, n >= len(logical.sources), n), default=None)
+        behind = at if op.placement else max((layer.get(n, -1) for n in op.inputs), default=-1)
+        layer.update(dict.fromkeys(op.numbers, behind))
+        last = max(made, key=lambda n: (n not in given, layer.get(n, -1), n >= len(logical.sources), n), default=None)
         ops.append(op.placement or (None if last is None else known[last]))
         if ops[-1] is not None and not given.issuperset(op.numbers):
             for n in (*op.inputs, *op.numbers):
                 known.setdefault(n, ops[-1])
+    _nearer(logical, ops, given, layer)
     users: dict[int, Placement] = {}
     for at in reversed(range(len(ops))):
         op = logical.ops[at]
@@ -61,6 +66,41 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
             known.setdefault(n, there)
     rest = default or (found[0] if found else None)
     return Homes(_sources(logical, known, rest), tuple(found))
+
+
+def _nearer(logical: Logical, ops: list[Placement | None], given: set[int], layer: dict[int, int]) -> None:
+    """Move ops that no module holds to where the least has to be sent for them: first towards those who use what they
+    make, then back towards the last layer behind what they take, so that of ways that send as much it is there."""
+    makers = {n: at for at, op in enumerate(logical.ops) for n in op.numbers}
+    users: dict[int, list[int]] = {}
+    for at, op in enumerate(logical.ops):
+        for n in dict.fromkeys(op.inputs):
+            users.setdefault(n, []).append(at)
+
+    def loose(op: LogicalOp) -> bool:
+        """Whether it is bound to no place, by a module or by a weight."""
+        bound = any(n not in makers and logical.sources[n].kind in ("parameter", "buffer") for n in op.inputs)
+        return op.placement is None and not bound and not given.issuperset(op.numbers)
+
+    def sent(at: int, there: Placement) -> int:
+        """Bytes that go to an op and from it if it runs there, those of gradients too."""
+        op = logical.ops[at]
+        elsewhere = [n for n in dict.fromkeys(op.inputs) if n in makers and ops[makers[n]] not in (there, None)]
+        come = [n for n in elsewhere if all(ops[user] != there for user in users[n] if user != at)]
+        go = [n for n in op.numbers if any(ops[user] not in (there, None) for user in users.get(n, ()))]
+        return sum(logical.fakes[n].nbytes * (1 + (n in logical.wants_grad)) for n in (*come, *go))
+
+    free = [at for at, op in enumerate(logical.ops) if loose(op)]
+    for listed, ahead in ((reversed(free), True), (iter(free), False)):
+        for at in listed:
+            op = logical.ops[at]
+            last = max((n for n in op.inputs if n in makers), key=lambda n: (layer[n], n), default=None)
+            made = [] if last is None else [ops[makers[last]]]  # no earlier one: the pipeline does not go back there
+            used = [ops[user] for n in op.numbers for user in users.get(n, ())]
+            first, second = (used, made) if ahead else (made, used)
+            places = [place for place in dict.fromkeys((*first, ops[at], *second)) if place is not None]
+            if len(places) > 1:
+                ops[at] = min(places, key=lambda there: sent(at, there))
 
 
 def _sources(logical: Logical, known: dict[int, Placement], rest: Placement | None) -> tuple[Placement, ...]:
