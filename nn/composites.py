@@ -18,6 +18,7 @@ from .capture import Node
 from .ghost import Ghost
 from .moving import shards_as
 from .recipe import Recipe
+from .recurrent import FORMULAS
 from .tensor import GlobalTensor, wrap
 
 __all__ = ["Handler", "composite", "formula_named"]
@@ -108,6 +109,10 @@ def dropout(x: GlobalTensor, p: float, train: bool) -> Tensor:
     with torch.no_grad():
         noise = random_like(x, lambda whole: whole.bernoulli_(1 - p).div_(1 - p))
     return x * noise
+
+
+for _op, _layers in FORMULAS.items():
+    formula(Call(_op, (), {}, ()).name, when=always)(_layers)
 
 
 @formula("softmax.int", "_softmax", when=along_split)

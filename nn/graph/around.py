@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp.call import tensors_in
+from .packed import packing
 from .watch import data_dependent
 
 __all__ = ["Asked", "around"]
@@ -75,7 +76,8 @@ def around(asked: Asked, lost: Lost, call: Callable[..., Any]) -> Iterator[None]
     Function.apply = _applied(apply)  # type: ignore[method-assign]
     Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
     try:
-        yield
+        with packing():
+            yield
     finally:
         hook.remove()
         nn.Module.__call__ = run  # type: ignore[method-assign]

@@ -28,6 +28,7 @@ EVEN = {
 FILLED = {"zeros_like": 0, "ones_like": 1}
 LIKE = {*FILLED, "full_like", "empty_like"}
 SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty"}  # of another's shape only
+DRAWN = {"sbpflow::packed_noise"}  # by lengths: every micro-batch has numbers of its own
 # Ops that show numbers otherwise, and do not compute with them.
 SEEN = {
     *("unsqueeze", "expand", "view", "reshape", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "squeeze"),
@@ -113,7 +114,7 @@ class Asked:
             return self.indexed(op, parts, rows)
         if name_of(op) in LIKE:
             return [Part(State(parts[0].state.dims))]
-        if all(part.whole for part in parts) or name_of(op) in SHAPED:
+        if all(part.whole for part in parts) or name_of(op) in SHAPED | DRAWN:
             fresh = [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
             return None if any(part.odd for part in fresh) and self.plain(op) else fresh
         states = tuple(part.state for part in parts)
@@ -262,6 +263,8 @@ class Asked:
                 "  tokens may see earlier ones in F.scaled_dot_product_attention, with is_causal=True or such a mask, "
                 "without dropout, and nowhere else; or leave slices= out"
             )
+        if name_of(op) == "sbpflow::recurrent":
+            told += "  a batch is cut along its first dim: give the layer its samples there, and batch_first=True; or\n"
         return SbpError(
             f"{asked} micro-batch at once\n{told}"
             "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "

@@ -18,6 +18,7 @@ from ...placement.errors import PlacementError, SbpError
 from .backend import Backend
 from .inputs import key_of
 from .model import building
+from .packed import padded
 from .piped import PipedStep, schedule_of
 from .step import Step
 
@@ -72,6 +73,7 @@ class Graph:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = padded(args), padded(kwargs)
         return self.step_for(*args, **kwargs).run(args, kwargs)
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
@@ -114,7 +116,7 @@ class Graph:
         Nothing is run, compiled or made: the model stays as it is, and its parameters may be on meta too. Should it, or
         what is said of it, change before the first run, that one plans anew.
         """
-        self.step_for(*args, **kwargs)
+        self.step_for(*padded(args), **padded(kwargs))
         return self
 
     def _modules(self) -> dict[str, nn.Module]:

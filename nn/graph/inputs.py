@@ -13,6 +13,7 @@ from ...placement.world import device, owned
 from ...sbp import Layout
 from ..moving import shards_as
 from ..tensor import GlobalTensor
+from .packed import repacked, unpacked
 from .structure import replaced
 
 __all__ = ["cutter", "flat", "key_of", "tensors_by_path"]
@@ -51,7 +52,7 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
         given = [replaced(value, put, str(at), objects=True) for at, value in enumerate(args)]
         named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
-        return function(*given, **named)
+        return unpacked(function(*repacked(given), **repacked(named)))
 
     return call
 

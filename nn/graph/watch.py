@@ -22,6 +22,7 @@ from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp.call import map_tensors, tensors_in
 from ...sbp.logical import Origin
+from ..recurrent import FORMULAS
 from .functional import Tape
 from .statistics import statistics
 
@@ -86,6 +87,9 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
                 self.literal(args[0], out)
                 return out
             args, kwargs = map_tensors(args, self._fake), map_tensors(kwargs, self._fake)
+        if func in FORMULAS:  # its parts come by here
+            with self:
+                return FORMULAS[func](*args, **kwargs)
         if torch._C._is_any_autocast_enabled() and (cast := self._cast(func, args, kwargs)) is not None:
             return cast[0]
         if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show

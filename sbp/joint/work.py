@@ -14,7 +14,7 @@ __all__ = ["LINEAR", "flops", "is_view", "rate", "seconds"]
 
 
 def flops(call: Call) -> float:
-    """Floating point operations of the forward of a product, convolution or attention; 0 for all else."""
+    """Floating point operations of the forward of what has many for its size; 0 for all else."""
     count = _COUNTS.get(call.op._schema.name)
     return count(call) if count else 0.0
 
@@ -39,6 +39,12 @@ def _slice(call: Call) -> float:
     return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
 
 
+def _recurrent(call: Call) -> float:
+    """Every moment takes each weight once."""
+    moments = prod(call.bound["x"].shape[:-1])
+    return float(2 * moments * sum(w.numel() for w in call.bound["weights"] if w.dim() == 2))
+
+
 _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::mm": _product("self"),
     "aten::addmm": _product("mat1"),
@@ -49,6 +55,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::mv": _product("self"),
     "aten::scaled_dot_product_attention": _attention,
     "sbpflow::attend": _slice,
+    "sbpflow::recurrent": _recurrent,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
     "aten::convolution": _convolution,
 }
