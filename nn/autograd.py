@@ -5,8 +5,7 @@ these, so that gradients add up locally in both, and are brought together once, 
 backward pass that reaches them, also that of a plain loss made of `to_local` or `full_tensor`.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -22,7 +21,7 @@ from ..sbp.state import State
 from .moving import describe, flat, shards_as
 from .tensor import GlobalTensor, on_backward, plain, wrap
 
-__all__ = ["Leaf", "backward", "become_leaf", "from_whole", "grad", "set_data"]
+__all__ = ["Leaf", "accumulate", "backward", "become_leaf", "from_whole", "grad", "set_data"]
 
 # Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
 _leaves: "list[ref[GlobalTensor]]" = []
@@ -54,7 +53,6 @@ class Leaf:
     def __init__(self, direct: bool) -> None:
         self.direct = direct
         self.aliases: dict[Layout, tuple[Tensor, ...]] = {}
-        self.post_hooks: OrderedDict[int, Callable[[Tensor], None]] = OrderedDict()
 
     def gathered(self, x: GlobalTensor) -> GlobalTensor | None:
         """The gradient that lies on the shards of a direct leaf."""
@@ -118,7 +116,7 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
     if on:
         axes = tuple(a for a in range(x.placement.ndim) if _is_b(x._layout, a))
         x._layout = Layout(x.placement, x._layout.state, x._layout.shape, x._layout.dtype, axes, x._layout.sbp)
-        x._leaf = Leaf(direct=not axes and not x._layout.state.partial)
+        x._leaf = Leaf(direct=not axes and not x._layout.state.partial and x._hooks is None)
         if not x._leaf.direct:
             _heed(x._shards)
             _leaves.append(ref(x))
@@ -256,7 +254,7 @@ def _settle() -> None:
                 for shard in shards:
                     shard.grad = None
         if found:
-            _accumulate(x, _together(x, found))
+            accumulate(x, _together(x, found))
     if gone > 64:
         _leaves[:] = [known for known in _leaves if _is_watched(known())]
 
@@ -285,9 +283,11 @@ def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]
     return wrap(box(total, common, there, op="gradient"), there)
 
 
-def _accumulate(x: GlobalTensor, new: GlobalTensor) -> None:
-    if x._hooks is not None:
-        new = x._hooks.run(new)
+def accumulate(x: GlobalTensor, new: GlobalTensor) -> None:
+    """Add what a backward pass found for a leaf to its gradient, and call its hooks."""
+    hooks = x._hooks
+    if hooks is not None:
+        new = hooks.run(new)
     if x._grad is None:
         x._grad = new
     elif torch.is_grad_enabled() and new.requires_grad:
@@ -295,8 +295,10 @@ def _accumulate(x: GlobalTensor, new: GlobalTensor) -> None:
     else:
         with torch.no_grad():
             x._grad.add_(new)
-    for hook in list(x._leaf.post_hooks.values()):
-        hook(x)
+    if hooks is not None:
+        for hook in list(hooks.after.values()):
+            if hook(x) is not None:
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 def grad(

@@ -12,7 +12,7 @@ from ..placement.world import owned
 from ..sbp import B, Layout, S
 from ..sbp.signature import _partial
 from ..sbp.state import State
-from .tensor import GlobalTensor, wrap
+from .tensor import GlobalTensor, attributes, wrap
 
 __all__ = ["assemble", "deep", "install", "is_param"]
 
@@ -29,9 +29,7 @@ def deep(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
     memo[id(x)] = made
     if x.grad is not None:
         made.grad = deep(x.grad, memo)
-    for name, value in x.__dict__.items():
-        if name not in made.__dict__ and name not in GlobalTensor.__dict__:
-            made.__dict__[name] = deepcopy(value, memo)
+    vars(made).update({name: deepcopy(value, memo) for name, value in attributes(x).items()})
     return made
 
 

@@ -20,10 +20,14 @@ __all__ = ["register_hook", "register_post_hook", "retain_grad", "retained"]
 
 
 class Hooks:
-    """What is to be called with a tensor's gradient, as one global tensor."""
+    """What is to be called with a tensor's gradient, as one global tensor; and with a leaf after it got one.
+
+    They stay with the tensor whatever becomes of its `requires_grad`.
+    """
 
     def __init__(self) -> None:
         self.calls: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
+        self.after: OrderedDict[int, Callable[[Tensor], None]] = OrderedDict()
         self.inner: tuple[Tensor, ...] | None = None  # the shards before they were handed on by _Pass
         self.passed: list[Tensor | None] = []  # what _Pass handed back to each of them
 
@@ -100,11 +104,12 @@ def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> R
 
 
 def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    if x._leaf is None:
+    if x.requires_grad and x._leaf is None:
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
+    after = _hooks_of(x).after
     x._leaf.watch(x)
-    handle = RemovableHandle(x._leaf.post_hooks)
-    x._leaf.post_hooks[handle.id] = hook
+    handle = RemovableHandle(after)
+    after[handle.id] = hook
     return handle
 
 

@@ -26,6 +26,7 @@ from .annotate import hints_of, near, placement_of
 from .factories import _fresh, whole_everywhere
 from .initialisers import Initialisers, blank, initialisers, ours, written
 from .modules import _same_values, _stale
+from .replacement import check_replaceable, replace
 from .tensor import GlobalTensor, wrap
 
 __all__ = ["materialise"]
@@ -92,6 +93,7 @@ def _held(model: nn.Module) -> list[_Held]:
                     continue
                 if is_lazy(value):
                     raise SbpError(f"materialise: {full} has no shape yet\n  run the lazy module on a batch first")
+                check_replaceable(full, value, "materialise")
                 found.append(_Held(full, module, table, name, value))
     return found
 
@@ -299,10 +301,7 @@ def _on(of: Layout, where: Placement) -> Layout:
 
 def _leaf(each: _Held, made: GlobalTensor) -> GlobalTensor:
     made._made = each.full
-    if isinstance(each.value, nn.Parameter):
-        made._is_param = True
-        made.requires_grad_(each.value.requires_grad)
-    return made
+    return replace(each.value, made)
 
 
 def _settled(each: _Held, made: GlobalTensor, of: Layout) -> GlobalTensor:

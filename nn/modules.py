@@ -11,13 +11,16 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..boxing.box import dense
 from ..placement import Placement
 from ..placement.errors import SbpError, SbpflowError
 from ..sbp import B, SbpLike, signature
+from ..sbp.signature import Broadcast, Partial, Split
 from ..sbp.text import on_all_axes
 from .agree import told
 from .annotate import spared
 from .factories import tensor
+from .replacement import check_replaceable, replace
 from .tensor import GlobalTensor
 
 __all__ = ["to_global"]
@@ -32,8 +35,11 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
     none is B), or a function of name and tensor. One entry, as `S(0)`, is meant for every axis; what is said of many
     tensors leaves those without dims B instead of split. Every process passes the same values. They are not sent;
     ranks only compare a checksum, since a model that each rank made from another seed would train without a word.
+    Hooks, gradients and attributes of a parameter come along, and handles of hooks still remove them.
     """
     said = _reader(sbp, placement)
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        check_replaceable(name, value, "to_global")
     _same_values(module, placement)
     made: dict[int, torch.Tensor] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
@@ -53,6 +59,7 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
 def _same_values(module: nn.Module, placement: Placement, asked: str = "to_global") -> None:
     """Refuse plain values that differ between ranks."""
     values = dict((*module.named_parameters(), *module.named_buffers()))
+    values |= {f"{name}.grad": dense(v.grad) for name, v in values.items() if v.grad is not None}
     plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
     rows = (told([_checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
     for rank, row in zip(placement.flat, rows, strict=False):
@@ -104,14 +111,11 @@ def _global(name: str, value: torch.Tensor, placement: Placement, sbp: SbpLike) 
             f'  give it a signature of its own, as in to_global(module, placement, {{"{name}": flow.B, ...}})'
         ) from None
     moved._made = name
-    if isinstance(value, nn.Parameter):
-        moved._is_param = True
-        moved.requires_grad_(value.requires_grad)
-    return moved
+    return replace(value, moved)
 
 
 def _reader(sbp: Any, placement: Placement) -> Callable[[str, torch.Tensor], SbpLike]:
-    if callable(sbp):
+    if callable(sbp) and not isinstance(sbp, Split | Broadcast | Partial):
         return sbp  # type: ignore[no-any-return]
     if isinstance(sbp, Mapping) and not _by_axis(sbp, placement):
         patterns = dict(sbp)

@@ -14,7 +14,7 @@ from ..placement import Placement
 from ..sbp import B, Layout, Sbp, SbpLike, layout
 from .shell import shell
 
-__all__ = ["GlobalTensor", "has_grad", "on_backward", "on_call", "plain", "wrap"]
+__all__ = ["GlobalTensor", "attributes", "has_grad", "on_backward", "on_call", "plain", "wrap"]
 
 _make = torch.Tensor._make_subclass
 
@@ -50,6 +50,11 @@ def wrap(shards: tuple[Tensor, ...], of: Layout) -> "GlobalTensor":
     made._shards = shards
     made._layout = of
     return made
+
+
+def attributes(x: Tensor) -> dict[str, Any]:
+    """What users hang on a tensor."""
+    return {name: value for name, value in vars(x).items() if name not in _OURS}
 
 
 class GlobalTensor(torch.Tensor):
@@ -390,3 +395,6 @@ class GlobalTensor(torch.Tensor):
             self.requires_grad,
             is_param(self),
         )
+
+
+_OURS = {*GlobalTensor.__annotations__, *vars(GlobalTensor), "_is_param"}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...placement.errors import SbpError
+from ..tensor import attributes
 
 __all__ = ["Constant", "Held", "Slot", "fake_like"]
 
@@ -78,6 +79,7 @@ class Held:
             fake = fake_like(real, device)
             if kind == "parameter":
                 fake = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
+                vars(fake).update(attributes(real))
             self.by_real[id(real)] = slot = Slot(name, kind, real, fake)
             self.slots.append(slot)
 
@@ -94,11 +96,11 @@ class Held:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for module, attributes, kept in self._before:
+        for module, own, kept in self._before:
             module.__dict__.clear()
-            module.__dict__.update(attributes)
+            module.__dict__.update(own)
             for name, part in kept.items():  # also hooks: a model may have put its own there
-                held = attributes[name]
+                held = own[name]
                 held.clear()
                 (held.extend if isinstance(held, list) else held.update)(part)
         self._before.clear()
@@ -114,8 +116,8 @@ class Held:
     def constants(self) -> dict[int, Constant]:
         """The tensors among the attributes of modules, by identity, also those in lists and dicts."""
         found: dict[int, Constant] = {}
-        for module, attributes, _ in self._before:
-            for name, value in attributes.items():
+        for module, own, _ in self._before:
+            for name, value in own.items():
                 if name not in ("_parameters", "_buffers", "_modules"):
                     for keys, real in _tensors(value, (name,)):
                         path = _join(self.paths[id(module)], ".".join(map(str, keys)))

@@ -12,6 +12,7 @@ from ...boxing import box
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Layout, State
+from ..autograd import accumulate
 from ..factories import whole_everywhere
 from ..tensor import GlobalTensor, wrap
 from .model import became, building
@@ -74,12 +75,19 @@ class Trained:
 
     def give(self, shards: tuple[Tensor, ...], *, keep: bool) -> None:
         """The gradient of a step, added to what is there, as `backward` does; for the optimizer, or to `keep`."""
-        of, where = (self.parameter, self.lies) if keep else (self.master, self.home)
-        if keep and where.state != self.home.state:
+        hooked = self.parameter._hooks is not None  # these are called with the parameter's own gradient
+        of, where = (self.parameter, self.lies) if keep or hooked else (self.master, self.home)
+        if (keep or hooked) and where.state != self.home.state:
             shards = box(shards, self.home, where, op="gradient")
         if of._leaf is not None and of._leaf.direct:  # it would be put on the shards anyway
             for shard, grad in zip(of._shards, shards, strict=True):
                 shard.grad = grad if shard.grad is None else shard.grad + grad
+            return
+        if hooked:
+            with torch.no_grad():
+                accumulate(of, wrap(shards, where))
+            if not keep:
+                self.gather()
             return
         new, held = wrap(shards, where), of.grad
         of.grad = new if held is None else held + new  # type: ignore[assignment]

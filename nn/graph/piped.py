@@ -262,12 +262,14 @@ class PipedStep(Step):
         """A step of the optimizers on some parameters; stages of one process call it at any time."""
         mine = {id(self.trained[name].master): shards for name, shards in grads.items()}
         with self.learning:
-            for optimizer in self.optimizers:
-                if not step_on_shards(optimizer, mine):
-                    for name, shards in grads.items():
-                        self.trained[name].give(shards, keep=False)
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
+            hooked = self._hooked()
+            steps = [o for o in self.optimizers if hooked or not step_on_shards(o, mine)]
+            for name, shards in grads.items() if steps else ():
+                self.trained[name].give(shards, keep=False)
+            for optimizer in steps:
+                optimizer.step()
+            for optimizer in self.optimizers if steps else ():
+                optimizer.zero_grad(set_to_none=True)
 
     def draw_actors(self, path: str | Path) -> Path:
         return picture(drawn(self.program.network), path)

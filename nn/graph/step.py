@@ -180,7 +180,8 @@ class Step:
         if self.optimizers:
             adopt(self.optimizers, self.known, self.changed)
         mine = {id(self.trained[name].master): shards for name, shards in grads.items() if name in self.trained}
-        steps = [o for o in self.optimizers if self.most is not None or not step_on_shards(o, mine)]
+        whole = self.most is not None or self._hooked()
+        steps = [o for o in self.optimizers if whole or not step_on_shards(o, mine)]
         if steps or not self.optimizers:
             for each in self.trained.values():
                 if id(each.master) in mine:
@@ -194,6 +195,10 @@ class Step:
             optimizer.step()
         for optimizer in self.optimizers if steps else ():
             optimizer.zero_grad(set_to_none=True)
+
+    def _hooked(self) -> bool:
+        """Whether a parameter has hooks, so that gradients have to go by it."""
+        return any(each.parameter._hooks is not None for each in self.trained.values())
 
     @staticmethod
     def _leave(x: Tensor, shards: tuple[Tensor, ...], home: Layout) -> None:
