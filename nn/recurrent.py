@@ -4,7 +4,6 @@ torch's own Python formula, which would be captured otherwise, unrolls time and 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,10 @@ from ..sbp.recurrent import KINDS, recurrent
 __all__ = ["FORMULAS", "stacked"]
 
 Drop = Callable[[Tensor, float], Tensor]
+
+
+def _drop(x: Tensor, p: float) -> Tensor:
+    return torch.dropout(x, p, train=True)
 
 
 def stacked(
@@ -29,7 +32,7 @@ def stacked(
     train: bool,
     both: bool,
     *,
-    drop: Drop = partial(torch.dropout, train=True),
+    drop: Drop = _drop,
 ) -> list[Tensor]:
     """The outputs of the last layer and the last states of all; `x` has time first, and `drop` is between layers."""
     device = x.device.type

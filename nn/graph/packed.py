@@ -12,6 +12,8 @@ layers and `pad_packed_sequence` know how to use. Anything else that asks for pa
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
+from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -131,13 +133,20 @@ def _refuse(asked: str) -> NoReturn:
 
 @contextmanager
 def packing() -> Iterator[None]:
-    """Until the end `pack_padded_sequence` packs for a graph, under whatever name a program has it."""
+    """Until the end `pack_padded_sequence` packs for a graph, under whatever name this thread's program has it."""
+    here = get_ident()
+
+    def pack(x: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> PackedSequence:
+        if get_ident() != here:  # such as a loader of data
+            return plain(x, lengths, batch_first, enforce_sorted)  # type: ignore[no-any-return]
+        return packed(x, lengths, batch_first, enforce_sorted)
 
     def instead(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
         return _packed_in_graph(input, lengths, batch_first, enforce_sorted)  # type: ignore[name-defined]  # noqa: F821
 
     code = pack_padded_sequence.__code__
-    rnn.__dict__["_packed_in_graph"] = packed
+    plain: Any = FunctionType(code, rnn.__dict__)
+    rnn.__dict__["_packed_in_graph"] = pack
     pack_padded_sequence.__code__ = instead.__code__
     try:
         yield

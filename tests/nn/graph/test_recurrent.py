@@ -1,6 +1,7 @@
 """Steps of recurrent nets train as on one device: split, packed, in micro-batches, and in a pipeline."""
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -209,3 +210,18 @@ def trains_on_ranks() -> None:
 
 def test_real_ranks_train_recurrent_nets(ranks4: Ranks) -> None:
     ranks4(trains_on_ranks)
+
+
+def test_another_thread_packs_as_ever_while_a_step_is_captured() -> None:
+    """Such as that of a loader, which makes the next batch meanwhile."""
+    found: list[PackedSequence] = []
+
+    def build(model: nn.Module, x: Tensor) -> Tensor:
+        other = Thread(target=lambda: found.append(pack_padded_sequence(torch.ones(3, 2, 1), [3, 2])))
+        other.start()
+        other.join()
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    flow.compile(nn.Linear(4, 2), build, placement=flow.placement("cpu", range(2)))(torch.ones(2, 4))
+    assert found[0].data.shape == (5, 1)
+    assert found[0].batch_sizes.tolist() == [2, 2, 1]
