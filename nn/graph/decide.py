@@ -4,9 +4,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.insert import Choice, insert
 from ...boxing.graph.physical import Graph
-from ...boxing.look import volume
 from ...placement import Placement, default_cluster
 from ...placement.errors import SbpError
 from ...sbp import Sbp, State
@@ -14,7 +14,9 @@ from ...sbp.joint.formulate import Demands, Formulated, formulate
 from ...sbp.joint.homes import Homes, homes
 from ...sbp.joint.solve import Solution, solve
 from ...sbp.logical import Logical, LogicalOp
+from .account import account
 from .expand import expand, formula_of
+from .room import fitted
 
 __all__ = ["Decided", "Pins", "decide"]
 
@@ -39,12 +41,14 @@ def decide(
     pins: Callable[[Mapping[str, Placement]], Pins] = lambda homes: {},
     states: int = 0,
     limit: float | None = None,
+    regather: bool = True,
     name: str = "graph",
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
     `pins` is asked which sources must lie how, once it is known where they live.
-    With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces.
+    With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces; `regather` says
+    whether what was gathered of parameters is gathered again for the backward.
     """
     first = homes(logical, placement)
     ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
@@ -52,26 +56,40 @@ def decide(
     where = homes(logical, placement)
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None)
-    key = _key(logical, where, demands, limit, name)
+    key = _key(logical, where, demands, (limit, regather), name)
     known = _known.get(key)
     if known is not None:
         return known
     posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
-    solution = solve(posed.problem, limit=limit)
-    _check(solution, pinned, limit)
-    choice = _choice(posed, solution, where.sources, where.ops)
-    graph, names = insert(logical, where, choice, name)
+
+    def made(solution: Solution) -> tuple[Graph, Mapping[int, str]]:
+        _check(solution, pinned)
+        return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
+
+    if limit is None:
+        solution = solve(posed.problem)
+        graph, names = made(solution)
+    else:
+        found = fitted(
+            posed,
+            where,
+            limit,
+            made,
+            lambda made: account(bucketed(made[0]), states, regather=regather),
+            lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
+        )
+        solution, (graph, names) = found.solution, found.made
     if len(_known) >= MOST:
         _known.pop(next(iter(_known)))
-    made = _known[key] = Decided(graph, logical, posed, solution, names)
-    return made
+    decided = _known[key] = Decided(graph, logical, posed, solution, names)
+    return decided
 
 
 MOST = 32
 _known: dict[Hashable, Decided] = {}
 
 
-def _key(logical: Logical, where: Homes, demands: Demands, limit: float | None, name: str) -> Hashable:
+def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:
     """All that a decision depends on, so that the same step is not planned twice in one process."""
     sources = tuple((s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad) for s in logical.sources)
     ops = tuple(
@@ -124,13 +142,7 @@ def _choice(
     return Choice([stored[n] for n in range(len(sources))], [chosen[n] for n in range(len(ops))], copies, results)
 
 
-def _check(solution: Solution, pins: Pins, limit: float | None) -> None:
-    if limit is not None and not solution.fits:
-        raise SbpError(
-            f"no plan fits into {volume(limit)} a rank\n"
-            f"  the one that needs least takes {volume(solution.least)}: parameters, gradients, optimizer states and "
-            "what the backward keeps\n  use more ranks, a smaller batch, or a higher memory= limit"
-        )
+def _check(solution: Solution, pins: Pins) -> None:
     if not solution.choice:
         said = ", ".join(f"{name}: {sbp}" for name, sbp in list(pins.items())[:4])
         raise SbpError(

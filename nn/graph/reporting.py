@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from ...boxing.graph.physical import Graph
-from ...boxing.graph.report import Cost, Held, Memory, Report, Solution
+from ...boxing.graph.report import Cost, Memory, Report, Solution
 from ...sbp import Layout
 from ...sbp.joint.nearby import swaps
 from ...sbp.joint.prices import Lie
 from ...sbp.joint.ways import Option
+from .account import with_states
 from .decide import Decided
 from .liveness import Memory as Live
 
@@ -28,7 +29,8 @@ def report(
     belong to the optimizer for each of them."""
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    return Report(graph, tuple(_costs(decided)), _memory(live, trained, kept, limit), solution, again=again)
+    memory = Memory(with_states(live, trained.values(), kept), None if limit is None else int(limit))
+    return Report(graph, tuple(_costs(decided)), memory, solution, again=again)
 
 
 def _costs(decided: Decided) -> Iterator[Cost]:
@@ -65,19 +67,3 @@ def _told(option: Option, axes: int) -> str:
         return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
 
     return f"{', '.join(map(said, option.inputs))} -> {', '.join(dict.fromkeys(map(said, option.outputs)))}"
-
-
-def _memory(live: Mapping[int, Live], trained: Mapping[str, Layout], kept: int, limit: float | None) -> Memory:
-    ranks = {}
-    for rank, held in live.items():
-        states = sum(kept * _bytes(home, rank) for home in trained.values() if rank in home.placement.flat)
-        total = held.total + states
-        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, total)
-    return Memory(ranks, None if limit is None else int(limit))
-
-
-def _bytes(of: Layout, rank: int) -> int:
-    size = of.dtype.itemsize
-    for n in of.local_shape(rank):
-        size *= n
-    return size

@@ -102,6 +102,7 @@ class Step:
             pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in self.kept.items()},
             states=states_of(self.optimizers),
             limit=self.limit,
+            regather=self.backend != "autograd",
             name=self.name,
         )
 

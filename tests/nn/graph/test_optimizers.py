@@ -10,6 +10,7 @@ from torch import Tensor, nn, optim
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.nn.graph.optimizers import states_of
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import GRID, LINE, WHERE, batch, compiled, eager, loss_fn, net, same, same_model, sgd
 from tests.ranks import Ranks
@@ -49,14 +50,16 @@ def cut(graph: flow.Graph) -> list[str]:
     return [s.value.name for s in graph.physical.sources if s.update is not None]
 
 
-TIGHT = 18_000.0  # bytes a rank: whole parameters fit, with the optimizer's states and gradients only in pieces
+def tight(mine: optim.Optimizer, where: flow.Placement = LINE) -> float:
+    """Bytes a rank: whole parameters fit, with the optimizer's states and gradients only in pieces."""
+    return (23_500.0 if where is LINE else 23_000.0) + 1_760 * states_of([mine])
 
 
 def pieces(name: str, model: nn.Module, where: flow.Placement = LINE, **options: Any) -> tuple[flow.Graph, Any]:
     """A step in which parameters are whole and states are not."""
     flow.nn.shard(model, {"*": (B,) * where.ndim})
     mine = made(name, model)
-    return flow.compile(model, loss_fn, mine, placement=where, memory=TIGHT, **options), mine
+    return flow.compile(model, loss_fn, mine, placement=where, memory=tight(mine, where), **options), mine
 
 
 def close(name: str) -> float:
@@ -87,7 +90,7 @@ def test_pieces_are_stepped_alike(name: str, where: flow.Placement) -> None:
         assert "2.weight" in cut(step)
         held = next(state for p, state in mine.state.items() if p.shape == (8, 64))
         sizes = {name: part.numel() for name, part in held.items() if part.ndim}
-        assert all(part._shards[0].numel() == 128 for part in held.values() if part.ndim), sizes
+        assert all(part._shards[0].numel() < 512 for part in held.values() if part.ndim), sizes
 
 
 @WHERE
@@ -141,9 +144,14 @@ def test_pieces_see_what_is_loaded_and_trained_between_steps() -> None:
 
 
 def test_without_an_optimizer_a_limit_leaves_gradients_on_the_parameters() -> None:
-    model, one = wide(), wide()
+    model, one = (nn.Sequential(nn.Linear(4, 1024), nn.Tanh(), nn.Linear(1024, 4)).double() for _ in range(2))
+    one.load_state_dict(model.state_dict())
     flow.nn.shard(model, {"*": B})
-    step = flow.compile(model, loss_fn, placement=LINE, memory=13_000.0)
+    whole = flow.compile(copy.deepcopy(model), loss_fn, placement=LINE)
+    whole(*batch())
+    memory = whole.explain().memory
+    assert memory is not None
+    step = flow.compile(model, loss_fn, placement=LINE, memory=0.5 * memory.ranks[0].total)
     for at in range(2):
         step(*batch(at=at))
         loss_fn(one, *batch(at=at)).backward()  # type: ignore[no-untyped-call]
@@ -155,15 +163,15 @@ def test_without_an_optimizer_a_limit_leaves_gradients_on_the_parameters() -> No
 # What an optimizer is before, between and after
 
 
-@pytest.mark.parametrize("limit", [None, TIGHT], ids=["whole", "pieces"])
+@pytest.mark.parametrize("limited", [False, True], ids=["whole", "pieces"])
 @pytest.mark.parametrize("name", ["momentum", "AdamW", "Adafactor"])
-def test_an_optimizer_that_has_stepped_goes_on(name: str, limit: float | None) -> None:
+def test_an_optimizer_that_has_stepped_goes_on(name: str, limited: bool) -> None:
     model, one = wide(), wide()
     flow.nn.shard(model, {"*": B})
     mine, ones = made(name, model), made(name, one)
     eager(model, loss_fn, mine, *batch(at=9))
     eager(one, loss_fn, ones, *batch(at=9))
-    step = flow.compile(model, loss_fn, mine, placement=LINE, memory=limit)
+    step = flow.compile(model, loss_fn, mine, placement=LINE, memory=tight(mine) if limited else None)
     for at in range(3):
         same(step(*batch(at=at)), eager(one, loss_fn, ones, *batch(at=at)))
     same_model(model, one)
@@ -191,12 +199,12 @@ def test_a_rate_that_is_a_tensor() -> None:
     same_model(model, one)
 
 
-@pytest.mark.parametrize("limit", [None, TIGHT], ids=["whole", "pieces"])
-def test_states_are_saved_and_loaded_between_steps(limit: float | None) -> None:
+@pytest.mark.parametrize("limited", [False, True], ids=["whole", "pieces"])
+def test_states_are_saved_and_loaded_between_steps(limited: bool) -> None:
     model, one = wide(), wide()
     flow.nn.shard(model, {"*": B})
     mine, ones = made("AdamW", model), made("AdamW", one)
-    step = flow.compile(model, loss_fn, mine, placement=LINE, memory=limit)
+    step = flow.compile(model, loss_fn, mine, placement=LINE, memory=tight(mine) if limited else None)
     for _ in range(2):
         step(*batch())
         eager(one, loss_fn, ones, *batch())

@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Graph, Op
 from sbpflow.boxing.moves import LOCAL
+from sbpflow.nn.graph.account import account
 from sbpflow.nn.graph.decide import Decided, decide
 from sbpflow.nn.graph.trace import trace
 
@@ -177,20 +179,20 @@ def test_the_sequence_is_split_between_the_products_where_it_is_long() -> None:
     assert backward(graph, "blocks.1", parameters=False) == {"all_gather": 2, "reduce_scatter": 2}
 
 
-@pytest.mark.parametrize(("limit", "stored"), [(1300, B), (820, S)], ids=["ZeRO-1", "ZeRO-3"])
+@pytest.mark.parametrize(("limit", "stored"), [(2900, B), (2400, S)], ids=["ZeRO-1", "ZeRO-3"])
 def test_states_then_parameters_are_cut_where_memory_is_short(limit: int, stored: Any) -> None:
-    found = gpt(3, 1024, 16, 2048, 256, rows=64, limit=limit * MIB)
-    graph, weights = found.graph, [f"blocks.1.{name}.weight" for name in ("qkv", "up", "down")]
-    assert found.solution.memory <= limit * MIB
+    found = gpt(12, 1024, 16, 2048, 256, rows=32, limit=limit * MIB)
+    graph, weights = found.graph, [f"blocks.1.{name}.weight" for name in ("up", "down")]
+    assert max(held.total for held in account(bucketed(graph), 2).values()) <= limit * MIB
     sources = {s.value.name: s for s in graph.sources}
     assert all(sources[name].home.state.split for name in weights)  # gradients and Adam's two lie in pieces
     if stored is B:
-        assert lies(graph, *weights) == [B] * 3
-        assert backward(graph, "blocks.1.qkv.weight") == {"reduce_scatter": 1}
+        assert lies(graph, *weights) == [B] * 2
+        assert backward(graph, "blocks.1.up.weight") == {"reduce_scatter": 1}
     else:
         assert B not in lies(graph, *weights)
-        assert forward(graph, "blocks.1") == {"all_gather": 3}
-        assert backward(graph, "blocks.1")["reduce_scatter"] >= 3
+        assert forward(graph, "blocks.1")["all_gather"] >= 2
+        assert backward(graph, "blocks.1")["reduce_scatter"] >= 2
 
 
 def test_one_weird_trick() -> None:

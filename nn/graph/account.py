@@ -1,0 +1,39 @@
+"""The account of memory: what a step takes at its peak on every rank, by kind; of plans to choose from and of the one
+that runs."""
+
+from collections.abc import Iterable, Mapping
+
+from ...boxing.graph.physical import Graph
+from ...boxing.graph.report import Held
+from ...sbp import Layout
+from .liveness import Memory, memory
+from .local import Localiser
+from .segments import segments
+
+__all__ = ["account", "trained", "with_states"]
+
+
+def account(graph: Graph, kept: int, *, regather: bool = True) -> dict[int, Held]:
+    """Of every rank, where an optimizer keeps so many tensors of each parameter."""
+    return with_states(memory(graph, segments(graph), Localiser(graph), regather=regather), trained(graph), kept)
+
+
+def trained(graph: Graph) -> list[Layout]:
+    """Where the gradients of parameters come home, and with them what an optimizer keeps."""
+    return [s.home for s in graph.sources if s.kind == "parameter" and s.value.grad]
+
+
+def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
+    """What a step takes, and what an optimizer keeps besides of what lies so."""
+    homes, ranks = list(homes), {}
+    for rank, held in live.items():
+        states = sum(kept * _bytes(home, rank) for home in homes if rank in home.placement.flat)
+        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states)
+    return ranks
+
+
+def _bytes(of: Layout, rank: int) -> int:
+    size = of.dtype.itemsize
+    for n in of.local_shape(rank):
+        size *= n
+    return size
