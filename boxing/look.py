@@ -1,8 +1,9 @@
 """How moves look and figures read, in pictures and tables: colours by the kind of move, bytes and seconds in words."""
 
+import os
 from typing import NamedTuple
 
-__all__ = ["FAMILIES", "SHORT", "Family", "duration", "family", "volume"]
+__all__ = ["FAMILIES", "SHORT", "Family", "counted", "duration", "family", "user_path", "volume"]
 
 
 class Family(NamedTuple):
@@ -53,6 +54,30 @@ def duration(seconds: float) -> str:
         if seconds < 999.5 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def counted(many: int) -> str:
+    """A large number as one reads it.
+
+    >>> counted(0), counted(512), counted(131072000)
+    ('', '512', '131 M')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if many >= size:
+            return f"{many / size:.3g} {unit}"
+    return str(many or "")
+
+
+def user_path(line: str) -> str:
+    """A line of code as a reader finds it: in a package by the package, else from where the program runs.
+
+    >>> user_path("/usr/lib/python3/site-packages/transformers/models/llama.py:164")
+    'transformers/models/llama.py:164'
+    """
+    for home in ("/site-packages/", "/dist-packages/"):
+        if home in line:
+            return line.rpartition(home)[2]
+    return line.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def family(kind: str) -> str:

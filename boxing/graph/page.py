@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from ..look import FAMILIES, duration, family, volume
+from ..look import FAMILIES, duration, family, user_path, volume
 from .draw import svg
 from .ledger import MoveRow, Way
 from .report import Memory, Report, change, headline, time_line
@@ -161,7 +161,7 @@ def _moves(rows: Sequence[MoveRow]) -> Iterator[str]:
                 _code(r.name),
                 _code(change(r.src, r.dst)),
                 Cell(_chip(r.ways, r.direction)),
-                _code(r.line),
+                _code(user_path(r.line)),
             )
             for r in sent
         ),
@@ -203,7 +203,7 @@ def _ops(report: Report) -> Iterator[str]:
             _code(r.signature),
             _code(r.runner_up),
             Cell(f"+{duration(r.extra)}" if r.runner_up else "", r.extra),
-            _code(r.line),
+            _code(user_path(r.line)),
         )
         for r in report.ops
     )

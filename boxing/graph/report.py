@@ -1,6 +1,7 @@
 """What a graph costs and why: time, memory of each rank, every move, every op with the choice it was given.
 
-    print(report)              tables as text
+    print(report)              a summary, on 30 lines at most
+    print(report.full())       all of it in tables of text
     report.dict()              the same for a program
     report.html("step.html")   a page of its own, with the picture
 
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ...sbp import Layout
-from ..look import duration, volume
+from ..look import duration, user_path, volume
 from .blocks import Blocks
 from .ledger import MoveRow, Total, moves_of, totals
 from .physical import Graph, Op
+from .roles import Role, roles_of
 from .scene import lie, op_name
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "headline",
     "moves_of",
     "ops_of",
+    "table",
     "time_line",
     "totals",
 ]
@@ -158,7 +161,17 @@ class Report:
     def placements(self) -> list[str]:
         return list(dict.fromkeys(str(value.layout.placement) for value in self.graph.values.values()))
 
+    @cached_property
+    def roles(self) -> list[Role]:
+        return roles_of(self.graph)
+
     def __str__(self) -> str:
+        from .summary import summary
+
+        return "\n".join(summary(self))
+
+    def full(self) -> str:
+        """Every rank, move and op, in tables of text."""
         return "\n".join(_text(self))
 
     def html(self, path: str | Path | None = None) -> str:
@@ -188,6 +201,16 @@ class Report:
                 "limit": self.memory.limit,
                 "ranks": {str(rank): asdict(held) for rank, held in self.memory.ranks.items()},
             },
+            "modules": [
+                {
+                    "module": role.module,
+                    "axes": dict(zip(role.axes, role.words, strict=True)),
+                    "sbp": list(map(str, role.sbp)),
+                    "numel": role.numel,
+                    "count": role.count,
+                }
+                for role in self.roles
+            ],
             "moves": [_move(row) for row in self.moves],
             "totals": [_total(total) for total in self.totals],
             "ops": [{**asdict(row), "inputs": list(row.inputs), "outputs": list(row.outputs)} for row in self.ops],
@@ -241,8 +264,9 @@ def change(src: Layout, dst: Layout) -> str:
 
 
 def headline(report: Report) -> str:
-    ops = sum(isinstance(step, Op) for step in report.graph.steps)
-    return f"{report.graph.name}: {ops} ops, {len(report.graph.boxes)} moves on {', '.join(report.placements)}"
+    ops, places = sum(isinstance(step, Op) for step in report.graph.steps), report.placements
+    where = ", ".join(places) if len(places) < 5 else f"{len(places)} placements, {places[0]} to {places[-1]}"
+    return f"{report.graph.name}: {ops} ops, {len(report.graph.boxes)} moves on {where}"
 
 
 def time_line(report: Report) -> str:
@@ -266,17 +290,17 @@ def _text(report: Report) -> Iterator[str]:
     yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
     rows = [
         (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
-         change(r.src, r.dst), r.route, r.line)
+         change(r.src, r.dst), r.route, user_path(r.line))
         for r in sent[:SHOWN]
     ]  # fmt: skip
-    yield from _table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
+    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
     if len(sent) > SHOWN:
         left = sum(r.spent for r in sent[SHOWN:])
         yield f"  and {len(sent) - SHOWN} more of {duration(left)}"
     yield ""
     yield "totals"
     of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in report.totals]
-    yield from _table(("time", "a rank", "", "", "route"), of, "rr")
+    yield from table(("time", "a rank", "", "", "route"), of, "rr")
     yield ""
     yield "ops"
     yield from _ops(report)
@@ -295,7 +319,7 @@ def _memory(memory: Memory | None) -> Iterator[str]:
         over = "  too much" if memory.limit and held.total > memory.limit else ""
         parts = map(volume, (held.parameters, held.gradients, held.states, held.activations, held.total))
         rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}"))
-    yield from _table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
+    yield from table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
 
 
 def _ops(report: Report) -> Iterator[str]:
@@ -304,11 +328,11 @@ def _ops(report: Report) -> Iterator[str]:
         cost = "?" if row.seconds is None else duration(row.seconds * row.count)
         other = f"{row.runner_up} (+{duration(row.extra)})" if row.runner_up else ""
         many = f"x {row.count}" if row.count > 1 else ""
-        rows.append((cost, many, row.module, row.op, row.signature, other, row.line))
-    yield from _table(("time", "", "module", "op", "signature", "runner-up", "line"), rows, "r")
+        rows.append((cost, many, row.module, row.op, row.signature, other, user_path(row.line)))
+    yield from table(("time", "", "module", "op", "signature", "runner-up", "line"), rows, "r")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
     """Rows in columns; the first ones to the right where `sides` says r. Columns without anything are left out."""
     if not rows:
         yield "  none"

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from ...sbp import Layout
-from ..look import duration, family, volume
+from ..look import duration, family, user_path, volume
 from ..plan import Plan
 from .ledger import Way, ways_of
 from .physical import Box, Graph, Op, Step
@@ -203,5 +203,7 @@ def tip_of(graph: Graph, steps: Sequence[Op]) -> str:
     for step in steps[:40]:
         took = ", ".join(f"{shape_of(graph.layout(n))} {lie(graph.layout(n))}" for n in step.inputs)
         made = ", ".join(f"{shape_of(y.layout)} {lie(y.layout)}" for y in step.outputs)
-        lines.append(f"{step.outputs[0].name} = {op_name(step.op)}: {took} -> {made}  {step.origin.line}".rstrip())
+        lines.append(
+            f"{step.outputs[0].name} = {op_name(step.op)}: {took} -> {made}  {user_path(step.origin.line)}".rstrip()
+        )
     return "\n".join(lines)

@@ -27,7 +27,7 @@ def told(graph: Graph) -> Report:
 
 
 def test_a_tiny_report_word_by_word() -> None:
-    assert str(told(tiny())) == (
+    assert told(tiny()).full() == (
         """\
 tiny: 3 ops, 2 moves on cpu:[0-3] as (data=2, tensor=2)
   time    400 us predicted: compute 300 us, moves 180 us, 100 us of them exposed
@@ -58,9 +58,37 @@ ops
     )
 
 
+def test_a_tiny_summary_word_by_word() -> None:
+    assert str(told(tiny())) == (
+        """\
+tiny: 3 ops, 2 moves on cpu:[0-3] as (data=2, tensor=2)
+  time    400 us predicted: compute 300 us, moves 180 us, 100 us of them exposed
+  choice  500 ms by elimination in 10 ms; op after op would give 750 ms (+50%); proved best
+  memory  9 GiB of 8 GiB at most on rank 1; on others from 6 GiB, too much
+          parameters 1 GiB, gradients 1 GiB, states 2 GiB, activations 8 GiB
+
+  module  weights  data           tensor
+  fc      24       data parallel  row parallel
+
+moves
+     time  a rank            value      from -> to              route                        line
+  60.1 us    96 B  forward   fc         (S(0), P) -> (S(0), B)  all_reduce_once over tensor  model.py:9
+    60 us    48 B  backward  fc.weight  (P, S(1)) -> (B, S(1))  all_reduce_once over data    model.py:7
+    60 us     4 B  forward   loss       (P, B) -> (B, B)        all_reduce_once over data    model.py:9
+all of it: print(step.explain().full()), step.explain().html(path), step.explain().dict()"""
+    )
+
+
+@pytest.mark.parametrize("graph", [tiny(), gpt(3), gpt(96, sharded=[2]), piped()], ids=lambda graph: graph.name)
+def test_what_is_printed_of_a_graph_is_30_lines_at_most(graph: Graph) -> None:
+    for report in (told(graph), Report(graph)):
+        assert len(str(report).splitlines()) <= 30
+
+
 def test_what_nobody_told_is_called_unknown() -> None:
     report = Report(tiny())
-    text, known = str(report), report.dict()
+    text, known = report.full(), report.dict()
+    assert str(report).count("unknown") == 4
     assert text.count("unknown") == 4  # compute, what is exposed, the choice, memory
     assert report.predicted is None
     assert known["memory"] is known["choice"] is known["time"]["compute"] is None
@@ -128,7 +156,7 @@ def test_ops_of_repeated_blocks_are_one_row() -> None:
 def test_a_report_goes_through_json(graph: Graph) -> None:
     known = told(graph).dict()
     assert json.loads(json.dumps(known, allow_nan=False)) == known
-    assert set(known) == {"name", "placements", "time", "choice", "memory", "moves", "totals", "ops"}
+    assert set(known) == {"name", "placements", "time", "choice", "memory", "modules", "moves", "totals", "ops"}
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(3), piped()], ids=lambda graph: graph.name)
@@ -153,5 +181,6 @@ def test_a_page_has_a_bar_for_each_rank_and_a_row_for_each_move() -> None:
 
 
 def test_a_report_of_96_layers_is_short_and_takes_calls_that_grow_with_them() -> None:
-    assert len(str(Report(gpt(96))).splitlines()) < 100
+    assert len(Report(gpt(96)).full().splitlines()) < 100
+    assert calls(lambda: Report(gpt(24)).full()) < 2.2 * calls(lambda: Report(gpt(12)).full())
     assert calls(lambda: str(Report(gpt(24)))) < 2.2 * calls(lambda: str(Report(gpt(12))))
