@@ -22,6 +22,7 @@ from ..placement.errors import ScheduleError, TransportError
 from ..placement.world import at_close, store, world
 from .interrupts import Interrupts
 from .link import Broken, GlooLine
+from .watch import Dead
 
 if TYPE_CHECKING:
     from .network import Network
@@ -126,9 +127,13 @@ class Bus:
         else:
             told = self._fault() if isinstance(error, TransportError) else None
             said = str(error).partition("\n")[0]
+            told = told or (said if isinstance(error, Dead) else None)
             cause = told or f"rank {self.rank} gave up{f' in {what}' if what else ''}: {type(error).__name__}: {said}"
         self._give_up(cause)
         return self._error(cause, what) if isinstance(error, Broken) else error
+
+    def dead(self) -> int | None:
+        return next((rank for rank in self.others if not self.ledger.alive(rank)), None)
 
     def close(self) -> None:
         """Stop looking; the world is being left."""
@@ -188,7 +193,7 @@ class Bus:
             told = self._fault()
             if told is not None:
                 return told
-            dead = next((rank for rank in self.others if not self.ledger.alive(rank)), None)
+            dead = error.peer if not self.ledger.alive(error.peer) else self.dead()
             if dead is not None:
                 return f"rank {dead} died"
             time.sleep(PERIOD / 10)

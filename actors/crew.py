@@ -306,11 +306,16 @@ class Crew:
         busy = [queue for queue in self.queues if not queue.parked]
         return ", ".join(q.name + at_line(q.thread) for q in busy) or "nobody"
 
+    def idles(self) -> bool:
+        links = {self.desk.queue[at] for at, link in enumerate(self.travel) if link is not None}
+        busy = [queue.at for queue in self.queues if not queue.parked]
+        return bool(busy) and links.issuperset(busy)
+
     def describe(self) -> str:
         from .proof import waits  # it is needed only when something went wrong
 
         with self.lock:
-            return str(waits(self.desk))
+            return str(waits(self.desk, self.travel))
 
     def close(self) -> None:
         """End the threads; those that are still at work are left to end by themselves."""

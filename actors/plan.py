@@ -26,6 +26,9 @@ class Guard(Protocol):
     def leave(self) -> None:
         """The step is over."""
 
+    def dead(self) -> int | None:
+        """A rank whose process has ended, if there is one."""
+
     def tell(self, what: str, error: BaseException) -> BaseException:
         """Have all processes give up, end the waits of this one, and return the error to raise here."""
 

@@ -10,8 +10,10 @@ from typing import Literal
 
 from ..placement.errors import ScheduleError
 from .desk import Desk
+from .link import Receive, Send
 from .network import Give, Network, Take
 from .protocol import State, Wired
+from .reorder import sooner
 from .simulate import Run, simulate
 
 __all__ = ["Mark", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "wait_graph", "waits"]
@@ -26,12 +28,12 @@ class Wait:
     """What holds up an actor: `have` of `need` slots, which `by` has still to fill or to free.
 
     At `low` there are slots to take and too few behind them. An actor at work waits for nobody, one that is ready for
-    its queue.
+    its queue; one that sends or receives waits for other ranks to take or to send.
     """
 
     actor: str
     fired: int
-    what: Literal["filled", "freed", "low", "queue", "work"]
+    what: Literal["filled", "freed", "low", "queue", "work", "take", "send", "ask"]
     register: str = ""
     have: int = 0
     need: int = 0
@@ -45,6 +47,10 @@ class Wait:
             return f"{who} is at work"
         if self.what == "queue":
             return f"{who} is ready" + (f" and waits for its queue, where {self.by} is at work" if self.by else "")
+        if self.what in ("take", "send"):
+            return f"{who} waits for rank{'s' * (',' in self.by)} {self.by} to {self.what} it"
+        if self.what == "ask":
+            return f"{who} has not been asked for"
         state = "free" if self.what == "freed" else "filled"
         low = ", its low mark," if self.what == "low" else ""
         over = ", which has ended" if self.over else ""
@@ -63,8 +69,11 @@ class Waits(tuple[Wait, ...]):
         return "\n".join(f"  {line}" for line in lines[:MOST] + more)
 
 
-def waits(desk: Desk) -> Waits:
-    """What every actor that has not ended waits for.
+def waits(desk: Desk, travel: Sequence[Send | Receive | None] = ()) -> Waits:
+    """What every actor that has not ended waits for. `travel` has for each what it sends or receives, if it does.
+
+    What was sent is posted before anybody waits for it, and may have been taken long ago: only those are named whose
+    slots are missing.
 
     >>> from .network import Actor, Give, Register, Take
     >>> f, b = Actor("f", "q", gives=(Give("x"),), firings=3), Actor("b", "q", (Take("x", low=1),))
@@ -73,7 +82,21 @@ def waits(desk: Desk) -> Waits:
       b (fired 0) waits for x: 1 of 2, its low mark, filled, by f
       and so in a circle
     """
-    return Waits(_waits(desk))
+    found = list(_waits(desk))
+    known = {actor.name: link for actor, link in zip(desk.wiring.network.actors, travel, strict=False)}
+    asked = {wait.by for wait in found}
+    listed: list[Wait] = []
+    for wait in found:
+        link = known.get(wait.actor)
+        if link is None or wait.what not in ("work", "queue"):
+            listed.append(wait)
+        elif wait.actor in asked or (isinstance(link, Receive) and wait.what == "work"):
+            peers = wait.actor.partition(":")[0].partition(" ")[2]
+            what: Literal["take", "send", "ask"] = "take" if isinstance(link, Send) else "send"
+            if what == "send" and wait.what == "queue":
+                what = "ask"
+            listed.append(replace(wait, what=what, by=peers if what != "ask" else ""))
+    return Waits(listed)
 
 
 def _waits(desk: Desk) -> Iterator[Wait]:
@@ -235,7 +258,13 @@ def _refused(run: Run) -> ScheduleError:
         lines.append(f"{others} others wait as well")
     helps = [" and ".join(map(str, marks)) for marks in remedies(run)]
     fix = "; or ".join(dict.fromkeys(helps[:3] if all(" and " not in each for each in helps) else helps[:1]))
-    lines.append(f"try {fix}" if fix else "no mark helps: fill some of these slots at first, or take a wait away")
+    if fix:
+        lines.append(f"try {fix}")
+    elif any(run.network.actor(wait.actor).sequence for wait in chain):
+        changes = "; then ".join(map(str, sooner(run.network)))
+        lines.append(f"do {changes}" if changes else "no mark helps: what these orders wait for must come before it")
+    else:
+        lines.append("no mark helps: fill some of these slots at first, or take a wait away")
     return ScheduleError("\n  ".join(lines))
 
 

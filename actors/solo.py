@@ -8,9 +8,8 @@ from typing import Any
 
 from ..placement.errors import ScheduleError
 from .desk import Firing, Slot
-from .link import Send
+from .link import Receive, Send
 from .plan import Plan, Raw, check_first, check_given
-from .protocol import State
 from .tape import Tape
 from .watch import Watch, at_line, where
 
@@ -136,14 +135,14 @@ class Solo:
         actors = self.plan.network.actors
         return ", ".join(actors[e.firing.actor].queue + at_line(self.caller) for e in entries) or "nobody"
 
+    def idles(self) -> bool:
+        return any(entry.link is not None for entry in self.tape.entries[self.fired : self.fired + 1])
+
     def describe(self) -> str:
         from .proof import waits  # it is needed only when something went wrong
 
-        desk = Tape(self.plan, self.fired).desk
-        for at, link in enumerate(self.tape.work):
-            if isinstance(link, Send) and desk.states[at].phase == "ready":
-                desk.states[at] = _under_way(desk.states[at])
-        return str(waits(desk))
+        travel = [work if isinstance(work, Send | Receive) else None for work in self.tape.work]
+        return str(waits(Tape(self.plan, self.fired).desk, travel))
 
     def close(self) -> None:
         """End the thread; one that still waits is left to end by itself."""
@@ -151,11 +150,6 @@ class Solo:
         if thread is not None:
             self.large.put(None)
             thread.join(GRACE if self.watch.error is None else 0.0)
-
-
-def _under_way(state: State) -> State:
-    """What is sent is under way before anybody waits for it."""
-    return state._replace(phase="running")
 
 
 _new = tuple.__new__  # half as long as Firing(...)

@@ -14,9 +14,14 @@ from ..placement.errors import ScheduleError, TransportError
 from ..placement.world import at_close, world
 from .plan import Plan
 
-__all__ = ["Doing", "Watch", "at_line", "where"]
+__all__ = ["Dead", "Doing", "Watch", "at_line", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
+LATER = 1.0  # seconds by which one who only waits for others gives up later, so that the stuck one is named
+
+
+class Dead(TransportError):
+    """Nothing goes on, and a rank is dead."""
 
 
 class Doing(Protocol):
@@ -28,6 +33,9 @@ class Doing(Protocol):
 
     def at_work(self) -> str:
         """The queues that are at something now."""
+
+    def idles(self) -> bool:
+        """Whether all that is at something waits for another process."""
 
     def describe(self) -> str:
         """Who waits for whom."""
@@ -75,8 +83,14 @@ class Watch:
         if fired != self.seen:
             self.seen, self.progressed = fired, now
         elif self.error is None and now - self.progressed > self.timeout:
+            if self.doing.idles() and now - self.progressed < self.timeout + LATER:
+                return
             said = f"{self.plan.name} made no progress for {self.timeout:g} s; at work: {self.doing.at_work()}"
             self.report(said)
+            dead = self.guard.dead() if self.guard is not None else None
+            if dead is not None:
+                self.fail(Dead(f"rank {dead} died\n  noticed since {said}\n  start the processes anew"))
+                return
             error = ScheduleError if self.guard is None else TransportError
             fix = "where firings do take that long, give flow.init(timeout=) more seconds"
             self.fail(error(f"{said}\n  stderr tells who waits for whom; {fix}"))

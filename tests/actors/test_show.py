@@ -100,6 +100,19 @@ def test_an_order_that_comes_to_a_stop_says_who_waits() -> None:
     assert "stops after 2 firings" in str(caught.value)
     assert "order of 0 (fired 1) waits for dy.0" in str(caught.value)
     assert "order of 1 (fired 1) waits for x.1" in str(caught.value)
+    assert str(caught.value).endswith("\n  do F0 of micro-batch 1 before B0 of micro-batch 0 in order of 0")
+    assert Schedule("own", table=("F0 F1 B0 B1", "F0 F1 B0 B1")).show().run.finished  # as it says
+
+
+def test_orders_that_wait_for_each_other_are_told_every_thing_to_do_sooner() -> None:
+    with pytest.raises(ScheduleError) as caught:
+        Schedule("own", table=("F0 B0 F1 B1 F2 B2", "F0 F1 B0 F2 B1 B2")).show()
+    line = str(caught.value).splitlines()[-1]
+    assert line == (
+        "  do F0 of micro-batch 1 before B0 of micro-batch 0 in order of 0; "
+        "then F0 of micro-batch 2 before B0 of micro-batch 1 in order of 0"
+    )
+    assert Schedule("own", table=("F0 F1 B0 F2 B1 B2", "F0 F1 B0 F2 B1 B2")).show().run.finished
 
 
 def test_an_order_is_for_its_own_size() -> None:
