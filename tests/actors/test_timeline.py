@@ -2,11 +2,11 @@
 
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -337,7 +337,7 @@ def measured(shift: float) -> tuple[dict[int, float], dict[int, tuple[Ran, ...]]
     ranks = (0, 1, 3)
     if rank not in ranks:
         return {}, {}
-    offsets = clock_offsets(ranks, clock=lambda: perf_counter() + shift * rank)
+    offsets = clock_offsets(ranks, clock=lambda: time.monotonic() + shift * rank)
     return offsets, dict(collect(ranks, (Ran("F0", "", 0, f"device {rank}", 0.0, 1.0),)))
 
 

@@ -6,7 +6,7 @@ from math import ceil, log2, prod
 import pytest
 
 from sbpflow.boxing import plan
-from sbpflow.boxing.price import EVERYBODY_ADDS, Network, Price, extent, missing
+from sbpflow.boxing.price import EVERYBODY_ADDS, Network, Price, extent, missing, truly_missing
 from sbpflow.placement import cluster, placement, use_cluster
 from sbpflow.sbp import B, Layout, P, S, layout
 from tests.boxing.oracle import GRIDS, broken, every_pair, grid, held, holed, indices, network, ordered, sample
@@ -152,3 +152,29 @@ def test_an_axis_of_one_rank_costs_nothing() -> None:
 def test_who_holds_all_lacks_nothing_and_who_holds_half_lacks_half() -> None:
     assert missing((8,), ((),), ((0,),), (2,)) == 0
     assert missing((8,), ((0,),), ((),), (2,)) == 4
+
+
+@ON_ALL_GRIDS
+@pytest.mark.parametrize("shape", [(5, 3), (7, 2), (3, 11)], ids=str)
+def test_bytes_truly_missing_are_those_of_the_worst_of_all_ranks(axes: tuple[int, ...], shape: tuple[int, int]) -> None:
+    """Counted index by index on every rank, for splits that leave remainders and pieces that are empty."""
+
+    def lacks(src: Layout, dst: Layout, rank: int) -> int:
+        needs, common = 1, 1
+        for have, need in zip(held(src, rank), held(dst, rank), strict=True):
+            needs *= len(need)
+            common *= len({*have.tolist()} & {*need.tolist()})
+        return needs - common
+
+    for src, dst in sample(every_pair(ordered(grid(*axes), shape)), 60, (axes, shape)):
+        wanted = max(lacks(src, dst, rank) for rank in src.placement.flat)
+        assert truly_missing(shape, src.state.dims, dst.state.dims, axes) == wanted, (src, dst)
+
+
+def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum() -> None:
+    """It needs no GPU. To add up by hand what is small pays on the cores of a host; on a card each term is a kernel."""
+    for device in ("cpu", "cuda"):
+        src = layout(placement(f"{device}:[0-3]"), P, (4,))
+        by_hand = device == "cpu"
+        assert ("all_reduce_once" in [move.kind for move in plan(src, src.to(B)).moves]) == by_hand
+        assert ("all_reduce_once" in Network.of(src.placement, cluster("flat")).reductions) == by_hand

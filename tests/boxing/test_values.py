@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from sbpflow.boxing import box
-from sbpflow.placement import use_cluster
-from sbpflow.sbp import B, Layout, P, S, Sbp
+from sbpflow.boxing import box, plan
+from sbpflow.placement import placement, use_cluster
+from sbpflow.sbp import B, Layout, P, S, Sbp, layout
 from tests.boxing.oracle import (
     GRIDS,
     SHAPES,
@@ -181,3 +181,16 @@ def keeps_ranks_apart(src: Layout, dst: Layout) -> None:
     }
     assert len({*out.values()}) == len(out), "two ranks hold one buffer"
     assert all(where.get(place, rank) == rank for rank, place in out.items()), "a rank holds another's buffer"
+
+
+@pytest.mark.parametrize(("src", "dst"), [((1,), (1, 1)), ((1, 1), (1,)), ((1, 1), (1, 1, 1)), ((1,), (1,))], ids=str)
+def test_a_rank_alone_may_change_the_shape_of_its_grid(src: tuple[int, ...], dst: tuple[int, ...]) -> None:
+    """Nothing is sent, though the two placements are not one."""
+    whole = torch.arange(6.0).reshape(2, 3)
+    one, other = placement("cpu", [0]).reshape(src), placement("cpu", [0]).reshape(dst)
+    kinds: list[Sbp] = [S(0), B, P]
+    for a, b in itertools.product(kinds, repeat=2):
+        here, there = layout(one, (a,) * len(src), (2, 3)), layout(other, (b,) * len(dst), (2, 3))
+        assert plan(here, there).total == 0
+        (got,) = box([whole], here, there)
+        assert torch.equal(got, whole)

@@ -15,6 +15,7 @@ import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.placement.errors import SbpError
 from tests.nn.either import Maker, X, Y, differs
+from tests.ranks import Ranks
 
 LAWS: dict[str, Callable[[Maker], Any]] = {}
 
@@ -450,3 +451,24 @@ def test_a_plain_parameter_of_a_global_tensor_is_a_parameter() -> None:
         return isinstance(p, nn.Parameter), p.is_leaf, p, p.grad
 
     assert not differs(parameter)
+
+
+def from_a_maximum() -> tuple[Tensor, Tensor]:
+    """Backward from a root of which every rank has another maximum, by a gradient that lies as its dual."""
+    p = flow.placement("cpu", range(4))
+    x = flow.tensor(torch.arange(24.0).reshape(8, 3).sin(), placement=p, sbp=S(0), requires_grad=True)
+    y = x.amax(0)
+    assert isinstance(y, flow.GlobalTensor)
+    assert y.sbp == (P("max"),)
+    g = flow.tensor(torch.tensor([1.0, 2.0, 3.0]), placement=p, sbp=B).to_global(sbp=P)
+    y.backward(g)
+    assert isinstance(x.grad, flow.GlobalTensor)
+    plain = torch.arange(24.0).reshape(8, 3).sin().requires_grad_()
+    plain.amax(0).backward(torch.tensor([1.0, 2.0, 3.0]))
+    assert plain.grad is not None
+    return x.grad.full_tensor(), plain.grad
+
+
+def test_backward_from_a_maximum_over_ranks_reaches_its_holders_only(ranks4: Ranks) -> None:
+    for mine, plain in [*ranks4(from_a_maximum), from_a_maximum()]:
+        assert torch.equal(mine, plain)

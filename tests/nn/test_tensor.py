@@ -2,7 +2,8 @@
 
 # mypy: disallow-untyped-calls=False
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from sbpflow import B, S
+from sbpflow import B, P, S
 from tests.nn.either import LINE, Maker, X, Y, differs
 
 ARITHMETIC = """
@@ -128,3 +129,26 @@ def test_python_functions_of_elements_see_the_values() -> None:
         return make(X).apply_(lambda v: v * 2).map_(make(Y), lambda a, b: a + b)
 
     assert not differs(law)
+
+
+class Pair(NamedTuple):
+    one: Tensor
+    two: Tensor
+
+
+class Bag(list[Tensor]):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Pair, lambda *x: Bag(x)], ids=["named_tuple", "own_list"])
+def test_tensors_in_a_tuple_or_list_of_ones_own_class_go_together_at_every_call(kind: Callable[..., Any]) -> None:
+    """The first call makes a recipe, the next take it: also with layouts and sizes that it was not made for."""
+    p = flow.placement("cpu", range(4))
+    for sbp in (S(0), S(0), B, S(1), P):
+        for rows in (8, 8, 5):
+            whole = [torch.arange(rows * 2.0).reshape(rows, 2) + n for n in range(2)]
+            parts = [flow.tensor(x, placement=p, sbp=sbp) for x in whole]
+            for join in (torch.stack, torch.cat):
+                got = join(kind(*parts))
+                assert isinstance(got, flow.GlobalTensor)
+                assert torch.equal(got.full_tensor(), join(whole))

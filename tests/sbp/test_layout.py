@@ -62,6 +62,12 @@ def test_the_offset_is_the_index_of_the_first_element(axes: tuple[int, ...], sha
                 assert lies.offset(rank) == tuple(piece[0, 0].tolist())
 
 
+def test_an_empty_piece_begins_at_nought_in_the_dim_that_it_has_nothing_of() -> None:
+    lies = layout(placement("cpu:[0-3] as (2, 2)"), (S(0), S(1)), (1, 5))
+    assert [lies.offset(rank) for rank in range(4)] == [(0, 0), (0, 3), (0, 0), (0, 3)]
+    assert [lies.slices(rank)[0] for rank in range(4)] == [slice(0, 1)] * 2 + [slice(0, 0)] * 2
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
 @pytest.mark.parametrize("size", [0, 1, 3, 5, 7, 8, 11])
 @pytest.mark.parametrize("axes", [(2, 2), (2, 4), (3, 2)], ids=str)

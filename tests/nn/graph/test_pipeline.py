@@ -17,6 +17,7 @@ from sbpflow.actors.published import PUBLISHED
 from sbpflow.actors.schedule import Schedule
 from sbpflow.nn.graph import variant
 from sbpflow.nn.graph.overlap import Do, Transfer, overlapped
+from sbpflow.placement.errors import ScheduleError
 from tests.ranks import Ranks
 
 from .pipes import (
@@ -317,6 +318,18 @@ def test_own_table() -> None:
 def test_own_table_with_weights_apart() -> None:
     table = Schedule("apart", table=("F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"))
     trains(staged(mlp().double(), ALONE2), schedule=table, micro_batches=2)
+
+
+def test_own_table_of_chunks_that_share_ranks() -> None:
+    """Two chunks a device: F and B are of its first, f and b of its second."""
+    rows = "F0 F1 f0 f1 b0 B0 b1 B1", "F0 F1 f0 b0 f1 b1 B0 B1"
+    table = Schedule("two", table=rows)
+    trains(staged(mlp().double(), [*ALONE2, *ALONE2]), schedule=table, micro_batches=2)
+    with pytest.raises(ScheduleError, match=r"two wants 4 chunks .*\n.*there are 4"):  # there and back, not in turn
+        trains(staged(mlp().double(), [*ALONE2, *ALONE2[::-1]]), schedule=table, micro_batches=2)
+    four = Schedule("four", table=("F0 F1 B0 B1",) * 4)  # of which two at a time would be on one device
+    with pytest.raises(ScheduleError, match="a table for p=4"):
+        trains(staged(mlp().double(), [*ALONE2, *ALONE2]), schedule=four, micro_batches=2)
 
 
 def test_a_graph_of_ones_own() -> None:

@@ -30,6 +30,7 @@ from .pipes import (
     numbers,
     of,
     same_weights,
+    sgd,
     square_loss,
     staged,
     text,
@@ -236,3 +237,25 @@ def test_results_that_are_arguments_or_weights() -> None:
         return [F.mse_loss(model(x), y), y, model[0][0].weight]  # type: ignore[index]
 
     trains(staged(mlp().double(), ALONE2), loss, make=None, steps=1)
+
+
+def said(schedule: str, micro_batches: int) -> list[int]:
+    """Bytes of activations of each rank, for micro-batches of 16 samples, as `explain` says."""
+    model = staged(mlp(8, 32).double(), ALONE2, schedule)
+    step = flow.compile(model, square_loss, sgd(model), micro_batches=micro_batches, schedule=schedule)
+    step(*numbers(0, 16 * micro_batches, 32))
+    memory = step.explain().memory
+    assert memory is not None
+    return [memory.ranks[rank].activations for rank in (0, 1)]
+
+
+def test_every_micro_batch_under_way_is_said_to_keep_what_its_backward_reads() -> None:
+    """Of GPipe each; of 1F1B as many as there are stages from here on, however many follow."""
+    four, five, seven = (said("gpipe", m) for m in (4, 5, 7))
+    each = [b - a for a, b in zip(four, five, strict=True)]
+    assert [b - a for a, b in zip(five, seven, strict=True)] == [2 * bytes_ for bytes_ in each]
+    one = 16 * 32 * 8  # an activation: a stage has four linear layers, each behind what it reads, and four tanh
+    assert all(4 * one <= bytes_ <= 8 * one for bytes_ in each)
+    early = said("1f1b", 4)
+    assert early == said("1f1b", 7)
+    assert [a - b for a, b in zip(four, early, strict=True)] == [2 * each[0], 3 * each[1]]

@@ -88,3 +88,18 @@ def test_a_program_too_large_is_left_to_bounds(monkeypatch: pytest.MonkeyPatch) 
     found = solve(problem, table=100, wide="ilp")
     assert found.method == "bounded"
     assert found.bound <= found.cost < found.greedy
+
+
+def test_the_runner_up_of_an_integer_program_is_another_plan_and_no_better() -> None:
+    pytest.importorskip("scipy")
+    met = 0
+    for seed in range(GRAPHS // 4):
+        problem = small(seed, dense=True)
+        found = solve(problem, table=0, wide="ilp")
+        if found.method == "ilp" and found.runner_up is not None:
+            met += 1
+            assert found.runner_up.choice != found.choice
+            assert found.runner_up.cost == pytest.approx(problem.cost(found.runner_up.choice))
+            assert found.runner_up.cost >= found.cost - 1e-12
+            assert found.runner_up.cost < np.inf
+    assert met > 3
