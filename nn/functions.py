@@ -27,10 +27,15 @@ from .tensor import GlobalTensor
 from .verdict import verdict
 from .whole import Whole
 
-__all__ = ["Applied", "function_name", "install", "node_of", "of_function"]
+__all__ = ["Applied", "FunctionOp", "applied", "function_name", "install", "node_of", "of_function"]
 
 _apply = Function.apply.__func__  # type: ignore[attr-defined]
 _applied: dict[type[Function], "Applied"] = {}
+
+
+def applied(cls: type[Function], *args: Any) -> Any:
+    """`apply` as torch has it."""
+    return _apply(cls, *args)
 
 
 class Applied:

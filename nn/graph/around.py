@@ -61,8 +61,9 @@ class Asked(TorchFunctionMode):
 
 
 @contextmanager
-def around(asked: Asked, lost: Lost, call: Callable[..., Any]) -> Iterator[None]:
-    """Until the end `backward()` calls `lost(loss, gradient)`, and `call(run, module, args, kwargs)` calls modules."""
+def around(asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[..., Any]) -> Iterator[None]:
+    """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
+    `own(apply, cls, args)` functions with a backward of their own."""
     run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 
@@ -73,7 +74,7 @@ def around(asked: Asked, lost: Lost, call: Callable[..., Any]) -> Iterator[None]
     nn.Module.__call__ = called  # type: ignore[method-assign]
     torch.autograd.backward = _backward(asked, lost)
     torch.autograd.grad = _refused_grad
-    Function.apply = _applied(apply)  # type: ignore[method-assign]
+    Function.apply = _applied(apply, own)  # type: ignore[method-assign]
     Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
     try:
         with packing():
@@ -121,7 +122,7 @@ def _refused_grad(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _applied(apply: Any) -> Any:
+def _applied(apply: Any, own: Callable[..., Any]) -> Any:
     def instead(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:  # it only saves memory; the graph decides itself what it keeps
             function, _, *rest = args
@@ -130,10 +131,7 @@ def _applied(apply: Any) -> Any:
             ("torch._library", "torch.utils.checkpoint")
         )  # in an op; of nothing but inputs
         if not inner and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs])):
-            raise SbpError(
-                f"capture: {cls.__name__} has a backward of its own, which is not captured, at {user_line()}\n"
-                "  write it by torch functions, or as an op: torch.library.custom_op with register_autograd"
-            )
+            return own(apply.__get__(None, cls), cls, args)
         return apply.__get__(None, cls)(*args, **kwargs)
 
     return classmethod(instead)

@@ -22,7 +22,7 @@ from .likeness import Unlike, blocks_of, of_module, of_value
 from .structure import replaced
 from .watch import Watch
 
-__all__ = ["Repeats"]
+__all__ = ["Repeats", "like"]
 
 Run = Callable[..., Any]
 
@@ -211,14 +211,14 @@ class Repeats:
             if id(x) in known.given:
                 return call.given[known.given[id(x)]]
             if id(x) not in results:
-                results[id(x)] = y = _like(x)
+                results[id(x)] = y = like(x)
                 tape.stand_for(y, known.made[id(x)] + shift)
             return results[id(x)]
 
         return replaced(known.result, stand)
 
 
-def _like(fake: Tensor) -> Tensor:
+def like(fake: Tensor) -> Tensor:
     """Another fake that lies the same and, if that one did, needs a gradient without being a leaf."""
     made = torch.empty_strided(tuple(fake.shape), fake.stride(), dtype=fake.dtype, device=fake.device)
     if fake.requires_grad:

@@ -22,11 +22,12 @@ from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, refs_in
-from ...sbp.logical import Logical, LogicalOp, Loss, Source
+from ...sbp.logical import Logical, LogicalOp, Loss, Origin, Source
 from .around import Asked, around
 from .declared import Declared
 from .functional import Tape
 from .held import Constant, Held, fake_like
+from .own_backward import called
 from .repeats import Repeats
 from .structure import is_simple, replaced
 from .watch import Watch
@@ -93,7 +94,7 @@ class _Tracing:
             stack.enter_context(_undisturbed())
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(around(self.asked, self._lost, self.repeats.call))
+            stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own))
             stack.enter_context(self.declared.heard())
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
@@ -171,6 +172,10 @@ class _Tracing:
             self.literals[written] = number = self._source(name, "constant", fake, False)
             self.repeats.literals.add(number)
             self.constants[name] = lambda: copy
+
+    def _own(self, apply: Callable[..., Any], cls: Any, args: tuple[Any, ...]) -> Any:
+        self.tape.origin = Origin(self.watch.module, user_line(), self.watch.block)
+        return called(apply, cls, args, self.tape, self.watch)
 
     def _lost(self, loss: Tensor, gradient: Tensor | None) -> None:
         self.tape.origin = replace(self.tape.origin, line=user_line())

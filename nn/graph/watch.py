@@ -64,6 +64,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         self.inner: nn.Module | None = None
         self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
         self._paused = False
+        self.drew = False  # whether anything was drawn while calls were let go by
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -79,6 +80,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if self._paused:
+            self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
         self.tape.origin = Origin(self.module, user_line(), self.block)
         if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
@@ -86,7 +88,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
                 out = self._run(func, args, kwargs)
                 self.literal(args[0], out)
                 return out
-            args, kwargs = map_tensors(args, self._fake), map_tensors(kwargs, self._fake)
+            args, kwargs = map_tensors(args, self.fake), map_tensors(kwargs, self.fake)
         if func in FORMULAS:  # its parts come by here
             with self:
                 return FORMULAS[func](*args, **kwargs)
@@ -136,7 +138,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
             error.add_note(f"while a graph was captured: {func} at {self.tape.origin.line}")
             raise
 
-    def _fake(self, tensor: Tensor) -> Tensor:
+    def fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self.known(tensor)

@@ -56,6 +56,8 @@ def answer_of(call: Call) -> Match | Sequence[Way] | None:
             return None
         state = call.states[0] if call.states else State(((),) * call.inputs[0].ndim)
         return [Way((state,), (State(state.dims),))]
+    if not isinstance(call.op, torch._ops.OpOverload) and not has_rule(call.op):
+        return call.op.answer(call)
     try:
         return find(call)
     except (AssertionError, IndexError, KeyError):
@@ -71,7 +73,7 @@ def options(call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool]) ->
         inputs, outputs, share = _lies(call, way, same)
         found.setdefault((inputs, outputs), share)
 
-    grads = any(outputs_grad)
+    grads = any(outputs_grad) and isinstance(call.op, torch._ops.OpOverload)  # of others the backward may not be linear
     if isinstance(answer, Match):
         for way, same in _of_match(call, answer, reach, grads):
             add(way, same)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn.utils import clip_grad_norm_, parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -272,20 +271,6 @@ def test_optimizers_called_inside_wait_for_the_graph(kind: Any) -> None:
 OUTSIDE = torch.ones(4)
 
 
-class Twice(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 2
-
-
-def twice(x: Tensor) -> Any:
-    return Twice.apply(x)  # type: ignore[no-untyped-call]
-
-
 def branch(s: Any, x: Tensor) -> Any:
     return x if (x @ s.w).sum() > 0 else -x
 
@@ -318,7 +303,6 @@ REFUSED: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda s, x: x[x > 0], "index.Tensor"),
     (lambda s, x: torch.unique(x), "unique"),
     (lambda s, x: x + OUTSIDE, "register it as a buffer"),
-    (lambda s, x: twice(x @ s.w).sum(), "Twice has a backward of its own"),
     (lambda s, x: torch.autograd.grad((x @ s.w).sum(), s.w), "autograd.grad"),
     (lambda s, x: (x @ s.w).sum().backward(create_graph=True), "create_graph"),
     (lambda s, x: torch.vmap(lambda y: y * 2)(x), "vmap"),
