@@ -37,6 +37,7 @@ _DROPS = tuple(
     for suffix in ("", "_")
 )
 _ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+_EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
@@ -116,6 +117,8 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if func is aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, *_EIGHTS):
+                return self._grouped(*args, **kwargs)
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             error = data_dependent(str(func), self.tape.origin.line, self.module)
@@ -137,6 +140,20 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             error.add_note(f"while a graph was captured: {func} at {self.tape.origin.line}")
             raise
+
+    def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
+        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not: one like it,
+        of all rows and the first group."""
+        if b.dtype != a.dtype:
+            raise SbpError(
+                f"capture: a grouped matrix product of {a.dtype} and {b.dtype}, at {self.tape.origin.line}\n"
+                "  cast one, as in x.to(weight.dtype)"
+            )
+        with self.paused(), torch.autocast(a.device.type, enabled=False):
+            if a.ndim == b.ndim == 2 and offs is not None:  # groups of what is added up
+                return (a @ b).expand(len(offs), -1, -1).contiguous()
+            made: Tensor = a @ b if a.ndim == b.ndim else a[0] @ b if a.ndim == 3 else a @ b[0]
+            return made
 
     def fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):

@@ -263,3 +263,38 @@ def test_a_model_on_meta_is_planned_then_made(where: flow.Placement) -> None:
     one = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     same(mine, loss_fn(one, *batch(dtype=torch.float32)), 1e-6)
     same_model(model, one, 0)
+
+
+# Mixtures of experts
+
+
+class Experts(nn.Module):
+    """Tokens in order of their experts, all in one grouped product, as transformers has it by default."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.gate, self.up = nn.Linear(8, 2, bias=False).to(dtype), nn.Parameter(torch.randn(2, 8, 16).to(dtype))
+        self.head = nn.Linear(16, 3).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([x, -x], 1)
+        best, expert = self.gate(x).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        ends = F.one_hot(expert, 2).sum(0).cumsum(0).int()
+        mixed = F.grouped_mm(x[order].to(self.up.dtype), self.up, offs=ends)[order.argsort()]
+        out: Tensor = self.head((mixed * best[:, None]).tanh())
+        return out
+
+
+@pytest.mark.parametrize("kind", ["float32", "autocast", "bfloat16"])
+def test_grouped_products_in_every_dtype(kind: str) -> None:
+    """torch refuses fakes of them in anything but bfloat16, though kernels take them."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            return loss_fn(model, x, y)
+
+    wide = kind == "bfloat16"
+    model = Experts(torch.bfloat16 if wide else torch.float32)
+    trains_alike(model, LINE, loss=loss, steps=2, tolerance=1e-6 if kind == "float32" else 2e-2)
