@@ -33,6 +33,8 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
     """The recipe of a call that was not seen before."""
     if kwargs.get("out") is not None:
         return _Into()
+    if kwargs.get("requires_grad"):
+        return _AsLeaf()
     maker = makers.get(type(func))
     if maker is not None:
         return maker(func, args, tensors)
@@ -219,9 +221,11 @@ class Program(Recipe):
             for number, tensor in zip(node.numbers, tensors_in(out), strict=True):
                 values[number] = tensor
         where = tensors[0].placement
-        return map_tensors(
-            fill(self.result, values), lambda t: t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
-        )
+
+        def put(t: Tensor) -> Tensor:  # a plain one is a constant, which the next call must find as it was
+            return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where).clone()
+
+        return map_tensors(fill(self.result, values), put)
 
 
 def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,6 +266,15 @@ class _Into(Recipe):
         for to, value in zip(tensors_in(out), tensors_in(result), strict=True):
             _write(to, value)
         return out
+
+
+class _AsLeaf(Recipe):
+    """`requires_grad=`: the call without it, and its result made a leaf, which is more than shards that are leaves."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        result = func(*args, **{name: value for name, value in kwargs.items() if name != "requires_grad"})
+        fresh = result.detach() if any(result is x for x in tensors) else result
+        return fresh.requires_grad_()
 
 
 def _write(to: Tensor, value: Any) -> None:

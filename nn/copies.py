@@ -12,9 +12,9 @@ from ..placement.world import owned
 from ..sbp import B, Layout, S
 from ..sbp.signature import _partial
 from ..sbp.state import State
-from .tensor import GlobalTensor, attributes, wrap
+from .tensor import GlobalTensor, wrap
 
-__all__ = ["assemble", "deep", "install", "is_param"]
+__all__ = ["assemble", "attributes", "deep", "install", "is_param"]
 
 
 def deep(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
@@ -31,6 +31,14 @@ def deep(x: GlobalTensor, memo: dict[int, Any]) -> GlobalTensor:
         made.grad = deep(x.grad, memo)
     vars(made).update({name: deepcopy(value, memo) for name, value in attributes(x).items()})
     return made
+
+
+_OURS = {*GlobalTensor.__annotations__, *vars(GlobalTensor), "_is_param"}
+
+
+def attributes(x: Tensor) -> dict[str, Any]:
+    """What users hang on a tensor."""
+    return {name: value for name, value in vars(x).items() if name not in _OURS}
 
 
 def is_param(x: Tensor) -> bool:

@@ -127,20 +127,29 @@ def from_local(
 ) -> GlobalTensor:
     """The global tensor of which every process passes what it owns: one tensor, or one a rank if it owns several.
 
-    The shards keep their graph. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
+    The shards keep their graph and their memory; of leaves that require grad, which nothing may write to, the tensor
+    is computed, as a copy. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
     """
     if _declare is not None:
         raise SbpError(
             f"flow.from_local at {user_line()}, where a graph is captured: tensors are whole there, and no rank's\n"
             "  make it before and pass it as an argument, or flow.tensor(whole, placement=..., sbp=...)"
         )
-    pieces = (shards,) if isinstance(shards, Tensor) else tuple(shards)
+    given = (shards,) if isinstance(shards, Tensor) else tuple(shards)
+    pieces = tuple(_computed(shard, any(shard is other for other in given[:at])) for at, shard in enumerate(given))
     if not owned(placement) and not pieces:
         pieces = (torch.empty(0),)
     of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)
     made = wrap(pieces if owned(placement) else (token(of),), of)
     made._made = user_line()
     return made
+
+
+def _computed(shard: Tensor, again: bool) -> Tensor:
+    """What may be the shard of a tensor that is no leaf: no leaf itself, nor the one that another rank has."""
+    if shard.requires_grad and shard.is_leaf:
+        return shard.clone() if torch.is_grad_enabled() else shard.detach()
+    return shard.clone() if again else shard
 
 
 def _generator(seed: int | None, generator: torch.Generator | None, where: Placement) -> dict[str, Any]:

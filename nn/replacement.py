@@ -13,10 +13,11 @@ from torch._subclasses import FakeTensor
 from ..boxing.box import dense
 from ..placement.errors import SbpError
 from .autograd import gradient_layout
+from .copies import attributes
 from .factories import whole_everywhere
 from .hooks import Hooks
 from .moving import own_shards
-from .tensor import GlobalTensor, attributes, wrap
+from .tensor import GlobalTensor, wrap
 
 __all__ = ["check_replaceable", "replace"]
 

@@ -14,7 +14,7 @@ from ..placement import Placement
 from ..sbp import B, Layout, Sbp, SbpLike, layout
 from .shell import shell
 
-__all__ = ["GlobalTensor", "attributes", "has_grad", "on_backward", "on_call", "plain", "wrap"]
+__all__ = ["GlobalTensor", "has_grad", "on_backward", "on_call", "plain", "wrap"]
 
 _make = torch.Tensor._make_subclass
 
@@ -50,11 +50,6 @@ def wrap(shards: tuple[Tensor, ...], of: Layout) -> "GlobalTensor":
     made._shards = shards
     made._layout = of
     return made
-
-
-def attributes(x: Tensor) -> dict[str, Any]:
-    """What users hang on a tensor."""
-    return {name: value for name, value in vars(x).items() if name not in _OURS}
 
 
 class GlobalTensor(torch.Tensor):
@@ -305,8 +300,14 @@ class GlobalTensor(torch.Tensor):
         return wrap(own_shards(self, there, "to_global"), there)
 
     def to_local(self) -> Any:
-        """This process's shard; a list of them, one a rank, where one process owns several. It keeps its graph."""
-        return self._shards[0] if len(self._shards) == 1 else list(self._shards)
+        """This process's shard; a list of them, one a rank, where one process owns several.
+
+        It keeps its graph and shares memory. Its gradient is one of this tensor's: of S and P, what each rank makes of
+        it is an addend; where all ranks make the same of a B, take `to_global(grad_sbp=B)` of it first.
+        """
+        # Not the shard itself, or `requires_grad_()` of what the user gets would make this a tensor that requires grad.
+        held = [shard if shard.requires_grad else shard.detach() for shard in self._shards]
+        return held[0] if len(held) == 1 else held
 
     def full_tensor(self) -> Tensor:
         """The whole logical value as a plain tensor, on every process; it keeps its graph."""
@@ -395,6 +396,3 @@ class GlobalTensor(torch.Tensor):
             self.requires_grad,
             is_param(self),
         )
-
-
-_OURS = {*GlobalTensor.__annotations__, *vars(GlobalTensor), "_is_param"}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...placement.errors import SbpError
-from ..tensor import attributes
+from ..copies import attributes
 
 __all__ = ["Constant", "Held", "Slot", "fake_like"]
 
