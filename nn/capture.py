@@ -124,7 +124,7 @@ def capture(
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
     with shared_fakes():
         calls, result = _watched(function, args, kwargs, inputs)
-    return _read(calls, result, inputs)
+    return _read(calls, _as_returned(function, calls, result), inputs)
 
 
 def _sees_metas(function: Any) -> bool:
@@ -154,6 +154,13 @@ def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
         _fake_log.disabled = silent
 
 
+def _as_returned(function: Any, calls: Sequence[Seen], result: Any) -> Any:
+    """What the function returns where nobody watches: torch makes tuples of the lists of its ops."""
+    is_op = isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    is_list = type(result) is list and any(result is call.out for call in calls)
+    return tuple(result) if is_list and not is_op else result
+
+
 def _meta(layout: Layout) -> Tensor:
     return torch.empty(layout.shape, dtype=layout.dtype, device="meta")
 
@@ -179,9 +186,9 @@ def _of_builtin(
         fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
         out = known.op(*fake_args, **fake_kwargs)
         calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
-        return _read(calls, out, inputs)
+        return _read(calls, _as_returned(function, calls, out), inputs)
     calls, result = _watched(function, args, kwargs, inputs)
-    seen = _read(calls, result, inputs)
+    seen = _read(calls, _as_returned(function, calls, result), inputs)
     if any(map(_is_meta, (part for node in seen.nodes for part in (*node.args, *node.kwargs.values())))):
         raise LookupError("a constant was made without values")
     if len(seen.nodes) == 1:

@@ -51,6 +51,8 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
             made.result = fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
             made.fakes = fill(seen.result, seen.fakes)
+        elif isinstance(made, Program) and type(seen.result) is tuple:  # its op, taken apart, returns a list
+            made.result = tuple(made.result)
         return made
     if len(seen.nodes) == 1 and len(tensors) == 2:
         return _swapped(func, seen, tensors) or Program(seen)

@@ -16,6 +16,7 @@ from . import autograd, seeds
 from .moving import describe, flat, shards_as
 from .recipe import Recipe, each_rank
 from .refusals import refuse_sending
+from .shell import shell
 from .tensor import GlobalTensor, wrap
 
 __all__ = ["handler"]
@@ -37,18 +38,27 @@ class Foreach(Recipe):
     """An elementwise function of lists: each rank runs it on its shards, once the lists lie alike."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
-        homes: Sequence[GlobalTensor] = next(a for a in lists if isinstance(a[0], GlobalTensor))
-        if len({x.placement for x in homes}) > 1:
+        where = tensors[0].placement
+        if len({x.placement for x in tensors}) > 1:
             raise PlacementError(f"{func.__name__} of tensors on different placements\n  pass foreach=False")
-        if any(x._layout.state.partial for x in homes):  # few functions of addends are the addends of the function
-            return _gathered(func, args, kwargs, homes[0].placement)
-        at = {id(x): home for a in lists if len(a) == len(homes) for x, home in zip(a, homes, strict=True)}
+        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+        rows = list(zip(*(a for a in lists if len(a) == len(lists[0])), strict=True))
+        homes = [_adopted(next((x for x in row if isinstance(x, GlobalTensor)), row[0]), where) for row in rows]
+        if _is_written(func) and not all(isinstance(x, GlobalTensor) for x in lists[0]):
+            raise SbpError(
+                f"{func.__name__} would write global tensors into plain ones, once for every rank\n"
+                "  make the plain ones global by flow.tensor, or the global ones plain by x.full_tensor()"
+            )
+        # Few functions of addends are the addends of the function; and what broadcasts has no pieces of its own.
+        odd = any(x.ndim and x.shape != home.shape for row, home in zip(rows, homes, strict=True) for x in row)
+        if odd or any(x._layout.state.partial for x in homes):
+            return _gathered(func, args, kwargs, where)
 
-        def lie(x: Tensor) -> tuple[Tensor, ...]:
-            home = at.get(id(x), homes[0])
+        def lie(x: Tensor, home: GlobalTensor) -> tuple[Tensor, ...]:
             if not isinstance(x, GlobalTensor):
-                return (x,) * len(home._shards)  # a step count, the same everywhere
+                if x.shape != home.shape:  # a step count, the same everywhere
+                    return (x,) * len(home._shards)
+                x = _adopted(x, where)
             if x.shape != home.shape:
                 return shards_as(x, flat(x._layout), func.__name__, implicit=True)
             there = home._layout.with_state(home._layout.state)
@@ -56,7 +66,10 @@ class Foreach(Recipe):
             to = x._layout if same else type(there)(there.placement, there.state, there.shape, x.dtype)
             return shards_as(x, to, func.__name__, implicit=True)
 
-        shards = [lie(x) for x in tensors_in((args, kwargs))]
+        shards: list[tuple[Tensor, ...]] = []
+        for a in (*args, *kwargs.values()):
+            alike = isinstance(a, list | tuple) and len(a) == len(homes)
+            shards += map(lie, tensors_in(a), homes if alike else [homes[0]] * len(tensors_in(a)))
         results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if results[0] is None:
             return None
@@ -65,23 +78,29 @@ class Foreach(Recipe):
         return map_tensors(results[0], lambda _: next(made))
 
 
+def _is_written(func: Any) -> bool:
+    return bool(func.__name__.partition(".")[0].endswith("_"))
+
+
+def _adopted(t: Tensor, where: Placement) -> GlobalTensor:
+    from .factories import whole_everywhere
+
+    return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
+
+
 def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: Placement) -> Any:
     """The function of whole tensors, and what it may have written brought back."""
-    from .factories import whole_everywhere
     from .whole import bring_back
 
-    def adopt(t: Tensor) -> Tensor:
-        return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
-
-    args, kwargs = map_tensors((args, kwargs), adopt)
+    args, kwargs = map_tensors((args, kwargs), lambda t: _adopted(t, where))
     tensors: list[Any] = tensors_in((args, kwargs))
     moved = [shards_as(x, flat(x._layout), func.__name__, implicit=True) for x in tensors]
     held = [tuple(s.clone() for s in shards) for shards in moved]
     results = [func(*a, **k) for a, k in each_rank(args, kwargs, held)]
-    if func.__name__.endswith("_"):  # torch does not tell which: fused steps count as no write
+    if _is_written(func):  # torch does not tell which: fused steps count as no write
         for x, shards in zip(tensors, held, strict=True):
             bring_back(x, shards, ())
-        return None
+        return None if results[0] is None else type(results[0])(args[0])
     made = [wrap(pieces, flat_of(pieces, where)) for pieces in zip(*results, strict=True)]
     return type(results[0])(made)
 
@@ -103,13 +122,40 @@ def handler(func: Any) -> Recipe | None:
     known = _handlers.get(func)
     if known is None:
         refuse_sending(func)
-        name = getattr(func, "__name__", "")
-        if name.startswith(("_foreach_", "_fused_")) and name not in _REDUCING:
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an overload too
+        if name in _REDUCED:
+            return Reduced(_REDUCED[name])
+        if name.startswith(("_foreach_", "_fused_")):
             return Foreach()
     return known
 
 
-_REDUCING = {"_foreach_norm", "_foreach_max"}
+class Reduced(Recipe):
+    """A function of lists that makes one number of each tensor: it is done one by one, by the rules of what it is."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        (xs, *rest), where = args, tensors[0].placement
+        made = [self.function(_adopted(x, where), *rest, **kwargs) for x in xs]
+        is_op = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        return made if is_op else tuple(made)
+
+
+def _norm(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
+    return torch.linalg.vector_norm(x, ord, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def _powsum(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
+    return torch.sum(x.abs().pow(ord), dtype=dtype)
+
+
+_REDUCED: dict[str, Callable[..., Tensor]] = {
+    "_foreach_norm": _norm,
+    "_foreach_max": torch.max,
+    "_foreach_powsum": _powsum,
+}
 
 
 def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -140,7 +186,7 @@ def _backward(
     autograd.backward(ys, given, retain_graph, create_graph, inputs)
 
 
-@answers(torch.Tensor.__setstate__, torch.Tensor.set_, torch.Tensor.storage, torch.Tensor.untyped_storage)
+@answers(torch.Tensor.__setstate__, torch.Tensor.storage, torch.Tensor.untyped_storage, torch.Tensor.storage_type)
 def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
     raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
 
@@ -162,11 +208,6 @@ def _by_element(name: str) -> Callable[..., GlobalTensor]:
 
 for _name in ("apply_", "map_", "map2_"):
     _handlers[getattr(torch.Tensor, _name)] = Answer(_by_element(_name))
-
-
-@answers(torch._foreach_norm)
-def _foreach_norm(xs: Sequence[Tensor], ord: float = 2, dtype: Any = None) -> list[Tensor]:
-    return [torch.linalg.vector_norm(x, ord, dtype=dtype) for x in xs]
 
 
 @answers(torch._amp_foreach_non_finite_check_and_unscale_)
@@ -252,6 +293,21 @@ def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
         )
     there = type(x.placement)(type_, x.placement.flat, x.placement.shape, x.placement.names)
     return x.to_global(placement=there)
+
+
+@answers(torch._C.TensorBase.const_data_ptr)  # type: ignore[attr-defined]
+def _const_data_ptr(x: GlobalTensor) -> int:
+    return x.data_ptr()
+
+
+@answers(torch.Tensor.type)
+def _type(x: GlobalTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """The name of its kind, such as torch.FloatTensor, or the tensor as another kind."""
+    one = shell(x._layout)
+    if dtype is None:
+        return one.type()
+    like = one.type(dtype)
+    return _to(x, like.device, like.dtype)
 
 
 @answers(torch.Tensor.cpu)
