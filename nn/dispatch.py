@@ -10,6 +10,7 @@ runs, how the outputs lie. A known key costs one look-up; `first` makes a recipe
     Handler      a function of ours on the global tensors          see handlers and composites
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,6 +166,9 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
     map_tensors((args, kwargs), lambda t: tensors.append(t) if isinstance(t, GlobalTensor) else plain.append(t))
     from .special import handler
 
+    if plain and args and args[0] is plain[0] and _writes(func):
+        _made_global(func, plain[0], tensors)
+        return dispatch(func, args, kwargs)
     known = handler(func)
     if known is not None:
         recipe: Recipe = known
@@ -172,11 +176,6 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
             _remember(token, recipe)
         return recipe.run(func, args, kwargs, tensors)
     where = meeting(func, tensors)
-    if plain and args and args[0] is plain[0] and _writes(func):
-        raise SbpError(
-            f"{name_of(func)} would write a global tensor into a plain one, once for every rank\n"
-            "  make the plain one global by flow.tensor, or the global one plain by x.full_tensor()"
-        )
     if plain or any(x.placement is not where for x in tensors):
         args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
         return dispatch(func, args, kwargs)
@@ -197,6 +196,27 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
     elif token is not None and (made.any_float or func not in _any_float):
         _remember(token, made)
     return result
+
+
+def _made_global(func: Any, t: Tensor, tensors: Sequence[GlobalTensor]) -> None:
+    """A plain tensor that a global one is written to counts as B, as it does elsewhere: from now on it is global.
+
+    It is the same object, so that all who hold it see what is written; who shares its memory would not.
+    """
+    from .factories import whole_everywhere
+
+    shared = t._is_view() or t._base is not None or torch._C._storage_Use_Count(t.untyped_storage()._cdata) > 2
+    if not shared and not t.requires_grad and not isinstance(t, torch.nn.Parameter) and type(t) is Tensor:
+        made = whole_everywhere(t, meeting(func, tensors))
+        made._shards = tuple(shard.clone() for shard in made._shards)
+        with contextlib.suppress(RuntimeError):  # something in torch holds it
+            torch.utils.swap_tensors(t, made)  # type: ignore[no-untyped-call]
+            return
+    raise SbpError(
+        f"{name_of(func)} would write a global tensor into a plain one"
+        f"{', which shares its memory with another' if shared else ''}\n"
+        "  make the plain one global by flow.tensor, or the global one plain by x.full_tensor()"
+    )
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> tuple[Recipe, Any]:

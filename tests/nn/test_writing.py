@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sbpflow as flow
 from tests.nn.either import Maker, X, Y, differs
 
 IN_PLACE = """
@@ -220,3 +221,35 @@ def test_reading_by_index_goes_on_where_there_is_nothing() -> None:
         return x.gather(0, none), torch.take_along_dim(x, x.argsort(0), 0), x.index_select(0, none), x[none]
 
     assert not differs(law)
+
+
+def written(make: Maker, write: str) -> Any:
+    """A plain tensor that something global is written to: what it then is, and the gradient of what was written."""
+    h, i, plain = make(X, grad=True), torch.tensor([2, 0, 2, 1]), torch.zeros(4, 6, dtype=X.dtype)
+    out = eval(write, {"h": h, "i": i, "z": plain, "torch": torch})
+    result = plain if out is None else out
+    (result * Y).sum().backward()
+    return result, plain, h.grad
+
+
+FRESH = """
+z.index_add_(0,i,h) | z.add_(h) | z.copy_(h) | z.__setitem__(i,h) | z.__setitem__(slice(1,3),h[1:3]) | z.addcmul_(h,h)
+""".strip()
+
+
+@pytest.mark.parametrize("write", listed(FRESH))
+def test_what_is_written_to_a_fresh_plain_tensor_is_there_and_has_its_gradient(write: str) -> None:
+    assert not differs(lambda make: written(make, write))
+
+
+def test_a_plain_tensor_that_others_see_is_not_written_to() -> None:
+    make, view = Maker("S(0)"), torch.zeros(2, 4, 6)[0]
+    viewed = torch.zeros(4, 6)
+    row = viewed[0]
+    for plain in (view, viewed, torch.nn.Parameter(torch.zeros(4, 6))):
+        with (
+            torch.no_grad(),
+            pytest.raises(flow.SbpflowError, match=r"add_ would write a global tensor into a plain one"),
+        ):
+            plain.add_(make(X.float()))
+    assert not row.any()
