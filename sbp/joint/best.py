@@ -1,4 +1,5 @@
-"""The best plan of a folded problem: presolve, then elimination; where the graph is too wide, HiGHS or bounds."""
+"""The best plan of a folded problem: presolve, messages where tables would be large, then elimination; where the graph
+is too wide for that still, HiGHS or bounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,16 @@ import numpy as np
 from .bounded import estimated
 from .eliminate import components, order, read_back, second_best, sweep
 from .ilp import installed, programmed
+from .messages import narrowed
 from .presolve import Model, Step, presolve
 from .problem import Vector
 from .table import Table
 
 __all__ = ["Best", "Method", "best"]
 
+LARGE = 10**4  # cells
+ROUNDS = 3
+LITTLE = 0.9  # share of the candidates that a round may leave without ending it
 Method: TypeAlias = Literal["elimination", "ilp", "bounded"]
 
 
@@ -26,7 +31,9 @@ class Best:
     value: float
     bound: float  # no choice has less
     method: Method
-    second: tuple[int, ...]  # the next best; of all under elimination, else of what else is so near at hand
+    second: tuple[
+        int, ...
+    ]  # the next best; of all where presolve and elimination found it, else of what is near at hand
 
 
 def best(
@@ -39,6 +46,7 @@ def best(
     wide = wide or ("ilp" if installed() else "bounded")
     model = Model(costs, tables)
     presolve(model)
+    _narrow(model)
     method: Method = "elimination"
     hard: list[list[int]] = []
     for part in [] if model.dead else components(model):
@@ -68,6 +76,23 @@ def best(
         method,
         tuple(second[n] for n in every) if second else (),
     )
+
+
+def _narrow(model: Model) -> None:
+    """Drop what is in no plan as good as one that is known, where elimination would meet large tables."""
+    for _ in range(ROUNDS):
+        parts = [part for part in ([] if model.dead else components(model)) if _largest(model, part) > LARGE]
+        before = sum(len(model.lives[n]) for part in parts for n in part)
+        for part in parts:
+            narrowed(model, part)
+        presolve(model)
+        if sum(len(model.lives[n]) for part in parts for n in part if n in model.left) > LITTLE * before:
+            return
+
+
+def _largest(model: Model, part: Sequence[int]) -> int:
+    """The cells of the largest table that a plain order of elimination would meet."""
+    return order(model, part, tries=0)[1]
 
 
 def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict[int, int] | None, float, Method]:

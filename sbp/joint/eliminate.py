@@ -38,7 +38,7 @@ def components(model: Model) -> list[list[int]]:
     return parts
 
 
-def order(model: Model, part: Sequence[int]) -> tuple[list[int], int]:
+def order(model: Model, part: Sequence[int], tries: int = TRIES) -> tuple[list[int], int]:
     """In which order to eliminate these nodes, and the cells of the largest table on the way, at most.
 
     Two rules are tried on paper, the smallest new table first, and the one that adds least to what lies there; where
@@ -47,7 +47,7 @@ def order(model: Model, part: Sequence[int]) -> tuple[list[int], int]:
     random = Random(0)
     ways = [_ordered(model, part, random, added=added, chance=0.0) for added in (False, True)]
     if min(ways)[0] > MUCH:
-        ways += [_ordered(model, part, random, added=k % 2 > 0, chance=0.1 * (k // 4 + 1)) for k in range(TRIES)]
+        ways += [_ordered(model, part, random, added=k % 2 > 0, chance=0.1 * (k // 4 + 1)) for k in range(tries)]
     _, peak, found = min(ways)
     return found, peak
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .problem import Ints, Vector
 from .table import Table, added, best_over, refined, sizes
 
-__all__ = ["Model", "Step", "presolve"]
+__all__ = ["Kept", "Model", "Step", "presolve"]
 
 Kept: TypeAlias = npt.NDArray[np.bool_]
 PAIRS = 1 << 21  # cells of a temporary in which pairs of candidates are compared

@@ -58,8 +58,8 @@ def solve(
 
     Wider graphs go to HiGHS where scipy is installed, else to bounds (`wide` says which; "elimination" is exact however
     long it takes). With a limit the plan is the best found at all prices of a byte, and `bound` says how far the best
-    can be. The runner-up is the second-best of all plans that keep the ties where elimination found the best one; else
-    the next best that was met.
+    can be. The runner-up is the second-best of all plans that keep the ties where tables stayed
+    small; else the next best that was met.
     """
     start = perf_counter()
     folded = fold(problem)
