@@ -92,7 +92,10 @@ def chunks(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = Co
     """All chunks with what they are to do, in the order of the model, route by route."""
     routes = schedule.routes(shape)
     total = shape.p * (shape.v if schedule.way != "routes" else routes)
-    each = [costs] * total if isinstance(costs, Costs) else list(costs)[:total]
+    each = [costs] * total if isinstance(costs, Costs) else list(costs)
+    if routes == 2 and len(each) == shape.p:
+        each *= 2  # both routes go through the same layers
+    each = each[:total]
     if len(each) < total:
         raise ScheduleError(
             f"{schedule.name}: costs of {len(each)} chunks for {total}\n  give one for each, or one for all"

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 SHOWN = 24  # rows of a table of text
+STAGES = 4  # that are named, those that work most
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,26 @@ class OpRow:
 
 
 @dataclass(frozen=True)
+class Course:
+    """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
+    still, and for each stage where it lies and the seconds that it works."""
+
+    schedule: str
+    micro_batches: int
+    seconds: float
+    bubble: float
+    stages: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        slowest = sorted(self.stages, key=lambda stage: -stage[1])[:STAGES]
+        kept = [stage for stage in self.stages if stage in slowest]
+        more = len(self.stages) - len(kept)
+        said = ", ".join(f"{where} {duration(busy)}" for where, busy in kept) + f", {more} more less" * bool(more)
+        under = f" under {self.schedule}" * bool(self.schedule)
+        return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}"
+
+
+@dataclass(frozen=True)
 class Report:
     """A graph with what is known of it.
 
@@ -129,6 +150,7 @@ class Report:
     solution: Solution | None = None
     exposed: float | None = None
     again: Sequence[str] = ()
+    course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
 
     @cached_property
     def moves(self) -> list[MoveRow]:
@@ -155,6 +177,8 @@ class Report:
     @property
     def predicted(self) -> float | None:
         """Seconds of a step; where nobody told what is exposed, as if nothing overlapped."""
+        if self.course is not None:
+            return self.course.seconds
         return None if self.compute is None else self.compute + (self.moving if self.exposed is None else self.exposed)
 
     @property
@@ -194,6 +218,7 @@ class Report:
                 "compute": self.compute,
                 "moves": self.moving,
                 "exposed": self.exposed,
+                "course": self.course and asdict(self.course),
             },
             "choice": chosen,
             "memory": self.memory
@@ -275,6 +300,9 @@ def time_line(report: Report) -> str:
     moves = f"moves {duration(report.moving)}, {exposed}"
     if report.compute is None or report.predicted is None:
         return f"compute unknown; {moves}"
+    if report.course is not None:
+        one = f"of one micro-batch, compute {duration(report.compute)}, {moves}"
+        return f"{duration(report.predicted)} predicted: {report.course}\n          {one}"
     return f"{duration(report.predicted)} predicted: compute {duration(report.compute)}, {moves}"
 
 

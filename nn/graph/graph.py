@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...actors.pipeline import Costs
 from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
 from ...boxing.graph.physical import Graph as Physical
@@ -187,6 +188,11 @@ class Graph:
     def explain(self) -> Any:
         """What was chosen and why: signatures, moves, memory, what would have been next. Print it, or `.html(path)`."""
         return self.step.explain()
+
+    def costs(self) -> tuple[Costs, ...]:
+        """What each chunk of a pipelined step is predicted to take for one micro-batch, in seconds: to try schedules
+        with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
+        return self.step.costs()
 
     def _repr_svg_(self) -> str | None:
         return None if self._last is None else self._last.svg()

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...actors.network import Actor, Give, Network, Register, Take
-from ...actors.pipeline import parts
+from ...actors.pipeline import Costs, parts
 from ...actors.schedule import Schedule, Shape
 from ...placement.errors import ScheduleError
 from .chunks import Chunks
 from .parts import Size
 from .tasks import Hop, Name, Tasks
 
-__all__ = ["Bundle", "Lowered", "lowered", "shape_of"]
+__all__ = ["Bundle", "Lowered", "lowered", "shape_of", "skeleton"]
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ def lowered(
     tasks, where = routes[0]
     trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
-    queues = [f"device {group}" for _, of in routes for group in _groups(where, of)]
-    shape = shape_of(schedule, where, m, slices) if trains else None
-    actors, registers = _training(schedule, shape, queues) if shape else _forward(where, m * slices)
+    actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains)
     made = _Lowering(actors, registers, m * slices, slices if trains else 1)
     for size, each in sizes.items():
         for route, (tasks, of) in enumerate(each):
@@ -95,6 +93,18 @@ def lowered(
     return made.done(f"{name}, {schedule.name}, {many}" if trains else f"{name}, {many}")
 
 
+def skeleton(
+    schedule: Schedule, routes: Sequence[Chunks], m: int, slices: int, trains: bool, costs: Sequence[Costs] = ()
+) -> tuple[list[Actor], list[Register]]:
+    """The actors of m micro-batches and the registers between them; `costs` are of each chunk of all routes."""
+    where = routes[0]
+    costs = costs or [Costs()] * sum(len(of.group) for of in routes)
+    if not trains:
+        return _forward(where, m * slices, costs)
+    queues = [f"device {group}" for of in routes for group in _groups(where, of)]
+    return _training(schedule, shape_of(schedule, where, m, slices), queues, costs)
+
+
 def _groups(first: Chunks, of: Chunks) -> list[int]:
     """The groups of a route's chunks, as the first route numbers them."""
     number = {frozenset(first.ranks(group)): group for group in first.group}
@@ -105,13 +115,15 @@ def _told(size: Size) -> str:
     return " of ".join(f"{n} {what}" for n, what in zip(size, ("samples", "tokens"), strict=False))
 
 
-def _training(schedule: Schedule, shape: Shape, queues: Sequence[str]) -> tuple[list[Actor], list[Register]]:
-    actors, registers = parts(schedule, shape)
+def _training(
+    schedule: Schedule, shape: Shape, queues: Sequence[str], costs: Sequence[Costs]
+) -> tuple[list[Actor], list[Register]]:
+    actors, registers = parts(schedule, shape, costs)
     known = {f"{kind}{chunk}": queue for chunk, queue in enumerate(queues) for kind in "FBWU"}
     return [replace(actor, queue=known.get(actor.name, actor.queue)) for actor in actors], registers
 
 
-def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
+def _forward(where: Chunks, m: int, costs: Sequence[Costs]) -> tuple[list[Actor], list[Register]]:
     """An inference: chunks behind each other, with two slots between them."""
     actors, registers = [], []
     count = len(where.group)
@@ -119,8 +131,8 @@ def _forward(where: Chunks, m: int) -> tuple[list[Actor], list[Register]]:
         takes = (Take(f"x.{chunk}"),) if chunk else ()
         gives = (Give(f"x.{chunk + 1}"),) if chunk < count - 1 else ()
         firings = 0 if chunk else m
-        actors.append(Actor(f"F{chunk}", f"device {group}", takes, gives, firings, 1.0, place=-chunk))
-        registers += [Register(f"x.{chunk}", 2)] if chunk else []
+        actors.append(Actor(f"F{chunk}", f"device {group}", takes, gives, firings, costs[chunk].forward, place=-chunk))
+        registers += [Register(f"x.{chunk}", 2, delay=costs[chunk - 1].hop)] if chunk else []
     return actors, registers
 
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ...actors.look import drawn
+from ...actors.pipeline import Costs
 from ...actors.published import published
 from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
 from ...boxing.draw import picture
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
+from ...boxing.graph.report import Report
 from ...boxing.record import asked
 from ...placement import Placement
 from ...placement.errors import SbpError, ScheduleError
@@ -30,6 +32,7 @@ from .batches import Batch, Piece, joined, weight_of
 from .before import Before, Pasts
 from .called import Shards
 from .chunks import Chunks
+from .costs import chunk_costs, course, once
 from .decide import Decided
 from .footprint import footprint
 from .inputs import cutter, tensors_by_path
@@ -273,6 +276,28 @@ class PipedStep(Step):
 
     def draw_actors(self, path: str | Path) -> Path:
         return picture(drawn(self.program.network), path)
+
+    def costs(self) -> tuple[Costs, ...]:
+        """What every chunk takes for a micro-batch of the first kind, as predicted; on a second route it is alike."""
+        key = 0, self.batch.pieces[0].sizes
+        first = self.variants[key]
+        return chunk_costs(first.graph, self.sized[key].decided, first.stages, first.where)
+
+    def explain(self) -> Report:
+        """What was chosen and why; ops and moves are those of one micro-batch."""
+        pieces, slices = self.batch.pieces, self.batch.slices
+        routes = [one for (_, size), one in self.variants.items() if size == pieces[0].sizes]
+        first, costs = routes[0], self.costs() * len(routes)
+        found = course(
+            self.schedule,
+            [one.where for one in routes],
+            costs,
+            len(pieces) // slices,
+            slices=slices,
+            trains=self.trains,
+            more=once(first.graph, first.stages, first.where),
+        )
+        return replace(super().explain(), course=found)
 
     def memory(self) -> dict[int, Memory]:
         return footprint(self.program, regather=self.backend != "autograd")

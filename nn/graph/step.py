@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...actors.pipeline import Costs
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.draw import draw, svg
 from ...boxing.graph.ledger import moves_of
@@ -244,6 +245,13 @@ class Step:
         raise SbpError(
             f"{self.name} runs as one function, which has no timeline\n"
             "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
+        )
+
+    def costs(self) -> tuple[Costs, ...]:
+        """What the chunks of a pipeline take, where it was made to be one."""
+        raise SbpError(
+            f"{self.name} runs as one function, without chunks\n"
+            "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it cut into some"
         )
 
     def explain(self) -> Report:
