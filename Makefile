@@ -4,7 +4,7 @@
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
-.PHONY: demo test lint sweep bench clean
+.PHONY: demo test lint sweep bench gpu clean
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
@@ -29,6 +29,9 @@ sweep: .venv/.ready
 
 bench: .venv/.ready
 	@$(RUN) benchmarks/boxing.py
+
+gpu: .venv/.ready
+	@$(RUN) tools/gpu.py
 
 clean:
 	rm -rf .venv build dist out *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,5 +1,7 @@
-"""Where there is no CUDA device these tests are not collected; nothing else of the suite needs one."""
+"""Where there is no CUDA device these tests are not collected, unless one asks for that; nothing else needs one."""
+
+import os
 
 import torch
 
-collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+collect_ignore_glob = [] if torch.cuda.is_available() or os.environ.get("SBPFLOW_COLLECT_GPU") else ["test_*.py"]

@@ -74,12 +74,12 @@ def card() -> torch.device:
 
 
 def test_tensors_go_over_nccl_between_ranks_that_share_a_card(fresh: Fresh) -> None:
-    ends = fresh(2, over_nccl, timeout=240.0, environment=nccl_hosts)
+    ends = fresh(2, over_nccl, timeout=70.0, environment=nccl_hosts)
     assert [end.answer and end.answer.value for end in ends] == [[], [float(SIZE * n) for n in range(6)] * 2]
 
 
 def over_nccl() -> list[float]:
-    flow.init(timeout=120)
+    flow.init(timeout=60)
     line = bus((0, 1))
     part = cut(simulate(relay(6)), {"first": 0, "second": 1}, line.rank)
     (edge,) = part.edges

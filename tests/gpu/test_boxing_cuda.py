@@ -45,9 +45,10 @@ def test_a_move_between_host_and_card_keeps_the_value() -> None:
     assert torch.equal(flow.gather(flow.box(shards, there, back), back), whole)
 
 
-def test_nccl_ranks_that_share_a_card_box_every_pair(fresh: Fresh) -> None:
-    ends = fresh(2, every_pair_over_nccl, timeout=240.0, environment=nccl_hosts)
-    assert [end.answer and end.answer.value for end in ends] == [len(PAIRS) * len(SHAPES)] * 2
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nccl_ranks_that_share_a_card_box_every_pair(fresh: Fresh, ranks: int) -> None:
+    ends = fresh(ranks, every_pair_over_nccl, ranks, timeout=70.0, environment=nccl_hosts)
+    assert [end.answer and end.answer.value for end in ends] == [len(PAIRS) * len(SHAPES)] * ranks
 
 
 def nccl_hosts(rank: int) -> dict[str, str]:
@@ -55,9 +56,9 @@ def nccl_hosts(rank: int) -> dict[str, str]:
     return {"NCCL_HOSTID": f"host{rank}", "LOCAL_RANK": str(rank)}
 
 
-def every_pair_over_nccl() -> int:
-    flow.init(timeout=120)
-    p = flow.placement("cuda:[0-1]")
+def every_pair_over_nccl(ranks: int) -> int:
+    flow.init(timeout=60)
+    p = flow.placement("cuda", range(ranks))
     for shape in SHAPES:
         whole = torch.arange(float(shape[0] * shape[1])).reshape(shape).cuda()
         for src, dst in PAIRS:
