@@ -142,6 +142,8 @@ def logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 @formula("linalg_vector_norm", when=lambda call: along_split(call) and call.bound["ord"] != 0)
 def vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = _cast(x, dtype)
+    if x.dtype in (torch.float16, torch.bfloat16) and not math.isinf(ord):  # whose powers would be infinite
+        return _cast(vector_norm(x, ord, dim, keepdim, dtype=torch.float32), x.dtype)
     over = list(range(x.ndim)) if dim is None or dim == [] else dim
     size = x.abs() if not (ord == 2 and not x.dtype.is_complex) else x
     if ord == math.inf:
@@ -158,6 +160,8 @@ def vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = Fals
 
 def _root(total: Tensor, ord: float = 2) -> Tensor:
     """At zero a root has no slope; torch gives norms and deviations the gradient 0 there."""
+    if type(total) is GlobalTensor and total._layout.state.partial:
+        total = total.abs()  # it is the same, and no longer addends: or each of what follows would bring these together
     zero = total == 0
     safe = torch.where(zero, torch.ones_like(total), total)
     root = safe.sqrt() if ord == 2 else safe ** (1 / ord)

@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
+from torch.utils._foreach_utils import _foreach_supported_types
 
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError
+from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import map_tensors, tensors_in
 from ..sbp.state import State
 from . import autograd, seeds
 from .moving import describe, flat, shards_as
+from .norms import norms
 from .recipe import Recipe, each_rank
 from .refusals import refuse_sending
 from .shell import shell
@@ -21,6 +24,8 @@ from .tensor import GlobalTensor, wrap
 
 __all__ = ["handler"]
 
+# So that clipping takes all gradients at once: torch goes by the class of what it is given, and DTensor is there too.
+_foreach_supported_types.append(GlobalTensor)
 _handlers: dict[Any, Recipe] = {}
 
 
@@ -39,8 +44,8 @@ class Foreach(Recipe):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         where = tensors[0].placement
-        if len({x.placement for x in tensors}) > 1:
-            raise PlacementError(f"{func.__name__} of tensors on different placements\n  pass foreach=False")
+        if any(x.placement is not where for x in tensors):
+            return _by_placement(func, args, kwargs, tensors)
         lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
         rows = list(zip(*(a for a in lists if len(a) == len(lists[0])), strict=True))
         homes = [_adopted(next((x for x in row if isinstance(x, GlobalTensor)), row[0]), where) for row in rows]
@@ -49,6 +54,8 @@ class Foreach(Recipe):
                 f"{func.__name__} would write global tensors into plain ones, once for every rank\n"
                 "  make the plain ones global by flow.tensor, or the global ones plain by x.full_tensor()"
             )
+        if not owned(where):
+            return None if _is_written(func) else [wrap(home._shards, home._layout) for home in homes]
         # Few functions of addends are the addends of the function; and what broadcasts has no pieces of its own.
         odd = any(x.ndim and x.shape != home.shape for row, home in zip(rows, homes, strict=True) for x in row)
         if odd or any(x._layout.state.partial for x in homes):
@@ -76,6 +83,30 @@ class Foreach(Recipe):
         per_rank = [tensors_in(result) for result in results]
         made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
         return map_tensors(results[0], lambda _: next(made))
+
+
+def _by_placement(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+    """The function of what each placement has of the lists; single numbers come along to each."""
+    from .dispatch import adopt, meeting
+
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    count = len(lists[0])
+    rows = zip(*(a for a in lists if len(a) == count), strict=True)
+    places = [meeting(func, [x for x in row if isinstance(x, GlobalTensor)] or tensors) for row in rows]
+    made: list[Any] = [None] * count
+    for where in dict.fromkeys(places):
+        mine = [at for at, place in enumerate(places) if place is where]
+
+        def part(a: Any, where: Placement = where, mine: list[int] = mine) -> Any:
+            a = [a[at] for at in mine] if isinstance(a, list | tuple) and len(a) == count else a
+            return map_tensors(a, lambda t: adopt(func, t, where) if isinstance(t, GlobalTensor) else t)
+
+        results = func(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
+        if results is None:
+            continue
+        for at, result in zip(mine, results, strict=True):
+            made[at] = result
+    return None if results is None else type(results)(made)
 
 
 def _is_written(func: Any) -> bool:
@@ -131,31 +162,27 @@ def handler(func: Any) -> Recipe | None:
 
 
 class Reduced(Recipe):
-    """A function of lists that makes one number of each tensor: it is done one by one, by the rules of what it is."""
+    """A function of lists that makes one number of each tensor: norms together, the rest one by one."""
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., list[Tensor]]) -> None:
         self.function = function
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         (xs, *rest), where = args, tensors[0].placement
-        made = [self.function(_adopted(x, where), *rest, **kwargs) for x in xs]
+        made = self.function([_adopted(x, where) for x in xs], *rest, **kwargs)
         is_op = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
         return made if is_op else tuple(made)
-
-
-def _norm(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
-    return torch.linalg.vector_norm(x, ord, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _powsum(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
     return torch.sum(x.abs().pow(ord), dtype=dtype)
 
 
-_REDUCED: dict[str, Callable[..., Tensor]] = {
-    "_foreach_norm": _norm,
-    "_foreach_max": torch.max,
-    "_foreach_powsum": _powsum,
-}
+def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    return lambda xs, *args, **kwargs: [function(x, *args, **kwargs) for x in xs]
+
+
+_REDUCED = {"_foreach_norm": norms, "_foreach_max": _each(torch.max), "_foreach_powsum": _each(_powsum)}
 
 
 def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
