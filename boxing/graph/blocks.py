@@ -151,7 +151,10 @@ class Blocks:
         for step in block.steps:
             made = tuple((y.layout, y.grad) for y in step.outputs)
             if isinstance(step, Op):
-                steps.append((step.op, _plain(step.args, known), _plain(dict(step.kwargs), known), made, step.grad))
+                again = bool(step.origin.recompute)
+                steps.append(
+                    (step.op, _plain(step.args, known), _plain(dict(step.kwargs), known), made, step.grad, again)
+                )
             else:
                 steps.append((known(step.source), made))
         sources = tuple((s.kind, s.value.layout, s.update) for s in block.sources)

@@ -110,10 +110,14 @@ class _Painter:
 
     def _title(self, path: str) -> str:
         run = self.runs.get(path)
-        if run is None:
-            around = self._path(path)[:-1]
-            return path.removeprefix(around[-1] + ".") if around else path
-        return _repeated(run, path)
+        around = self._path(path)[:-1]
+        title = path.removeprefix(around[-1] + "." if around else "") if run is None else _repeated(run, path)
+        return f"{title}, recomputed" if self._again(path) else title
+
+    def _again(self, path: str) -> bool:
+        """Whether the backward runs all ops in a module again."""
+        ops = [s for s in self.steps if isinstance(s, Op) and f"{s.origin.module}.".startswith(f"{path}.")]
+        return bool(ops) and all(op.origin.recompute for op in ops)
 
     def _place(self, step: Step) -> str:
         return str(step.outputs[0].layout.placement)
@@ -125,6 +129,8 @@ class _Painter:
         path, place = self._path(module), self._place(ops[0])
         rest = module[len(path[-1]) :].removeprefix(".") if path else module
         lines = counted([op_name(op.op) for op in ops], f"{rest}: " if rest else "")
+        if ops[0].origin.recompute and not (path and self._again(path[0])):
+            lines = (*lines, "recomputed")
         look = "shape" if all(map(shape_only, ops)) else "op"
         self.scene.add(
             Node(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
@@ -161,6 +167,9 @@ class _Painter:
         held = [s.value.layout.nbytes for s in mine if s.kind == "parameter"]
         if held:
             lines.append(f"{some(len(held), 'parameter')}, {volume(sum(held))}")
+        again = sum(bool(op.origin.recompute) for op in ops)
+        if again:
+            lines.append("recomputed" if again == len(ops) else f"{some(again, 'op')} recomputed")
         place = self._place(steps[0])
         self.scene.add(Node(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]

@@ -20,7 +20,7 @@ from .blocks import Blocks
 from .ledger import MoveRow, Total, moves_of, totals
 from .physical import Graph, Op
 from .roles import Role, roles_of
-from .scene import lie, op_name
+from .scene import lie, op_name, some
 
 __all__ = [
     "Cost",
@@ -165,6 +165,12 @@ class Report:
         return ops_of(self.graph, self.costs)
 
     @property
+    def recomputed(self) -> tuple[int, int]:
+        """How many ops the backward runs again, and in how many regions."""
+        regions = [s.origin.recompute for s in self.graph.steps if isinstance(s, Op) and s.origin.recompute]
+        return len(regions), len(set(regions))
+
+    @property
     def compute(self) -> float | None:
         """Seconds of all ops, if any are known."""
         return sum(cost.seconds for cost in self.costs) if self.costs else None
@@ -221,6 +227,7 @@ class Report:
                 "course": self.course and asdict(self.course),
             },
             "choice": chosen,
+            "recomputed": {"ops": self.recomputed[0], "regions": self.recomputed[1]},
             "memory": self.memory
             and {
                 "limit": self.memory.limit,
@@ -290,8 +297,10 @@ def change(src: Layout, dst: Layout) -> str:
 
 def headline(report: Report) -> str:
     ops, places = sum(isinstance(step, Op) for step in report.graph.steps), report.placements
+    again, regions = report.recomputed
+    many = f" ({again} of them again in the backward, in {some(regions, 'region')})" if again else ""
     where = ", ".join(places) if len(places) < 5 else f"{len(places)} placements, {places[0]} to {places[-1]}"
-    return f"{report.graph.name}: {ops} ops, {len(report.graph.boxes)} moves on {where}"
+    return f"{report.graph.name}: {ops} ops{many}, {len(report.graph.boxes)} moves on {where}"
 
 
 def time_line(report: Report) -> str:

@@ -50,7 +50,7 @@ _KINDS = (torch.dtype, torch.layout, torch.memory_format)
 _CONSTANTS = {"None": None, "True": True, "False": False, "inf": math.inf, "nan": math.nan}
 _MADE: dict[str, Callable[..., Any]] = {"complex": complex, "device": torch.device, "slice": slice}
 _NAME = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+"
-_ORIGIN = re.compile(rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_NAME}))?")
+_ORIGIN = re.compile(rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_NAME}) ?)?(?:recompute ({_NAME}))?")
 
 
 class Misread(Exception):
@@ -253,8 +253,9 @@ def _origin(end: Token) -> Origin:
     found = _ORIGIN.fullmatch(comment[1:].strip()) if comment.startswith("#") else None
     if found is None:
         return Origin()
-    module, block, line = (literal_eval(part) if part and part[0] in "'\"" else part or "" for part in found.groups())
-    return Origin(module, line, block)
+    said = [literal_eval(part) if part and part[0] in "'\"" else part or "" for part in found.groups()]
+    module, block, line, recompute = said
+    return Origin(module, line, block, recompute)
 
 
 def read(text: str) -> list[Any]:

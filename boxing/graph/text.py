@@ -22,7 +22,8 @@ A value is dtype[shape], a signature, and `grad` if a gradient comes back; it is
     [dim 0: all 2, data]      a hole: cut in 2, and every rank holds both
     [partial: tensor, data]   [reduction: max]   [gradient: data]
 
-Comments are for the reader, but `in`, `of` and `at` in one (module, repeated block, line) are read back as the origin.
+Comments are for the reader, but `in`, `of`, `at` and `recompute` in one (module, repeated block, line, region that the
+backward runs again) are read back as the origin.
 """
 
 import re
@@ -62,8 +63,9 @@ def from_text(text: str) -> Graph:
 
 
 def fingerprint(graph: Graph) -> int:
-    """A number that two graphs share only if their texts say the same, whatever the comments."""
-    return crc32("\n".join(_Writer(graph, comments=False).lines()).encode())
+    """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions."""
+    regions = [str(at) for at, step in enumerate(graph.steps) if isinstance(step, Op) and step.origin.recompute]
+    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions]).encode())
 
 
 def difference(a: Graph, b: Graph) -> str:
@@ -183,7 +185,7 @@ def _way(src: Layout, dst: Layout) -> str:
 
 
 def _origin(origin: Origin) -> str:
-    parts = {"in": origin.module, "of": origin.block, "at": origin.line}
+    parts = {"in": origin.module, "of": origin.block, "at": origin.line, "recompute": origin.recompute}
     return " ".join(f"{word} {at if _BARE.fullmatch(at) else repr(at)}" for word, at in parts.items() if at)
 
 

@@ -5,7 +5,7 @@ The graph does the backward and the optimizer's step itself. What can not be cap
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils import checkpoint
 
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
@@ -26,6 +26,7 @@ from .watch import data_dependent
 __all__ = ["Asked", "around"]
 
 Lost = Callable[[Tensor, Tensor | None], None]
+Region = Callable[[], AbstractContextManager[None]]
 
 _GRAD: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009  # to a type checker `grad` is a tensor
 _VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array__: "x.numpy()"}
@@ -61,9 +62,12 @@ class Asked(TorchFunctionMode):
 
 
 @contextmanager
-def around(asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[..., Any]) -> Iterator[None]:
+def around(
+    asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[..., Any], region: Region
+) -> Iterator[None]:
     """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
-    `own(apply, cls, args)` functions with a backward of their own."""
+    `own(apply, cls, args)` functions with a backward of their own. What `torch.utils.checkpoint` runs, it runs in a
+    `region()`."""
     run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 
@@ -74,7 +78,9 @@ def around(asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[...
     nn.Module.__call__ = called  # type: ignore[method-assign]
     torch.autograd.backward = _backward(asked, lost)
     torch.autograd.grad = _refused_grad
-    Function.apply = _applied(apply, own)  # type: ignore[method-assign]
+    Function.apply = _applied(apply, own, region)  # type: ignore[method-assign]
+    without_reentrant = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = _within(region)
     Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
     try:
         with packing():
@@ -84,6 +90,7 @@ def around(asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[...
         nn.Module.__call__ = run  # type: ignore[method-assign]
         torch.autograd.backward, torch.autograd.grad = backward, grad
         Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
+        checkpoint._checkpoint_without_reentrant_generator = without_reentrant
 
 
 def _backward(asked: Asked, lost: Lost) -> Callable[..., None]:
@@ -122,11 +129,25 @@ def _refused_grad(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _applied(apply: Any, own: Callable[..., Any]) -> Any:
+def _within(region: Region) -> Callable[..., Iterator[None]]:
+    """What `checkpoint(use_reentrant=False)` has around the function that it calls."""
+
+    def around_call(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with region():
+            yield
+
+    return around_call
+
+
+def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
     def instead(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction:  # it only saves memory; the graph decides itself what it keeps
+        if cls is checkpoint.CheckpointFunction:
             function, _, *rest = args
-            return function(*rest)
+            checkpoint.check_backward_validity(rest)
+            # As torch does it: of arguments that want none, parameters inside get no gradient either.
+            wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in rest)
+            with region(), torch.set_grad_enabled(wanted):
+                return function(*rest)
         inner = cls.__module__.startswith(
             ("torch._library", "torch.utils.checkpoint")
         )  # in an op; of nothing but inputs

@@ -17,6 +17,8 @@ from .segments import Draw
 
 __all__ = ["Drawer", "Numbered"]
 
+_drawing = Lock()  # torch's generator is one for all threads
+
 
 class Drawer:
     """Runs one op that draws, once a process, with torch's own generator; also where this process keeps no part,
@@ -46,6 +48,30 @@ class Drawer:
         seeds.agree(self.where)
         return self.drawn(*inputs)
 
+    def noted(self, *inputs: Sequence[Tensor]) -> list[Any]:
+        """The same, and from where on the generator drew."""
+        chance = self.generator.get_state()
+        return [*self(*inputs), chance]
+
+    def again(self, *given: Any) -> list[tuple[Tensor, ...]]:
+        """What was drawn from there on."""
+        *inputs, chance = given
+        with _drawing:
+            before = self.generator.get_state()
+            try:
+                self.generator.set_state(chance)
+                return self.drawn(*inputs)
+            finally:
+                self.generator.set_state(before)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Torch's own, of the device that draws."""
+        if self.device.type == "cuda":
+            made: torch.Generator = torch.cuda.default_generators[self.device.index or 0]
+            return made
+        return torch.default_generator
+
     def drawn(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The same where ranks are known to have one seed."""
         if inputs and inputs[0]:
@@ -65,9 +91,6 @@ class Drawer:
         ]
 
 
-_drawing = Lock()  # torch's generator is one for all threads
-
-
 class Numbered:
     """A draw of a pipeline: its numbers depend on the step, the micro-batch and the op, not on what ran before, so that
     they are the same under every schedule and on every placement."""
@@ -77,9 +100,7 @@ class Numbered:
 
     def __call__(self, shards: Mapping[str, tuple[int, ...]], *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         step, k = shards["numbers"]
-        device = self.drawer.device
-        cuda = device.type == "cuda"
-        generator = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+        generator = self.drawer.generator
         seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1) + 0xBF58476D1CE4E5B9 * k) % (1 << 63)
         with _drawing:
             before = generator.get_state()

@@ -167,7 +167,8 @@ class _Rank:
     def behind(self) -> int:
         """What is live between forward and backward."""
         self.sources()
-        last = max((at for at, do in enumerate(self.plan.todo) if do.what == "run"), default=-1)
+        runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and " again " not in do.writes[0])
+        last = max(runs, default=-1)
         for do in self.plan.todo[: last + 2]:
             if do.what in ("run", "draw", "box", "free"):
                 self.do(do)
@@ -232,7 +233,8 @@ class _Rank:
             pass  # in place
         else:
             for register in do.writes:
-                self.hold(register, [self.new(self.size(self.plan.layouts[register]))])
+                layout = self.plan.layouts.get(register)  # none where a generator stood
+                self.hold(register, [self.new(self.size(layout) if layout else 0)])
 
     def segment(self, do: Do) -> None:
         stage = self.stages[do.number]
@@ -244,13 +246,13 @@ class _Rank:
                 if register in self.plan.layouts:
                     self.hold(register, [self.new(self.size(self.plan.layouts[register]))])
                 else:
-                    self.hold(register, [self.held[name][0] for name in (*do.reads, *stage.outputs)])
+                    self.hold(register, [self.held[name][0] for name in (*do.reads, *do.writes[: len(stage.outputs)])])
         elif do.what == "run":
-            given = [self.held[name][0] for name in stage.inputs]
+            given = [self.held[name][0] for name in do.reads]
             found = self.run(made.forward, given)
-            for register, storage in zip(stage.outputs, found, strict=False):
+            for register, storage in zip(do.writes[: len(stage.outputs)], found, strict=False):
                 self.hold(register, [storage])
-            if stage.wants:
+            if f"saved {do.number}" in do.writes:
                 self.hold(f"saved {do.number}", found[len(stage.outputs) :])
         else:
             assert made.backward is not None

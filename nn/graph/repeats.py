@@ -44,6 +44,7 @@ class _Traced:
 
     key: Any
     path: str
+    region: str  # that it was in
     ops: tuple[LogicalOp, ...]
     first: int  # of the numbers of its values
     fakes: tuple[Tensor, ...]
@@ -161,6 +162,7 @@ class Repeats:
         return _Traced(
             call.key,
             self.watch.module,
+            self.watch.region,
             ops,
             first,
             tuple(tape.fakes[first:]),
@@ -195,11 +197,15 @@ class Repeats:
             return value
 
         lines: dict[Origin, Origin] = {}
+        regions = {known.region: watch.region}
         for op in known.ops:
             origin = lines.get(op.origin)
             if origin is None:
                 module = watch.module + op.origin.module.removeprefix(known.path)
-                origin = lines[op.origin] = Origin(module, op.origin.line, watch.block)
+                inner = op.origin.recompute
+                if inner not in regions:
+                    regions[inner] = watch.region or watch.new_region()
+                origin = lines[op.origin] = Origin(module, op.origin.line, watch.block, regions[inner])
             args, kwargs = renamed(op.args), {name: renamed(value) for name, value in op.kwargs.items()}
             numbers = tuple([n + shift for n in op.numbers])
             tape.ops.append(replace(op, args=args, kwargs=kwargs, numbers=numbers, origin=origin))

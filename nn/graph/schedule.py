@@ -6,11 +6,12 @@
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
-A parameter that was gathered for the forward is gathered again for the backward. Registers are called as the values in
+A parameter that was gathered for the forward is gathered again for the backward, and a region that is recomputed is run
+again before it. Registers are called as the values in
 them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...boxing.graph.physical import Back, Box, Graph
@@ -18,7 +19,8 @@ from ...boxing.plan import plan
 from ...sbp import Layout
 from .again import read_again
 from .overlap import AHEAD, Do, Transfer, freed, overlapped
-from .segments import Draw, Segment, Stage, kept
+from .recompute import Recomputed, recomputed
+from .segments import Draw, Segment, Stage, kept, made_by
 
 __all__ = ["Schedule", "Writer", "bucketed", "schedule"]
 
@@ -50,7 +52,7 @@ def schedule(
     What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
     where it pays; True, wherever they can.
     """
-    writer = Writer(graph, stages, again or {}, regather)
+    writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
     backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), writer))
     todo = [*writer.forward(), *backward]
     if overlap is not False:
@@ -65,8 +67,19 @@ class Writer:
     """Writes down what to do in the order of the graph and in its reverse; a register may be written several times,
     which means that these are added up."""
 
-    def __init__(self, graph: Graph, stages: Sequence[Stage], again: Mapping[int, Sequence[str]], regather: bool):
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        again: Mapping[int, Sequence[str]],
+        regather: bool,
+        regions: Recomputed,
+        *,
+        numbered: bool = False,
+    ) -> None:
         self.graph, self.stages, self.again, self.regather = graph, stages, again, regather
+        self.regions, self.numbered = regions, numbered  # whether random numbers have a seed for each draw
+        self.redone: dict[int, dict[str, str]] = {}  # of the stages of a region: registers of what was made again
         self.sources = {s.value.name: s for s in graph.sources}
         self.boxes = {stage.output.name: stage for stage in stages if isinstance(stage, Box)}
         self.backs = {move.of: move for move in graph.backs if move.of != move.into}
@@ -94,10 +107,10 @@ class Writer:
     def forward(self) -> Iterator[Do]:
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Segment):
-                saved = (f"saved {number}",) if stage.wants else ()
+                saved = (f"saved {number}",) if stage.wants and number not in self.regions.of else ()
                 yield Do("run", number, stage.inputs, (*stage.outputs, *saved))
             elif isinstance(stage, Draw):
-                yield Do("draw", number, stage.inputs, stage.outputs)
+                yield Do("draw", number, stage.inputs, (*stage.outputs, *self.chance(number)))
             else:
                 name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
                 saved = (self.extremal[name],) if name in self.extremal else ()
@@ -115,6 +128,8 @@ class Writer:
         for number, stage in reversed(list(enumerate(self.stages))):
             if isinstance(stage, Segment) and stage.wants:
                 steps += 1
+                if number in self.regions.of and number not in self.redone:
+                    yield from self.recomputed(number, gathered, steps)
                 yield from self.segment(number, stage, gathered, steps)
             elif isinstance(stage, Box):
                 move = self.backs.get(stage.output.name)
@@ -123,8 +138,22 @@ class Writer:
 
     def segment(self, number: int, stage: Segment, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
         """The backward of a segment, and before it what it needs gathered again."""
+        made = self.redone.get(number, {})
+        needed = [name for name in self.to_gather(number, stage) if name not in made]
+        registers = yield from self.gather(number, needed, gathered, step)
+        names = self.again.get(number, ())
+        taken = [made.get(name) or registers.get(name, name) for name in names]
+        # Also what no rank here takes again: when a move is waited for must be the same everywhere.
+        taken += [register for name, register in registers.items() if name not in names]
+        cotangents = [self.slot(name) for name in stage.returns]
+        yield Do("grad", number, (f"saved {number}", *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+
+    def gather(
+        self, number: int, names: Sequence[str], gathered: dict[str, tuple[str, int]], step: int
+    ) -> Generator[Do, None, dict[str, str]]:
+        """Values of parameters gathered again, if that was not done shortly before; the registers by their names."""
         registers = {}
-        for name in self.to_gather(number, stage):
+        for name in names:
             register, last = gathered.get(name, ("", -AHEAD))
             if step - last > AHEAD or not register:
                 register = f"{name} again {number}"
@@ -133,12 +162,35 @@ class Writer:
                 yield self.move([(self.layouts[source], self.layouts[name])], [source], [register])
             gathered[name] = register, step
             registers[name] = register
-        names = self.again.get(number, ())
-        taken = [registers.get(name, name) for name in names]
-        # Also what no rank here takes again: when a move is waited for must be the same everywhere.
-        taken += [register for name, register in registers.items() if name not in names]
-        cotangents = [self.slot(name) for name in stage.returns]
-        yield Do("grad", number, (f"saved {number}", *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+        return registers
+
+    def chance(self, number: int) -> tuple[str, ...]:
+        """Where a draw leaves from where on it drew, if it is to draw the same again."""
+        return (f"chance {number}",) if self.regions.draws(number) and not self.numbered else ()
+
+    def recomputed(self, last: int, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
+        """The forward of the region of a segment, the last of it that has a backward, once more."""
+        runs = self.regions.runs[self.regions.of[last]]
+        made: dict[str, str] = {}
+        for number in runs:
+            stage = self.stages[number]
+            self.redone[number] = made
+            reads: dict[str, str] = {}
+            if isinstance(stage, Segment) and self.regather:
+                names = [name for name in stage.inputs if name not in made and self.is_gather(name)]
+                reads = yield from self.gather(last, names, gathered, step)
+            given = [made.get(name) or reads.get(name, name) for name in stage.inputs]
+            outputs = {name: f"{name} again {last}" for name in made_by(stage)}
+            self.layouts.update({register: self.layouts[name] for name, register in outputs.items()})
+            made.update(outputs)
+            if isinstance(stage, Segment):
+                saved = (f"saved {number}",) if stage.wants else ()
+                yield Do("run", number, tuple(given), (*outputs.values(), *saved))
+            elif isinstance(stage, Draw):
+                yield Do("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
+            else:
+                pair = self.layouts[stage.source], stage.output.layout
+                yield self.move([pair], given, tuple(outputs.values()))
 
     def to_gather(self, number: int, stage: Segment) -> list[str]:
         """Inputs gathered of parameters whose values the backward reads; the last segment still has them."""

@@ -1,6 +1,7 @@
 """Segments: the runs of ops between which nothing has to move, so that each is one local program on every rank.
 
-    ops   a segment: ops of one placement and one block, cut where an op needs what was moved after the segment began
+    ops   a segment: ops of one placement, block and region that is recomputed, cut where an op needs what was moved
+          after the segment began
     box   a move, before the segment that first needs it, and behind the one that makes what it moves
     draw  an op that draws random numbers, which are those of one device and so are not a rank's own business
 
@@ -142,9 +143,9 @@ def _runs(graph: Graph, chunk: Mapping[str, int]) -> Iterator[Stage]:
     yield from ask(list(ready))
 
 
-def _kind(op: Op, chunk: Mapping[str, int]) -> tuple[Placement, str, int | None]:
+def _kind(op: Op, chunk: Mapping[str, int]) -> tuple[Placement, str, int | None, str]:
     """Ops of one segment have the same."""
-    return _placement(op), op.origin.block, chunk.get(op.origin.module)
+    return _placement(op), op.origin.block, chunk.get(op.origin.module), op.origin.recompute
 
 
 def _placement(op: Op) -> Placement:

@@ -179,10 +179,13 @@ class _Writer:
         assert isinstance(stage, Segment)
         for at, rank in enumerate(owned(stage.placement)):
             run = self.bind(self.compiled[do.number, rank].forward, "f")
-            makes = [self.name(y, at) for y in stage.outputs]
-            saved = self.name(f"saved {do.number}", at) if stage.wants else "_"
-            given = ", ".join(self.name(x, at) for x in stage.inputs)
+            makes = [self.name(y, at) for y in do.writes[: len(stage.outputs)]]
+            keeps = f"saved {do.number}" in do.writes
+            saved = self.name(f"saved {do.number}", at) if keeps else "_"
+            given = ", ".join(self.name(x, at) for x in do.reads)
             self.line(f"{self.makes([*makes, saved])} = {run}({given})")
+            if stage.wants and not keeps:
+                self.line("del _")
             apart = self.compiled[do.number, rank].apart
             if do.writes[-1:] == (f"stash {do.number}",):
                 assert apart is not None
@@ -235,11 +238,19 @@ class _Writer:
         stage = self.stages[do.number]
         assert isinstance(stage, Draw)
         drawer = Drawer(self.graph, stage)
-        given = [_tuple(self.names(x)) for x in do.reads]
-        drawn = self.bind(Numbered(drawer, self.before(do.number)) if self.handed else drawer, "draw")
-        call = f"{drawn}({', '.join([*(['shards'] if self.handed else []), *given])})"
-        if owned(stage.op.outputs[0].layout.placement):
-            call = "".join(f"({self.targets(y)}), " for y in do.writes) + f"= {call}"
+        drawn: Any = Numbered(drawer, self.before(do.number)) if self.handed else drawer
+        chance, here = f"chance {do.number}", bool(owned(stage.op.outputs[0].layout.placement))
+        if chance in do.reads:  # what this process owns nothing of, it does not draw again
+            if not here:
+                return
+            drawn = drawer.again
+        elif chance in do.writes:
+            drawn = drawer.noted
+        given = [self.name(x, 0) if x == chance else _tuple(self.names(x)) for x in do.reads]
+        call = f"{self.bind(drawn, 'draw')}({', '.join([*(['shards'] if self.handed else []), *given])})"
+        if here:
+            targets = [self.makes([self.name(y, 0)])[:-1] if y == chance else f"({self.targets(y)})" for y in do.writes]
+            call = "".join(f"{target}, " for target in targets) + f"= {call}"
         self.line(call)
 
     def before(self, stage: int) -> int:

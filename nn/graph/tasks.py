@@ -19,6 +19,7 @@ from ...placement.errors import SbpError
 from ...sbp import Layout
 from .chunks import Chunks
 from .overlap import Do, Transfer
+from .recompute import recomputed
 from .schedule import Writer, bucketed
 from .segments import Segment, Stage, kept, made_by
 
@@ -106,7 +107,8 @@ class _Tasks:
     ) -> None:
         self.graph, self.stages, self.where = graph, stages, where
         self.split, self.apart = apart is not None, apart or {}
-        self.writer = Writer(graph, stages, again, regather)
+        regions = recomputed(graph, stages, where.of, where.once | where.given | where.hops)
+        self.writer = Writer(graph, stages, again, regather, regions, numbered=True)
         self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
         self.todo: dict[Name, list[Do]] = defaultdict(list)
@@ -158,9 +160,12 @@ class _Tasks:
             self.hop(source, Name("F", self.where.home[name]), stage.source, name)
         else:
             assert chunk is not None
-            if n in self.apart:
-                do = do._replace(writes=(*do.writes, f"stash {n}"))
-            self.todo[Name("F", chunk)].append(do)
+            self.todo[Name("F", chunk)].append(self.stashed(do))
+
+    def stashed(self, do: Do) -> Do:
+        """A forward whose backward is in two keeps something for each half."""
+        halved = do.what == "run" and do.number in self.apart and f"saved {do.number}" in do.writes
+        return do._replace(writes=(*do.writes, f"stash {do.number}")) if halved else do
 
     def hop(self, source: Name, target: Name, reads: str, writes: str) -> None:
         """A value sent: what is done to it before it leaves its group, and behind its arrival."""
@@ -185,7 +190,7 @@ class _Tasks:
             self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
         elif " again " in do.writes[0]:
             number = int(do.writes[0].rpartition(" ")[2])
-            self.put(self.name(number, "B"), do)
+            self.put(self.name(number, "B"), self.stashed(do))
         elif not do.reads[-1].startswith("d "):  # a loss's gradient that the graph makes
             self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
         else:

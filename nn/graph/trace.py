@@ -94,7 +94,8 @@ class _Tracing:
             stack.enter_context(_undisturbed())
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own))
+            regions = self.watch.recomputed
+            stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own, regions))
             stack.enter_context(self.declared.heard())
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)

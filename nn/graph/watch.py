@@ -61,7 +61,8 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
     def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.tape, self.known, self.literal = tape, known, literal
-        self.module = self.block = ""
+        self.module = self.block = self.region = ""
+        self.regions = 0
         self.inner: nn.Module | None = None
         self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
         self._paused = False
@@ -76,6 +77,19 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused = before
 
+    @contextmanager
+    def recomputed(self) -> Iterator[None]:
+        """Calls that the backward is to make again; inside of such a region there is no other."""
+        before, self.region = self.region, self.region or self.new_region()
+        try:
+            yield
+        finally:
+            self.region = before
+
+    def new_region(self) -> str:
+        self.regions += 1
+        return f"{self.module or 'step'} {self.regions}"
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -83,7 +97,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         if self._paused:
             self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
-        self.tape.origin = Origin(self.module, user_line(), self.block)
+        self.tape.origin = Origin(self.module, user_line(), self.block, self.region)
         if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
             if func in _LITERALS and self.known(args[0]) is None:
                 out = self._run(func, args, kwargs)

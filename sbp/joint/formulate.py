@@ -19,6 +19,7 @@ from ..state import Factors, State
 from .homes import Homes
 from .prices import Lie, Network, dual, local_bytes, moved, network
 from .problem import Edge, Problem, Vector
+from .regions import let_go
 from .sources import stored
 from .spread import Spread, spreads
 from .ties import ties
@@ -105,6 +106,7 @@ class _Formulation:
         self.partial: set[int] = set()
         self.pinned = {n: op.lies for op in logical.ops if op.lies is not None for n in op.numbers}
         self.users = _users(logical)
+        self.let_go = let_go(logical)
 
     def network(self, placement: Placement) -> Network:
         found = self.networks.get(placement)
@@ -165,7 +167,8 @@ class _Formulation:
         grads = [n in self.logical.wants_grad for n in op.numbers]
         reach = [Reach(self._states_on(n, there), n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
         saved = tuple(self._is_saved(n) for n in op.numbers)
-        key = (_static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), tuple(grads), saved, there)
+        flags = tuple(grads), saved, bool(op.origin.recompute)
+        key = (_static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), flags, there)
         if key not in self.known:
             self.known[key] = self._candidates(op, call, reach, grads, saved, there)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
@@ -194,7 +197,11 @@ class _Formulation:
         net, device = self.network(there), self.cluster(there).device
         backward = any(grads)
         view = is_view(call)
-        cost = [0.0 if view else seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
+        times = [backward] + [False] * (backward and bool(op.origin.recompute))  # the forward alone once more
+        cost = [
+            sum(seconds(call, o.inputs, o.outputs, o.share, device, back) for back in times) if not view else 0.0
+            for o in found
+        ]
         apart: dict[int, Spread] = {}
         inside = self.parts(op)
         if inside is not None:
@@ -224,6 +231,9 @@ class _Formulation:
     def _is_saved(self, number: int) -> bool:
         """Whether a backward pass looks at this value, so that it is kept until then."""
         users = [self.logical.ops[at] for at in self.users.get(number, ()) if at < len(self.logical.ops)]
+        region = self.let_go.get(number)
+        if region and users and all(op.origin.recompute == region for op in users):
+            return False
         return number in self.logical.wants_grad and any(
             op.grad and op.op._schema.name.removeprefix("aten::") not in LINEAR for op in users
         )

@@ -257,7 +257,7 @@ def any_graph(pick: random.Random) -> Graph:
     steps: list[Step] = []
     for _ in range(pick.randint(0, 12)):
         names = list(values)
-        origin = Origin(*(pick.choice(["", "a.b", "m y", "f.py:3"]) for _ in range(3)))
+        origin = Origin(*(pick.choice(["", "a.b", "m y", "f.py:3"]) for _ in range(4)))
         if pick.random() < 0.3:
             old = values[pick.choice(names)]
             new = Value(f"box {len(values)}", old.layout.to(B))
