@@ -16,6 +16,7 @@ from ...sbp.joint.solve import Solution, solve
 from ...sbp.logical import Logical, LogicalOp
 from .account import account
 from .expand import expand, formula_of
+from .replicas import with_replicas
 from .room import fitted
 
 __all__ = ["Decided", "Pins", "decide"]
@@ -53,6 +54,7 @@ def decide(
     first = homes(logical, placement)
     ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
     logical = expand(logical, lambda op: ranks.get(id(op), 2))
+    logical = with_replicas(logical, homes(logical, placement))
     where = homes(logical, placement)
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None)
