@@ -114,6 +114,10 @@ class Asked:
             return self.indexed(op, parts, rows)
         if name_of(op) in LIKE:
             return [Part(State(parts[0].state.dims))]
+        if name_of(op) == "repeat_interleave.self_int" and mine is not None and not parts[0].state.partial:
+            bound = self.logical.call(op).bound  # of whole samples: there are as many more, next to each other
+            if bound["dim"] is not None and not any(f < 0 for factors in parts[0].state.dims for f in factors):
+                return [Part(parts[0].state)]
         if all(part.whole for part in parts) or name_of(op) in SHAPED | DRAWN:
             fresh = [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
             return None if any(part.odd for part in fresh) and self.plain(op) else fresh
@@ -257,6 +261,11 @@ class Asked:
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
         asked = f"{name_of(op)} at {op.origin.line or 'no line'} needs more than one"
         told = f"  it is in {op.origin.module or 'no module'}, and its inputs are of the batch: {lies}\n"
+        if answer_of(self.logical.call(op)) is None:
+            return SbpError(
+                f"{asked} micro-batch at once, for all that is known: no rule tells what it does to each sample\n{told}"
+                f"  leave micro_batches= out, write it by ops that have one, or give it one by flow.rule"
+            )
         if len(self.axes.sizes) > 1:
             return SbpError(
                 f"{asked} slice or micro-batch at once\n{told}"

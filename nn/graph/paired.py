@@ -103,6 +103,7 @@ def _same(op: LogicalOp, other: LogicalOp) -> bool:
     """Whether two ops are one, of a micro-batch and of the batch: sizes differ by the samples alone."""
     outputs = list(zip(op.outputs, other.outputs, strict=False))
     alike = all(x.ndim == y.ndim and x.dtype == y.dtype for x, y in outputs)
+    alike = alike and len(op.outputs) == len(other.outputs)
     return (
         op.op is other.op and alike and all(n <= m for x, y in outputs for n, m in zip(x.shape, y.shape, strict=True))
     )
@@ -112,6 +113,13 @@ def _differs(op: LogicalOp | None, other: LogicalOp | None) -> SbpError:
     def told(one: LogicalOp | None) -> str:
         return "nothing" if one is None else f"{name_of(one)} at {one.origin.line or 'no line'}"
 
+    if op is not None and other is not None and op.op is other.op and len(op.outputs) != len(other.outputs):
+        return SbpError(
+            f"{name_of(op)} at {op.origin.line or 'no line'} makes {len(other.outputs)} tensors of the batch, and "
+            f"{len(op.outputs)} of a micro-batch\n"
+            "  it takes samples one by one, or several at a time: write it on all of them at once; or leave "
+            "micro_batches= out"
+        )
     return SbpError(
         f"the step does {told(other)} for the batch, and {told(op)} for a micro-batch\n"
         "  what it does must not depend on how many samples or tokens there are; or leave micro_batches= out"

@@ -21,7 +21,7 @@ from ...boxing.graph.physical import Graph, Var, vars_in
 from ...boxing.graph.report import Report
 from ...boxing.record import asked
 from ...placement import Placement
-from ...placement.errors import SbpError, ScheduleError
+from ...placement.errors import SbpError, SbpflowError, ScheduleError
 from ...placement.world import world
 from ...sbp import B
 from ...sbp.call import refs_in
@@ -48,6 +48,7 @@ from .step import Step
 from .streamed import Streamed
 from .structure import replaced
 from .variant import Variant
+from .written_sizes import does_not_run
 
 __all__ = ["PipedStep", "schedule_of"]
 
@@ -131,19 +132,14 @@ class PipedStep(Step):
         return cut, {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
+        if self.all is None:
+            self.all = super().captured(build, *self.whole)
         try:
             logical = super().captured(build, args, kwargs)
-        except Exception as error:
-            if self.batch.slices > 1:
-                tokens = f"a slice of {self.size[1]} of {self.batch.sizes[1]} tokens"
-                error.add_note(
-                    f"{self.name} was captured for {tokens}: the model must take sequences of any length, "
-                    "as in x + self.places[: x.shape[1]]"
-                )
+        except SbpflowError:
             raise
-        if self.all is None:
-            reads = self.reads
-            self.all, self.reads = super().captured(build, *self.whole), reads
+        except Exception as error:
+            raise does_not_run(error, self.batch.sizes, self.size, self.name) from error
         micro = separated(logical, self.all, Axes(self.batch.sizes, self.size, self.batch.inputs))
         self.micros[self.size] = micro
         return micro.logical

@@ -100,7 +100,11 @@ class _Tracing:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
-            result = function(*given, **named)
+            try:
+                result = function(*given, **named)
+            except Exception as error:
+                error.captured = tuple(self.tape.ops)  # type: ignore[attr-defined]  # for who looks for the cause
+                raise
             with self.watch.paused():
                 writes = self._writes(slots)
                 flat: list[Ref] = []
