@@ -14,7 +14,6 @@ from .physical import Back, Box, Graph, Op, Source, Step, Var
 
 __all__ = ["Blocks", "Run"]
 
-FEWEST = 3  # repeats that are folded; two are drawn both
 LONGEST = 6  # blocks of a pattern that repeats
 
 Wire: TypeAlias = tuple[int | None, int | str]  # of which block before (None: outside), and which of its values
@@ -50,10 +49,14 @@ class _Block:
 
 
 class Blocks:
-    """The repeated blocks of a graph; a block is what shares one `origin.block`, and the sources under that path."""
+    """The repeated blocks of a graph; a block is what shares one `origin.block`, and the sources under that path.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    Three repeats are folded, in an overview two; of fewer each is drawn. In an overview what comes from another
+    placement stands before the blocks there, so that the first of them is like the others.
+    """
+
+    def __init__(self, graph: Graph, *, overview: bool = False) -> None:
+        self.graph, self.fewest = graph, 2 if overview else 3
         names = dict.fromkeys(step.origin.block for step in graph.steps if step.origin.block)
         self._blocks = {name: _Block() for name in names}
         self._home: dict[str, str] = {}  # of each value: its block
@@ -65,12 +68,16 @@ class Blocks:
         for step in graph.steps:
             block = step.origin.block
             # A move of what comes from outside stands before all blocks, as the first of them is the one to ask for it.
-            if block and not (isinstance(step, Box) and not self.of(step.source)):
+            enters = isinstance(step, Box) and (not self.of(step.source) or (overview and self._crosses(step)))
+            if block and not enters:
                 self._home.update((y.name, block) for y in step.outputs)
                 self._blocks[block].steps.append(step)
         for back in graph.backs:
             if self.of(back.of):
                 self._blocks[self.of(back.of)].backs.append(back)
+
+    def _crosses(self, box: Box) -> bool:
+        return self.graph.layout(box.source).placement is not box.output.layout.placement
 
     def of(self, value: str) -> str:
         """The block that a value is made in, or whose parameter it is; "" outside of all."""
@@ -123,7 +130,7 @@ class Blocks:
         while start < len(names):
             best = start + 1
             period = 1
-            for p in range(1, min(LONGEST, (len(names) - start) // FEWEST) + 1):
+            for p in range(1, min(LONGEST, (len(names) - start) // self.fewest) + 1):
                 end = start + p
                 while (
                     end < len(names)
@@ -132,7 +139,7 @@ class Blocks:
                 ):
                     end += 1
                 end -= (end - start) % p
-                if end - start >= FEWEST * p and end > best:
+                if end - start >= self.fewest * p and end > best:
                     best, period = end, p
             if best - start > 1:
                 yield Run(tuple(names[start:best]), period)

@@ -11,7 +11,7 @@ from ..look import FAMILIES, duration, volume
 from ..plan import Plan
 from .buckets import exchange
 from .ledger import MoveRow, Way, buckets, moves_of, ways_of
-from .paint import paint
+from .paint import overview, paint
 from .physical import Graph, Op
 from .scene import Edge, Node, Scene, look_of, numbered, some
 
@@ -33,13 +33,14 @@ LOOKS = {
 }
 
 
-def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None) -> str:
-    """The graph in the DOT language.
+def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None, *, full: bool = True) -> str:
+    """The graph in the DOT language: every op, or with `full=False` about a screen of it.
 
     `depth` draws each module at that depth as one node (a number belongs to its list: `blocks.3` is one level), `focus`
     one module alone, completely and with its borders. Blocks that are alike are drawn once, from three on.
     """
-    what = paint(graph, depth, focus)
+    brief = not full and focus is None
+    what = overview(graph) if brief and depth is None else paint(graph, depth, focus, overview=brief)
     places = list(dict.fromkeys(node.place for node in what.nodes.values() if node.place))
     ops = sum(isinstance(step, Op) for step in graph.steps)
     title = [f"{graph.name}{f', {focus}' if focus else ''}:  {ops} ops, {len(graph.boxes)} moves"]
@@ -47,8 +48,9 @@ def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None) 
     if any("*" in edge.text for edge in what.edges):
         title.append("*: pieces lie in another order than usual; a pointer tells")
     levels = _levels(what)
-    edges = (_edge(edge, levels) for edge in what.edges if not edge.side)
-    body = [*_frame(what, places), *_loose(what), *_legend(graph, levels), *edges]
+    at = {node.name: node.place for node in what.nodes.values()}
+    edges = (_edge(edge, levels, apart=_apart(at[edge.tail], at[edge.head])) for edge in what.edges if not edge.side)
+    body = [*_frame(what, places), *_abreast(what, places), *_loose(what), *_legend(graph, levels), *edges]
     return "\n".join([*_head(title), *body, "}", ""])
 
 
@@ -84,8 +86,20 @@ def _head(title: Sequence[str]) -> Iterator[str]:
     yield f'  edge [color="{LINE}", fontname="{FONT}", fontsize=9, fontcolor="{LINE}", arrowsize=0.6]'
 
 
+def _apart(tail: str, head: str) -> bool:
+    return bool(tail and head) and tail != head
+
+
+def _abreast(what: Scene, places: Sequence[str]) -> Iterator[str]:
+    """Placements side by side, in the order in which they first run."""
+    tops = [next(node.name for node in what.nodes.values() if node.place == place) for place in places]
+    if len(tops) > 1:
+        names = " -> ".join(_quoted([name]) for name in tops)
+        yield f"  {{ rank=same; {names} [style=invis] }}"
+
+
 def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
-    """The nodes of each placement, framed where there are several, in the frames of their modules."""
+    """The nodes of each placement with what comes in there, framed where there are several, in frames of modules."""
     several = len(places) > 1
     for k, place in enumerate(places):
         here = [node for node in what.nodes.values() if node.place == place]
@@ -93,12 +107,12 @@ def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
             yield f"  subgraph cluster_p{k} {{"
             look = f'style="rounded,dashed", color="{LINE}", class=place, labeljust=r, margin=14, fontsize=12'
             yield f"    graph [label={_roomy(place)}, {look}]"
-        yield from _modules(here, (), what, str(k))
+        yield from _modules(here, (), what, str(k), narrow=several)
         if several:
             yield "  }"
 
 
-def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: str) -> Iterator[str]:
+def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: str, *, narrow: bool) -> Iterator[str]:
     """The nodes in a module, then its parts in their frames, in the order of the graph."""
     pad = "  " * (len(path) + 1)
     inner: dict[tuple[str, ...], list[Node]] = {}
@@ -107,20 +121,23 @@ def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: st
             yield pad + _node(node)
             row = [node.name, *what.beside(node.name)]
             if len(row) > 1:  # written in their own frame, or they would be drawn outside of it
-                names = " -> ".join(_quoted([name]) for name in row)
-                yield f"{pad}{{ rank=same; {names} [style=dotted, arrowhead=none, class=side] }}"
+                look = "[style=dotted, arrowhead=none, class=side]"
+                one, more = (row[:2], row[1:]) if narrow else (row, [])  # one beside it, and others below that
+                yield f"{pad}{{ rank=same; {' -> '.join(_quoted([name]) for name in one)} {look} }}"
+                if len(more) > 1:
+                    yield f"{pad}{' -> '.join(_quoted([name]) for name in more)} {look}"
         else:
             inner.setdefault(node.path[: len(path) + 1], []).append(node)
     for k, (below, members) in enumerate(inner.items()):
         yield f"{pad}subgraph cluster_p{name}_{k} {{"
         look = 'style="rounded,filled", fillcolor="#8c959f14", color="#8c959f66", class=frame, labeljust=r, margin=10'
         yield f"{pad}  graph [label={_roomy(what.titles[below[-1]])}, fontsize=11, {look}]"
-        yield from _modules(members, below, what, f"{name}_{k}")
+        yield from _modules(members, below, what, f"{name}_{k}", narrow=narrow)
         yield f"{pad}}}"
 
 
 def _loose(what: Scene) -> Iterator[str]:
-    """Moves between placements and what is outside stand in no frame."""
+    """What is outside stands in no frame."""
     yield from ("  " + _node(node) for node in what.nodes.values() if not node.place)
 
 
@@ -147,13 +164,17 @@ def _look(look: str, dashed: bool = False, note: bool = False) -> str:
     return f'{line}, fillcolor="{known.fill}", fontcolor="{known.ink}"'
 
 
-def _edge(edge: Edge, levels: dict[str, int]) -> str:
-    """What goes straight on is kept straight; what skips over something is led around it."""
-    look = [f"label={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
+def _edge(edge: Edge, levels: dict[str, int], *, apart: bool) -> str:
+    """What goes straight on is kept straight; what skips over something is led around it. Those between placements
+    do not say what stands above what."""
+    words = "xlabel" if apart else "label"  # a label would be a stop on the way, which is found beside everything
+    look = [f"{words}={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
     look += [f"tooltip={_quoted(edge.tip.split(chr(10)))}"] if edge.tip else []
     if edge.back:
         look += ["dir=back", "style=dashed", "class=back"]
-    if not edge.back and levels[edge.tail] == levels[edge.head] + 1:
+    if apart:
+        look.append("constraint=false")
+    elif not edge.back and levels[edge.tail] == levels[edge.head] + 1:
         look.append("weight=6")
     return f"  {_quoted([edge.tail])} -> {_quoted([edge.head])} [{', '.join(look)}]"
 

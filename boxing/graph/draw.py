@@ -1,6 +1,7 @@
 """Drawing a graph into a file, or as SVG that follows its page into the dark.
 
-draw(graph, "step.svg")                        all of it; blocks that are alike once
+draw(graph, "step.svg")                        about a screen; blocks that are alike once
+draw(graph, "step.svg", full=True)             every op
 draw(graph, "step.svg", depth=1)               a node a module
 draw(graph, "block.svg", focus="blocks.0")     one module, completely
 """
@@ -28,22 +29,24 @@ NIGHT = {
 }
 
 
-def draw(graph: Graph, path: str | Path, depth: int | None = None, focus: str | None = None) -> Path:
+def draw(
+    graph: Graph, path: str | Path, depth: int | None = None, focus: str | None = None, *, full: bool = False
+) -> Path:
     """Write a picture of the graph; the suffix of the path says svg, png, pdf or dot (text that Graphviz reads).
 
     Where nothing here can draw, the text is written beside it, and MissingError says what to install.
     """
-    done = picture(graph_dot(graph, depth, focus), path)
+    done = picture(graph_dot(graph, depth, focus, full=full), path)
     if done.suffix.lower() == ".svg":
         done.write_text(_dressed(done.read_text(encoding="utf-8")), encoding="utf-8")
     return done
 
 
-def svg(graph: Graph, depth: int | None = None, focus: str | None = None) -> str | None:
+def svg(graph: Graph, depth: int | None = None, focus: str | None = None, *, full: bool = False) -> str | None:
     """The picture as SVG text, or None where nothing here can draw."""
     with TemporaryDirectory() as folder:
         try:
-            return draw(graph, Path(folder) / "graph.svg", depth, focus).read_text(encoding="utf-8")
+            return draw(graph, Path(folder) / "graph.svg", depth, focus, full=full).read_text(encoding="utf-8")
         except MissingError:
             return None
 

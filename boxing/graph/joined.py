@@ -1,9 +1,11 @@
 """Which steps share a node of a picture, so that one sees calls and moves, and not each of ATen's small ops.
 
-    module     below a depth, all of a module is one node
+    module     below a depth, all of a module is one node, if it runs on one placement
     joined     ops of one line of the user's code but layers with parameters; a module that has few ops and no parts
     lifted     a move of a parameter stands with what uses it
-    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it
+    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; out of an overview
+               go views in the same way, and what is never read
+    plain      in an overview what is made of no input stands together
 
 Ops are joined only where no way leads out of their node and back into it: a picture has no cycles.
 """
@@ -17,6 +19,7 @@ from .scene import shape_only, tokens
 
 __all__ = ["Joined"]
 
+EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"])
 FEW = 8  # ops of a module that share a node
 SMALL = frozenset(  # beside what PyTorch calls pointwise or a reduction, and what reads no tensor
     [
@@ -38,17 +41,28 @@ class Joined:
         stand: Callable[[str], str],
         users: Mapping[str, Sequence[Step]],
         module: Callable[[Step], str],
+        *,
+        overview: bool = False,
     ) -> None:
+        self.overview = overview
+        self.hidden: set[str] = set()  # what nobody reads the values of
+        self.plain: set[str] = set()  # values made of no input
         self.graph, self.depth, self.stand, self.users, self.module = graph, depth, stand, users, module
         self.node: dict[int, str] = {}
         self.members: dict[str, list[Step]] = {}
         self.lifted: dict[str, Box] = {}  # by the name of the copy
-        self.passed: dict[str, Box] = {}
+        self.passed: dict[str, Step] = {}
         self._makers = {y.name: step for step in graph.steps for y in step.outputs}
         self._backs: dict[str, list[Back]] = {}
         for back in graph.backs:
             self._backs.setdefault(back.of, []).append(back)
         self._few = _few(steps)
+        self._places: dict[str, set[str]] = {}  # where the ops of each module run, with all that is in it
+        for step in steps:
+            path = tokens(module(step))
+            for k in range(len(path)):
+                here = self._places.setdefault(".".join(path[: k + 1]), set())
+                here.update([str(step.outputs[0].layout.placement)] if isinstance(step, Op) else [])
         self._outside = {s.value.name for s in graph.sources if s.kind != "input"}  # and copies of them
         self._above: dict[str, set[str]] = {}  # of each node: the nodes that it hangs on
         self._join(steps)
@@ -57,7 +71,7 @@ class Joined:
         """Where the edge to a user of this value begins: before the moves that are written on it."""
         name = self.stand(name)
         while name in self.passed:
-            name = self.stand(self.passed[name].source)
+            name = self.stand(self.passed[name].inputs[0])
         return name
 
     def root(self, name: str) -> str:
@@ -85,6 +99,8 @@ class Joined:
                     self.passed[name] = step
                     continue
             elif not into:
+                if self.overview and self._out_of_sight(step, kept, drawn):
+                    continue
                 key = self._key(step)
                 near = (latest.get(key) if key else None) or self._seen_as(step)
                 into = near if near and self._joins(step, near) else ""
@@ -100,6 +116,22 @@ class Joined:
             if into and any(isinstance(step, Op) for step in self.members[into]):
                 self.lifted[name] = box
             self._put(box, into if name in self.lifted else self._whole(box) or name)
+
+    def _out_of_sight(self, step: Op, kept: set[str], drawn: set[int]) -> bool:
+        """Whether an overview leaves an op out; and note what is made of no input."""
+        names = [y.name for y in step.outputs]
+        if step.op._schema.name.partition("::")[2] in EMPTY and kept.isdisjoint(names):
+            self.hidden.update(names)
+            return True
+        if self.plain.issuperset(map(self.origin, step.inputs)):
+            self.plain.update(names)
+        if not shape_only(step) or len(set(step.inputs)) != 1 or step.inputs[0] in self._outside:
+            return False
+        users = [user for name in names for user in self.users.get(name, ())]
+        if not kept.isdisjoint(names) or not all(id(user) in drawn for user in users):
+            return False
+        self.passed.update(dict.fromkeys(names, step))
+        return True
 
     def _put(self, step: Step, into: str) -> None:
         self.node[id(step)] = into
@@ -138,13 +170,20 @@ class Joined:
         return node if node and all(map(shape_only, self.members[node])) else ""
 
     def _whole(self, step: Step) -> str:
+        if self.depth is None or (isinstance(step, Box) and self._crosses(step)):
+            return ""
         path = tokens(self.module(step))
-        cut = self.depth is not None and len(path) >= self.depth
-        return "module " + ".".join(path[: self.depth]) if cut else ""
+        levels = (".".join(path[:k]) for k in range(self.depth, len(path) + 1))
+        return next((f"module {name}" for name in levels if len(self._places[name]) < 2), "")
+
+    def _crosses(self, box: Box) -> bool:
+        return self.graph.layout(box.source).placement is not box.output.layout.placement
 
     def _key(self, step: Step) -> tuple[str, ...] | None:
         """Steps of one key may share a node."""
         of, place = step.origin, str(step.outputs[0].layout.placement)
+        if step.outputs[0].name in self.plain:
+            return "plain", of.module, place
         if of.module in self._few:
             return of.module, place
         return (of.module, of.line, place) if of.line and not self._large(step) else None

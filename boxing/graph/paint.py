@@ -32,22 +32,39 @@ from .scene import (
     words,
 )
 
-__all__ = ["paint"]
+__all__ = ["SCREEN", "overview", "paint"]
 
 
-def paint(graph: Graph, depth: int | None = None, focus: str | None = None) -> Scene:
-    """The picture of a graph, cut at a depth of modules, or of one module with its borders."""
+SCREEN = 40  # nodes that are seen at once
+
+
+def overview(graph: Graph) -> Scene:
+    """The picture of a graph on about one screen: as deep into modules as there is room."""
+    deepest = max((len(tokens(step.origin.module)) for step in graph.steps), default=0)
+    made = paint(graph, overview=True)
+    for depth in range(deepest, 0, -1):
+        if len(made.nodes) <= SCREEN:
+            break
+        made = paint(graph, depth, overview=True)
+    return made
+
+
+def paint(graph: Graph, depth: int | None = None, focus: str | None = None, *, overview: bool = False) -> Scene:
+    """The picture of a graph, cut at a depth of modules, or of one module with its borders.
+
+    In an overview two equal blocks are one already, and views and what is never read are out of sight.
+    """
     if depth is not None and depth < 1:
         raise SbpError(f"depth={depth}: modules are cut at a level from 1 on\n  leave depth out to draw every op")
-    return _Painter(graph, depth, focus).paint()
+    return _Painter(graph, depth, focus, overview).paint()
 
 
 class _Painter:
     """One picture in the making."""
 
-    def __init__(self, graph: Graph, depth: int | None, focus: str | None) -> None:
+    def __init__(self, graph: Graph, depth: int | None, focus: str | None, overview: bool) -> None:
         self.graph, self.depth, self.scene = graph, depth, Scene()
-        self.blocks = Blocks(graph)
+        self.blocks = Blocks(graph, overview=overview)
         whole = focus is None or not self.blocks.around(focus)
         self.stand_in = self.blocks.stand_in if whole else {}
         self.runs: dict[str, Run] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
@@ -59,7 +76,8 @@ class _Painter:
             if not whole or self._shown(step):
                 for name in dict.fromkeys(map(self.stand, step.inputs)):
                     self.users.setdefault(name, []).append(step)
-        self.joined = Joined(graph, self.steps, depth, self.stand, self.users, self.blocks.module)
+        module = self.blocks.module
+        self.joined = Joined(graph, self.steps, depth, self.stand, self.users, module, overview=overview)
         self.node, self.members = self.joined.node, self.joined.members
         self.backs: dict[str, list[Back]] = {}
         for back in graph.backs:
@@ -97,10 +115,10 @@ class _Painter:
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
-        """The module of each node, and whether it is an op; a module drawn whole stands in the one around it."""
+        """The module of each node, and whether it is an op; a module drawn whole is a part of the one around it."""
         for name, steps in self.members.items():
             if name.startswith("module "):
-                yield ".".join(tokens(name.removeprefix("module "))[:-1]), True
+                yield name.removeprefix("module "), True
             else:
                 yield self.blocks.module(steps[0]), isinstance(steps[0], Op)
 
@@ -132,6 +150,8 @@ class _Painter:
         if ops[0].origin.recompute and not (path and self._again(path[0])):
             lines = (*lines, "recomputed")
         look = "shape" if all(map(shape_only, ops)) else "op"
+        if len(ops) > 3 and self.joined.plain.issuperset(y.name for op in ops for y in op.outputs):
+            lines, look = (f"{len(ops)} ops of no input",), "shape"
         self.scene.add(
             Node(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
         )
@@ -151,7 +171,9 @@ class _Painter:
             if name in self.joined.passed and self.joined.origin(name) in made:
                 yield self._told(self.joined.passed[name])
 
-    def _told(self, box: Box) -> str:
+    def _told(self, box: Step) -> str:
+        if isinstance(box, Op):
+            return tip_of(self.graph, [box])
         return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}\n{box.origin.line}".rstrip()
 
     def _module(self, name: str, steps: Sequence[Step]) -> None:
@@ -193,9 +215,8 @@ class _Painter:
         """A chip for the move, and one beside it for that of the gradient; they share one where only one sends."""
         plan = self.graph.plan(box)
         back = [b.plan for b in self._back(name) if b.plan.total and b.bucket is None]
-        path = self._path(self.blocks.module(box))
         inside = plan.src.placement is plan.dst.placement
-        place, path = (self._place(box), path) if inside else ("", ())
+        place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
         if plan.total or not back:
             self.scene.add(Node(name, words(plan), look_of([plan]), path, place, tip=tip))
@@ -304,16 +325,19 @@ class _Painter:
     def _edge(self, name: str, step: Step) -> None:
         """From what makes a value to a step that uses it, with the signature in which it arrives."""
         head, name = self.node[id(step)], self.stand(name)
-        if name in self.joined.lifted:
+        if name in self.joined.lifted or self.joined.origin(name) in self.joined.hidden:
             return
         origin, there = self.joined.origin(name), self.graph.layout(name)
         first = self.graph.layout(origin)
         text, tip = brief(there), f"{origin}\n{first}"
-        while name != origin:  # the last of what is moved on the way
-            box = self.joined.passed[name]
-            text = brief(there) if brief(first) == brief(there) else f"{brief(first)} to {brief(there)}"
-            tip += f"\n{self._told(box)}"
-            name = self.stand(box.source)
+        moved = ""
+        while name != origin:  # from the last of what is done on the way
+            step = self.joined.passed[name]
+            if isinstance(step, Box) and brief(self.graph.layout(step.source)) != brief(step.output.layout):
+                moved = moved or brief(step.output.layout)
+                text = f"{brief(self.graph.layout(step.source))} to {moved}"
+            tip += f"\n{self._told(step)}"
+            name = self.stand(step.inputs[0])
         maker = self.makers.get(origin)
         if maker is not None and id(maker) in self.node:
             self.scene.join(self.node[id(maker)], head, text, tip=tip)

@@ -166,9 +166,13 @@ class Graph:
         """The physical graph as text, which `boxing.graph.from_text` reads back."""
         return self.step.text()
 
-    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None) -> Path:
-        """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot."""
-        return self.step.draw(path, depth=depth, focus=focus)
+    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
+        """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot.
+
+        It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
+        module completely, and `full=True` every op.
+        """
+        return self.step.draw(path, depth=depth, focus=focus, full=full)
 
     def draw_actors(self, path: str | Path) -> Path:
         """Write the actors of a pipelined step as a picture: queues, registers and their marks."""

@@ -225,9 +225,9 @@ class Step:
         """The physical graph as text."""
         return to_text(self.graph)
 
-    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None) -> Path:
+    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
         """The physical graph as a picture."""
-        return draw(self.graph, path, depth, focus)
+        return draw(self.graph, path, depth, focus, full=full)
 
     def draw_actors(self, path: str | Path) -> Path:
         """The actors that run it as a picture, where it was made to be run by some."""

