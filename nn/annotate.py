@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
@@ -21,8 +22,8 @@ from ..actors.schedule import Schedule
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 from ..sbp import B, Broadcast, Partial, Sbp, SbpLike, Split, layout
-from ..sbp.state import spans
 from ..sbp.text import _one, on_all_axes, parse
+from .balance import balanced
 
 __all__ = [
     "Hint",
@@ -112,9 +113,15 @@ def _inherited(root: nn.Module, *keys: str) -> dict[str, Any]:
 
 
 def pipeline(
-    layers: Iterable[nn.Module], placements: Sequence[Placement], schedule: str | Schedule = "1f1b", *, chunks: int = 0
+    layers: Iterable[nn.Module],
+    placements: Sequence[Placement],
+    schedule: str | Schedule = "1f1b",
+    *,
+    chunks: int = 0,
+    costs: Sequence[float] | None = None,
 ) -> None:
-    """Place layers that run one after the other as the stages of a schedule, in runs as even as can be.
+    """Place layers that run one after the other as the stages of a schedule, in runs as even as can be: by number, or
+    by what each takes, which `step.layer_costs(layers)` tells of a planned step.
 
     `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
     it is not the usual 2; they are placed round and round, or there and back again.
@@ -128,8 +135,12 @@ def pipeline(
             f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
             "  give fewer placements or chunks, or more layers"
         )
-    for number in range(count):
-        ((first, end),) = spans(len(listed), (0,), (number,), (count,))
+    if costs is not None and not (len(costs) == len(listed) and all(0 <= cost < inf for cost in costs)):
+        raise PlacementError(
+            f"pipeline: costs={list(costs)!r} of {len(listed)} layers\n  give a number of 0 or more for each layer"
+        )
+    ends = balanced(costs if costs and any(costs) else [1.0] * len(listed), count)
+    for number, (first, end) in enumerate(pairwise([0, *ends])):
         place(listed[first:end], placements[plan.device(shape, number)], chunk=number)
 
 

@@ -25,7 +25,20 @@ from .lower import skeleton
 from .segments import Draw, Segment, Stage, made_by
 from .tasks import derived
 
-__all__ = ["chunk_costs", "course", "once"]
+__all__ = ["chunk_costs", "course", "layer_costs", "once"]
+
+
+def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
+    """The seconds that each of these modules takes, forward and backward, for what the graph is of. What is in none of
+    them counts for the one before it, as a head does, or for the first."""
+    found = [0.0] * len(paths)
+    last = 0
+    for at, node in enumerate(decided.formulated.nodes):
+        if node.kind == "op":
+            inside = decided.logical.ops[node.index].origin.module + "."
+            last = next((n for n, path in enumerate(paths) if inside.startswith(f"{path}.")), last)
+            found[last] += float(node.cost[decided.solution.choice[at]])
+    return found
 
 
 def chunk_costs(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:

@@ -1,7 +1,7 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -197,6 +197,11 @@ class Graph:
         """What each chunk of a pipelined step is predicted to take for one micro-batch, in seconds: to try schedules
         with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
         return self.step.costs()
+
+    def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
+        """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in
+        `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
+        return self.step.layer_costs(layers)
 
     def _repr_svg_(self) -> str | None:
         return None if self._last is None else self._last.svg()

@@ -4,7 +4,7 @@ Planning looks at modules and changes nothing: only the first run makes paramete
 none. Until then what was planned is a plan, which `stands` as long as nothing it depends on has changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from ...sbp.logical import Logical
 from ..agree import told
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
+from .costs import layer_costs
 from .decide import Decided, decide
 from .inputs import cutter, flat, tensors_by_path
 from .liveness import Memory
-from .model import default_placement, globalised, named_values, pins_of, placed, reading, said_of
+from .model import default_placement, globalised, joined_path, named_values, pins_of, placed, reading, said_of
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
 from .reporting import report
@@ -253,6 +254,22 @@ class Step:
             f"{self.name} runs as one function, without chunks\n"
             "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it cut into some"
         )
+
+    def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
+        """What each of some modules is predicted to take."""
+        paths = {
+            id(part): joined_path(prefix, path)
+            for prefix, module in self.modules.items()
+            for path, part in module.named_modules()
+        }
+        listed = list(layers)
+        strange = next((part for part in listed if id(part) not in paths), None)
+        if strange is not None:
+            raise SbpError(
+                f"layer_costs: {self.name} has no such module: {type(strange).__name__}\n"
+                "  give it layers of the model that it was made with"
+            )
+        return layer_costs(self.decided, [paths[id(part)] for part in listed])
 
     def explain(self) -> Report:
         """What was chosen and why."""
