@@ -18,6 +18,10 @@ _TABLE = (
     Schedule("v_half", way="vee", v=2, split=True, order="v_half"),
     Schedule("v_min", way="vee", v=2, split=True, order="v_min"),
     Schedule("chimera", way="routes", v=2, act="min(p//2, p-s)", first="BFW", deep=True, unit="p"),
+    # Not of the paper: without its unit, which has the slots of early micro-batches wait for late ones; and with all
+    # the slots that a route can use, which is one more on a device than 1F1B's first has.
+    Schedule("chimera_free", way="routes", v=2, act="min(p//2, p-s)", deep=True),
+    Schedule("chimera_full", way="routes", v=2, act="p-s", deep=True),
     Schedule("gems", way="routes", v=2, act="1", first="BFW", turns=True),
     Schedule("terapipe", act="p-s-1+n", slices=True),
     Schedule("pipedream", act="p-s", low_b="p-s-1", versions="p-s"),

@@ -23,7 +23,15 @@ from sbpflow.placement.errors import ScheduleError
 from tests.actors.ticks import LIMIT, meeting, threads_meet
 from tests.counts import calls
 
-OPEN = ("gpipe", "eager_1f1b", "breadth_first", "chimera", "terapipe")  # whose order depends on the time things take
+OPEN = (
+    "gpipe",
+    "eager_1f1b",
+    "breadth_first",
+    "chimera",
+    "chimera_free",
+    "chimera_full",
+    "terapipe",
+)  # whose order depends on the time things take
 LOW = ("1f1b", "interleaved", "zb_h1", "zb_h2")  # whose low marks fix the order whatever becomes ready first
 
 

@@ -185,6 +185,20 @@ def test_chimera_takes_the_published_time(p: int, ends: tuple[int, ...]) -> None
     assert max(drawn.slots) <= p
 
 
+@pytest.mark.parametrize("p", [4, 6, 8])
+def test_chimera_with_more_micro_batches_than_devices_has_better_marks_beside_it(p: int) -> None:
+    """With B = 2F the paper's marks are slower than 1F1B there."""
+    assert shown("chimera", p, 4 * p).end > 1.15 * shown("1f1b", p, 4 * p).end
+    for m in (p, 2 * p, 4 * p, 8 * p):
+        paper, free, full, line = (shown(name, p, m) for name in ("chimera", "chimera_free", "chimera_full", "1f1b"))
+        assert free.slots == paper.slots
+        assert free.end <= (0.97 if m > p else 1.0) * paper.end
+        assert full.end < line.end
+        assert max(full.slots) <= p + 1
+    for m in (p, 2 * p, 4 * p):
+        assert shown("chimera_free", p, m, EVEN).end == shown("chimera", p, m, EVEN).end
+
+
 def test_two_routes_share_micro_batches_also_where_they_are_odd() -> None:
     for m in range(1, 10):
         for name in ("chimera", "gems"):

@@ -105,7 +105,7 @@ def test_a_schedule_without_a_flush_is_its_recurrence_to_the_bit(
         assert torch.equal(ours.full_tensor(), theirs)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("schedule", ["chimera", "gems"])
+@pytest.mark.parametrize("schedule", ["chimera", "chimera_full", "gems"])
 @pytest.mark.parametrize(("stages", "micro_batches", "samples"), [(2, 4, 8), (4, 5, 11), (4, 1, 3)])
 def test_two_routes_train_as_one_device(schedule: str, stages: int, micro_batches: int, samples: int) -> None:
     model, (x, y) = layers(4), batch(samples)
