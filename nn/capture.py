@@ -94,7 +94,7 @@ def capturing() -> bool:
 def _fake(layout: Layout) -> Tensor:
     """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
     with shared_fakes():
-        return torch.empty(layout.shape, dtype=layout.dtype, device=layout.placement.type)
+        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.placement.type)
 
 
 def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
@@ -114,7 +114,9 @@ def capture(
 
     With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
     """
-    if not grad and not _sees_metas(function) and not torch._C._is_any_autocast_enabled():
+    name = getattr(function, "__name__", "")
+    odd = any(layout.order for layout in layouts) and any(word in name for word in _KERNELS)
+    if not odd and not grad and not _sees_metas(function) and not torch._C._is_any_autocast_enabled():
         try:
             return _of_builtin(function, args, kwargs, [_meta(layout) for layout in layouts])
         except Exception:  # a tensor is made inside, or torch has no meta function: fakes can more, at a price
@@ -125,6 +127,10 @@ def capture(
     with shared_fakes():
         calls, result = _watched(function, args, kwargs, inputs)
     return _read(calls, _as_returned(function, calls, result), inputs)
+
+
+# How the results of these lie in memory depends on the device's kernel, of which metas know nothing.
+_KERNELS = ("conv", "group_norm", "scaled_dot_product_attention")
 
 
 def _sees_metas(function: Any) -> bool:
@@ -162,7 +168,7 @@ def _as_returned(function: Any, calls: Sequence[Seen], result: Any) -> Any:
 
 
 def _meta(layout: Layout) -> Tensor:
-    return torch.empty(layout.shape, dtype=layout.dtype, device="meta")
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")
 
 
 # What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
@@ -179,7 +185,7 @@ def _of_builtin(
     """
     # Indexing leaves out a slice that takes all of a dim; no other builtin looks at sizes before it calls its op.
     sized = function in _INDEXING
-    metas = tuple((x.dtype, x.shape if sized else x.dim()) for x in inputs)
+    metas = tuple((x.dtype, x.shape if sized else x.dim(), x.is_contiguous() or x.stride()) for x in inputs)
     kind = function, _static(args), _static(kwargs), metas
     known = _ops.get(kind)
     if known is not None:
@@ -224,7 +230,7 @@ def _static(value: Any) -> Any:
 # What a Python function looks at if fakes, metas or other shapes might take another way through it.
 _GRADS = frozenset({"requires_grad", "is_grad_enabled"})
 _PLACES = frozenset({"device", "is_cuda", "is_cpu", "is_meta", "is_quantized"})
-_SHAPES = frozenset({"shape", "size", "dim", "ndim", "numel", "len", "stride"})
+_SHAPES = frozenset({"shape", "size", "dim", "ndim", "numel", "len", "stride", "is_contiguous"})
 
 
 def asks_for_grad(function: Any) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..sbp.call import Call, fill
+from ..sbp.call import Call, fill, tensors_in
+from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import seeds
 from .capture import Node
@@ -32,9 +33,14 @@ class Handler(Recipe):
 
     def __init__(self, function: Callable[..., Any], node: Node) -> None:
         self.function, self.node = function, node
+        self.orders = [memory_order(y) for y in node.outputs]
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        return self.function(*fill(self.node.args, tensors), **fill(self.node.kwargs, tensors))
+        made = self.function(*fill(self.node.args, tensors), **fill(self.node.kwargs, tensors))
+        for y, order in zip(tensors_in(made), self.orders, strict=True):
+            if isinstance(y, GlobalTensor) and y._layout.order != order:  # the op itself would have laid it out so
+                y._layout = y._layout.in_order(order)
+        return made
 
 
 def composite(call: Call, node: Node) -> Recipe | None:
@@ -90,7 +96,7 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
     if isinstance(x, Ghost):
         return x.drawn()
     seeds.agree(x.placement)
-    whole = fill(torch.empty(x._layout.shape, dtype=x.dtype, device=x.device))
+    whole = fill(torch.empty_strided(x._layout.shape, x._layout.strides, dtype=x.dtype, device=x.device))
     everywhere = whole_everywhere(whole, x.placement)
     of = x._layout.with_state(State(x._layout.state.dims))
     mine = shards_as(everywhere, of, "random")

@@ -125,7 +125,8 @@ class Teller(TorchFunctionMode):
         if name.endswith("_like"):
             dtype = kwargs.get("dtype") or x.dtype
             made: Any = Ghost.drawn(x)
-            made._layout = Layout(x.placement, made._layout.state, x._layout.shape, dtype)
+            of = made._layout
+            made._layout = Layout(x.placement, of.state, of.shape, dtype, order=of.order)
         elif name.endswith("_") and isinstance(x, Ghost):
             made = x
         else:

@@ -18,6 +18,7 @@ from ..placement import Placement
 from ..placement.errors import SbpError
 from ..placement.world import device, owned
 from ..sbp import B, Layout, SbpLike, layout
+from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import seeds
 from .tensor import GlobalTensor, wrap
@@ -64,7 +65,7 @@ def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
             "a tensor inside torch.func or torch.vmap met a global one\n"
             "  use torch.autograd.grad, or a batch dim in the place of vmap"
         )
-    of = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype)
+    of = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype, order=memory_order(value))
     value = value.detach()
     return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
 
@@ -101,7 +102,7 @@ def tensor(
 
 def _cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None = None) -> GlobalTensor:
     """Copies of what this process owns of a whole value."""
-    there = layout(where, sbp, tuple(value.shape), value.dtype, grad_sbp)
+    there = layout(where, sbp, tuple(value.shape), value.dtype, grad_sbp).in_order(memory_order(value))
     plain = layout(where, B, tuple(value.shape), value.dtype)
     with torch.no_grad():
         whole = tuple(value.to(device(where, r)) for r in owned(where)) or (token(plain),)

@@ -7,7 +7,7 @@ import torch
 
 from ..placement import Placement
 from ..placement.errors import SbpError
-from ..sbp import B, Layout, SbpLike, layout
+from ..sbp import B, Layout, SbpLike
 from ..sbp.state import State
 from .shell import shell
 from .tensor import GlobalTensor, plain
@@ -36,7 +36,7 @@ class Ghost(GlobalTensor):
         return torch.device(self.placement.type)
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        return memory_format is torch.contiguous_format
+        return memory_format is torch.contiguous_format and not self._layout.order
 
     def data_ptr(self) -> int:
         return id(self)
@@ -81,7 +81,7 @@ class Ghost(GlobalTensor):
         if sbp is None and grad_sbp is None and where.shape == self.placement.shape:
             there = Layout(where, of.state, of.shape, of.dtype)
         else:
-            there = layout(where, self.sbp if sbp is None else sbp, of.shape, of.dtype, grad_sbp)
+            there = of.to(sbp, where, grad_sbp)
         self._tell(self, there)
         return ghost(there, self._needs and torch.is_grad_enabled(), self._tell)
 

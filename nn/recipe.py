@@ -211,7 +211,7 @@ class Single(Recipe):
             assert isinstance(y, GlobalTensor)
             assert of is not None
             if not of.state.split and same is None:  # about some shapes torch's fakes are wrong: embedding_bag's
-                y._layout = of = Layout(of.placement, of.state, tuple(y._shards[0].shape), of.dtype, of.grad_partial)
+                y._layout = of = _resized(of, tuple(y._shards[0].shape))
             layouts.append(of)
             check_shards(name, y)
             severed.append(same is None and base is not None and self._severs(y, tensors, base))
@@ -229,6 +229,12 @@ class Single(Recipe):
         to = x if self.targets is None else self.targets[base]
         copied = to is not x and bool(plan(x, to).moves)
         return copied or y._layout.state.partial != to.state.partial or not _shares(y, tensors[base])
+
+
+def _resized(of: Layout, shape: tuple[int, ...]) -> Layout:
+    if shape == of.shape:
+        return of
+    return Layout(of.placement, of.state, shape, of.dtype, of.grad_partial)
 
 
 def _is_list(a: Any) -> bool:

@@ -13,6 +13,7 @@ from ..placement.errors import PlacementError, SbpError
 from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import map_tensors, tensors_in
+from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import autograd, seeds
 from .moving import describe, flat, shards_as
@@ -138,14 +139,14 @@ def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: P
 
 def flat_of(pieces: Sequence[Tensor], where: Placement) -> Layout:
     one = pieces[0]
-    return Layout(where, State(((),) * one.ndim), tuple(one.shape), one.dtype)
+    return Layout(where, State(((),) * one.ndim), tuple(one.shape), one.dtype, order=memory_order(one))
 
 
 def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
     if any(a is b for a, b in zip(held, home._shards, strict=True)):
         return home
     of = home._layout
-    return wrap(held, type(of)(of.placement, of.state, of.shape, held[0].dtype))
+    return wrap(held, type(of)(of.placement, of.state, of.shape, held[0].dtype, order=of.order))
 
 
 def handler(func: Any) -> Recipe | None:
@@ -273,7 +274,7 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
         with torch.no_grad():
-            whole = torch.empty(x._layout.shape, dtype=x.dtype, device=x.device)
+            whole = torch.empty_strided(x._layout.shape, x._layout.strides, dtype=x.dtype, device=x.device)
             drawn = getattr(whole, name)(*args, **kwargs)
         return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
 
@@ -301,7 +302,7 @@ def _random_like(name: str) -> Callable[..., Tensor]:
 
 def _of_dtype(x: GlobalTensor, dtype: torch.dtype) -> Any:
     of = x._layout
-    return type(of)(of.placement, of.state, of.shape, dtype)
+    return type(of)(of.placement, of.state, of.shape, dtype, order=of.order)
 
 
 for _name in ("rand_like", "randn_like", "randint_like"):
@@ -365,4 +366,6 @@ def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     if dtype is not None and dtype is not x.dtype:
         # As torch's own functions do, so that modes see it too.
         return handle_torch_function(torch.ops.aten.to.dtype, (x,), x, dtype)
-    return x.clone() if copy else x
+    x = x.clone() if copy else x
+    form = kwargs.get("memory_format", torch.preserve_format)
+    return x if form is torch.preserve_format else x.contiguous(memory_format=form)

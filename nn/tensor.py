@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
-from ..sbp import B, Layout, Sbp, SbpLike, layout
+from ..sbp import B, Layout, Sbp, SbpLike
 from .shell import shell
 
 __all__ = ["GlobalTensor", "has_grad", "on_backward", "on_call", "plain", "wrap"]
@@ -40,7 +40,7 @@ def has_grad(of: Layout) -> bool:
 
 def plain(of: Layout) -> Layout:
     """The same layout with nothing said of the gradient."""
-    return of if not of.grad_partial else Layout(of.placement, of.state, of.shape, of.dtype)
+    return of if not of.grad_partial else of.with_state(of.state)
 
 
 def wrap(shards: tuple[Tensor, ...], of: Layout) -> "GlobalTensor":
@@ -132,19 +132,18 @@ class GlobalTensor(torch.Tensor):
         return self._layout.shape[0]
 
     def stride(self, dim: int | None = None) -> Any:
-        """The strides of the logical tensor laid out row by row; shards have their own."""
-        strides, step = [], 1
-        for n in reversed(self._layout.shape):
-            strides.append(step)
-            step *= max(n, 1)
-        strides.reverse()
-        return tuple(strides) if dim is None else strides[dim]
+        """The strides that the tensor would have on one device; shards have their own."""
+        return self._layout.strides if dim is None else self._layout.strides[dim]
 
     def storage_offset(self) -> int:
         return 0
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        return all(shard.is_contiguous(memory_format=memory_format) for shard in self._shards)
+        of = self._layout
+        if memory_format is torch.contiguous_format:
+            return not of.order
+        one = torch.empty_strided(of.shape, of.strides, device="meta")
+        return one.is_contiguous(memory_format=memory_format)
 
     def is_floating_point(self) -> bool:
         return self._layout.dtype.is_floating_point
@@ -294,7 +293,8 @@ class GlobalTensor(torch.Tensor):
         if sbp is None and grad_sbp is None and where.shape == self.placement.shape:
             there = Layout(where, self._layout.state, self._layout.shape, self._layout.dtype)
         else:
-            there = layout(where, self.sbp if sbp is None else sbp, self._layout.shape, self._layout.dtype, grad_sbp)
+            there = self._layout.to(sbp, where, grad_sbp)
+        there = there.in_order(self._layout.order)
         if there is self._layout:
             return self
         return wrap(own_shards(self, there, "to_global"), there)

@@ -12,6 +12,7 @@ from ..placement.errors import PlacementError, SbpError
 from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import map_tensors, tensors_in
+from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import seeds
 from .moving import describe, flat, shards_as
@@ -40,6 +41,7 @@ class Whole(Recipe):
             shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)
             for x in tensors
         ]
+        shards = [_as_in_memory(held, x) for held, x in zip(shards, tensors, strict=True)]
         if self.changes:  # others may use the gathered copies too, and views of one exchange cannot be written to
             shards = [
                 held if held[0] is x._shards[0] else tuple(s.clone() for s in held)
@@ -72,9 +74,20 @@ class Whole(Recipe):
             )
         tokens = pass_tokens([x._shards[0] for x in tensors], [fake.dtype for fake in found])
         where = tensors[0].placement
-        layouts = [Layout(where, State(((),) * f.ndim), tuple(f.shape), f.dtype, partial) for f in found]
+        layouts = [
+            Layout(where, State(((),) * f.ndim), tuple(f.shape), f.dtype, partial, order=memory_order(f)) for f in found
+        ]
         made = iter([wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
         return map_tensors(self.fakes, lambda _: next(made))
+
+
+def _as_in_memory(held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:
+    """Gathered copies with the strides of one device, where it may matter: numbers are drawn in their order."""
+    order = x._layout.order
+    if not order or held[0] is x._shards[0]:
+        return held
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tuple(s.permute(order).contiguous().permute(back) for s in held)
 
 
 def _versions(shards: tuple[Tensor, ...]) -> list[int]:
@@ -157,9 +170,5 @@ def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]
             "  global tensors are dense; call the function on x.full_tensor()"
         )
     state = State(((),) * one.ndim)
-    return wrap(
-        pieces,
-        Layout(
-            where, state, tuple(one.shape), one.dtype, partial if one.is_floating_point() or one.is_complex() else ()
-        ),
-    )
+    grads = partial if one.is_floating_point() or one.is_complex() else ()
+    return wrap(pieces, Layout(where, state, tuple(one.shape), one.dtype, grads, order=memory_order(one)))

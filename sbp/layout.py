@@ -20,7 +20,7 @@ from .signature import B, P, Partial, S, Sbp, Split
 from .state import Spans, State, spans, state_of
 from .text import SbpLike, signature
 
-__all__ = ["Layout", "layout"]
+__all__ = ["Layout", "layout", "memory_order"]
 
 _interned: "WeakValueDictionary[tuple[object, ...], Layout]" = WeakValueDictionary()
 _lock = Lock()
@@ -43,6 +43,7 @@ class Layout:
     dtype: torch.dtype
     grad_partial: tuple[int, ...]  # the B axes on which the gradient is partial
     sbp: tuple[Sbp, ...]
+    order: tuple[int, ...]  # the dims from the outermost in one device's memory; empty where that is row by row
     memo: dict[Any, Any]  # what upper floors remember about this layout
 
     def __new__(
@@ -53,20 +54,22 @@ class Layout:
         dtype: torch.dtype,
         grad_partial: tuple[int, ...] = (),
         sbp: tuple[Sbp, ...] | None = None,
+        order: tuple[int, ...] = (),
     ) -> "Layout":
         sbp = sbp or state.sbp(placement.ndim)
-        key = (placement, state, shape, dtype, grad_partial, sbp)
+        key = (placement, state, shape, dtype, grad_partial, sbp, order)
         with _lock:
             known = _interned.get(key)
             if known is None:
                 known = super().__new__(cls)
-                known.placement, known.state, known.shape, known.dtype, known.grad_partial, known.sbp = key
+                known.placement, known.state, known.shape, known.dtype, known.grad_partial = key[:5]
+                known.sbp, known.order = sbp, order
                 known.memo = {}
                 _interned[key] = known
             return known
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Layout, (self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp)
+        return Layout, (self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp, self.order)
 
     def __copy__(self) -> "Layout":
         return self
@@ -108,6 +111,27 @@ class Layout:
         """Bytes of the logical tensor."""
         return self.numel * self.dtype.itemsize
 
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Those of the tensor on one device; shards have their own.
+
+        >>> from ..placement import placement
+        >>> rows = layout(placement("cpu:[0-1]"), B, (2, 3, 4))
+        >>> rows.strides, rows.in_order((0, 2, 1)).strides
+        ((12, 4, 1), (12, 1, 3))
+        """
+        found, step = [0] * len(self.shape), 1
+        for d in reversed(self.order or range(len(self.shape))):
+            found[d] = step
+            step *= max(self.shape[d], 1)
+        return tuple(found)
+
+    def in_order(self, order: tuple[int, ...]) -> "Layout":
+        """The same with its dims in memory in this order."""
+        if order == self.order:
+            return self
+        return Layout(self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp, order)
+
     def spans(self, rank: int) -> tuple[Spans, ...]:
         """For each dim, the index ranges that `rank` holds."""
         where, sizes = self.placement.coords(rank), self.placement.shape
@@ -143,13 +167,35 @@ class Layout:
     def to(
         self, sbp: SbpLike | None = None, placement: Placement | None = None, grad_sbp: SbpLike | None = None
     ) -> "Layout":
-        """The same tensor under another signature, placement or both."""
+        """The same tensor under another signature, placement or both.
+
+        Where the gradient can lie in one way only, `grad_sbp` may say another: it is brought from there anyway.
+        """
         where = placement or self.placement
-        return layout(where, self.sbp if sbp is None else sbp, self.shape, self.dtype, grad_sbp)
+        to = layout(where, self.sbp if sbp is None else sbp, self.shape, self.dtype)
+        if grad_sbp is not None:
+            axes = _grad_axes(to, grad_sbp, strict=False)
+            to = Layout(where, to.state, self.shape, self.dtype, axes, to.sbp)
+        return to.in_order(self.order)
 
     def with_state(self, state: State) -> "Layout":
         """The same tensor in another state on the same placement."""
-        return Layout(self.placement, state, self.shape, self.dtype)
+        return Layout(self.placement, state, self.shape, self.dtype, order=self.order)
+
+
+def memory_order(t: torch.Tensor) -> tuple[int, ...]:
+    """The dims of a tensor from the outermost in memory, as torch keeps them in what it makes like it.
+
+    Random numbers are drawn in this order.
+
+    >>> memory_order(torch.empty(2, 3, 4).mT), memory_order(torch.empty(2, 3))
+    ((0, 2, 1), ())
+    """
+    if t.is_contiguous():
+        return ()
+    like = torch.empty_like(torch.empty_strided(t.shape, t.stride(), device="meta"))
+    strides = like.stride()
+    return () if like.is_contiguous() else tuple(sorted(range(t.ndim), key=lambda d: -strides[d]))
 
 
 def layout(
@@ -195,15 +241,15 @@ def _positive(entry: Sbp, shape: tuple[int, ...]) -> Sbp:
     raise ShapeError(f"{entry} is out of range for a tensor of shape {shape}\n  {fix}")
 
 
-def _grad_axes(plain: Layout, grad_sbp: SbpLike) -> tuple[int, ...]:
-    """The B axes whose gradient is to be P; every other entry must be the dual it has anyway."""
+def _grad_axes(plain: Layout, grad_sbp: SbpLike, *, strict: bool = True) -> tuple[int, ...]:
+    """The B axes whose gradient is to be P; if strict, every other entry must be the dual it has anyway."""
     wanted = [_positive(entry, plain.shape) for entry in signature(grad_sbp, plain.placement)]
     axes = []
     for axis, (entry, want, dual) in enumerate(zip(plain.sbp, wanted, plain.dual.sbp, strict=True)):
         if entry is B and want is P:
             if plain.placement.shape[axis] > 1:
                 axes.append(axis)
-        elif want is not dual and plain.placement.shape[axis] > 1:
+        elif strict and want is not dual and plain.placement.shape[axis] > 1:
             can = "B or P" if entry is B else repr(dual)
             raise SbpError(
                 f"grad_sbp={tuple(wanted)} does not fit sbp={plain.sbp}\n"

@@ -7,6 +7,7 @@ On one rank only what draws random numbers is taken apart, so that these are the
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from ...placement import Placement
 from ...placement.grid import placement as make_placement
 from ...sbp import Layout
 from ...sbp.call import Call, Ref, fill, map_tensors, refs_in
-from ...sbp.joint.ways import answer_of
+from ...sbp.joint.ways import DRAWN_LIKE, answer_of
+from ...sbp.layout import memory_order
 from ...sbp.logical import Logical, LogicalOp, Source
 from ...sbp.registry import has_rule
 from ...sbp.state import State
@@ -111,6 +113,8 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
         return _rrelu
     if name in DROPS:
         return call.op.decompose
+    if name in DRAWN_LIKE and call.inputs and memory_order(call.inputs[0]):
+        return partial(_drawn_in_memory, call.op)
     if ranks == 1:
         return None
     if name in ALWAYS or (name == "batch_norm" and call.bound["training"]):
@@ -192,8 +196,8 @@ def _in_order(op: LogicalOp) -> Any:
 
 
 def _one(x: Tensor) -> Layout:
-    """The layout of a tensor on one rank: capturing looks at shape and dtype only."""
-    return Layout(_ALONE, State(((),) * x.ndim), tuple(x.shape), x.dtype)
+    """The layout of a tensor on one rank: capturing looks at shape, dtype and strides only."""
+    return Layout(_ALONE, State(((),) * x.ndim), tuple(x.shape), x.dtype, order=memory_order(x))
 
 
 _ALONE: Placement = make_placement("cpu", range(1))
@@ -216,6 +220,13 @@ def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
         slopes = torch.ops.aten.rrelu_with_noise_functional(x.detach(), torch.empty_like(x), lower, upper, True)[1]
     scaled: Tensor = x * slopes
     return scaled
+
+
+def _drawn_in_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Numbers for a tensor that does not lie row by row, drawn in the order in which its elements do."""
+    order = memory_order(x)
+    made: Tensor = op(x.detach().permute(order), *args, **kwargs)
+    return made.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _attention(

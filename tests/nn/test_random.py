@@ -64,6 +64,37 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Tensors that do not lie row by row in one device's memory, in whose order it draws.
+LAST = torch.channels_last
+PERMUTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(1, 2),
+    "permuted": lambda x: x.permute(3, 1, 0, 2) + 1,
+    "made contiguous": lambda x: x.transpose(1, 2).contiguous(),
+    "copied": lambda x: x.mT.clone(),
+    "cast": lambda x: x.mT.float().double(),
+    "a part": lambda x: x.mT[:, :, 1:],
+    "broadcast": lambda x: x[:1].expand(4, -1, -1, -1).mT,
+    "softmax": lambda x: x.mT.softmax(1),
+    "reduced": lambda x: x.permute(2, 1, 0, 3).sum(1),
+    "like it": lambda x: torch.zeros_like(x.mT),
+    "reshaped": lambda x: x.mT.reshape(4, -1),
+    "channels last": lambda x: x.to(memory_format=LAST),
+    "convolution": lambda x: F.conv2d(x.to(memory_format=LAST), torch.ones(3, 4, 2, 2, dtype=x.dtype)),
+    "group norm": lambda x: F.group_norm(x.to(memory_format=LAST), 2),
+    "attention": lambda x: F.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3, dropout_p=0.0),
+    "tokens of an image": lambda x: F.conv2d(x, torch.ones(3, 4, 2, 2, dtype=x.dtype)).flatten(2).transpose(1, 2),
+}
+KINDS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: F.dropout(x, 0.5),
+    torch.rand_like,
+    lambda x: torch.randn_like(x.clone()),
+    lambda x: x.clone().uniform_(),
+    lambda x: torch.bernoulli(x.sigmoid()),
+    lambda x: F.alpha_dropout(x, 0.5, training=True),
+]
+CUBE = torch.linspace(-1, 1, 2 * 4 * 5 * 3, dtype=torch.float64).reshape(2, 4, 5, 3)
+
+
 def laid(lie: Lie, whole: Tensor) -> Any:
     return flow.tensor(whole, placement=flow.placement(lie[0]), sbp=lie[1])
 
@@ -264,3 +295,60 @@ def test_ranks_of_one_process_have_memory_of_their_own() -> None:
     for sbp in (B, S(0), P):
         drawn_like = torch.rand_like(flow.ones(8, placement=flow.placement(LINE4), sbp=sbp))
         assert torch.equal(drawn_like.zero_().add_(1).full_tensor(), torch.ones(8))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_numbers_are_drawn_in_the_order_of_one_devices_memory(name: str) -> None:
+    for draw in KINDS:
+
+        def run(x: Tensor, draw: Callable[[Tensor], Tensor] = draw) -> Tensor:
+            return draw(PERMUTED[name](x))
+
+        wanted = drawn(run, CUBE)
+        for lie in LIES:
+            assert torch.allclose(drawn(run, laid(lie, CUBE)), wanted), lie
+
+
+def test_a_model_that_transposes_drops_the_same_values() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True).double()
+    x = CUBE[..., 0].mT.contiguous()
+    wanted = drawn(layer, x)
+    flow.nn.to_global(layer, flow.placement(LINE2))
+    assert torch.allclose(drawn(layer, laid((LINE2, S(0)), x)), wanted)
+
+
+@pytest.mark.parametrize("name", ["transposed", "permuted", "channels last", "convolution"])
+def test_a_graph_draws_in_the_order_of_one_devices_memory(name: str) -> None:
+    class Step(flow.nn.Graph):
+        def build(self, x: Tensor) -> Any:
+            y = PERMUTED[name](x * 2)
+            return F.dropout(y, 0.5) + torch.rand_like(y)
+
+    wanted = drawn(lambda x: F.dropout(y := PERMUTED[name](x * 2), 0.5) + torch.rand_like(y), CUBE)
+    for lie in [("cpu:[0]", B), (LINE2, S(0)), (LINE2, S(1))]:
+        step = Step(placement=flow.placement(lie[0]))
+        assert torch.allclose(drawn(step, laid(lie, CUBE)), wanted)
+
+
+ASKED: dict[str, Callable[[Tensor], Any]] = {
+    "stride": lambda x: x.T.stride(),
+    "one stride": lambda x: x.T.stride(0),
+    "a view of it": lambda x: x.T.view(-1).tolist(),
+    "a reshape of it": lambda x: x.T.reshape(-1).tolist(),
+    "contiguous": lambda x: (x.T.is_contiguous(), x.T.contiguous().is_contiguous(), x.T.T.is_contiguous()),
+    "strides of a copy": lambda x: (x.T.clone().stride(), x.T.contiguous().stride()),
+    "channels last": lambda x: x.view(1, 7, 5, 1).to(memory_format=LAST).is_contiguous(memory_format=LAST),
+    "strides of what was made like it": lambda x: torch.empty_like(x.T).stride(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_strides_are_those_of_one_device(name: str) -> None:
+    def answer(x: Tensor) -> Any:
+        try:
+            return ASKED[name](x)
+        except RuntimeError as error:
+            return str(error).partition("(")[0]
+
+    x = torch.arange(35.0).reshape(SHAPE)
+    assert [answer(laid(lie, x)) for lie in LIES] == [answer(x)] * len(LIES)
