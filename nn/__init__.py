@@ -22,6 +22,18 @@ from .factories import (
 )
 from .graph import Graph
 from .interop import from_dtensor, to_dtensor
+from .like_factories import (
+    empty_like,
+    full_like,
+    hann_window,
+    logspace,
+    normal,
+    ones_like,
+    rand_like,
+    randint_like,
+    randn_like,
+    zeros_like,
+)
 from .materialise import materialise
 from .modules import to_global
 from .outline import Annotations, annotations
@@ -30,27 +42,36 @@ from .tensor import GlobalTensor
 
 __all__ = [
     "Annotations",
+    "Explanation",
     "GlobalTensor",
     "Graph",
     "annotations",
     "arange",
     "check_rule",
     "empty",
-    "Explanation",
+    "empty_like",
     "explain",
     "explicit",
     "eye",
     "from_dtensor",
     "from_local",
     "full",
+    "full_like",
+    "hann_window",
     "linspace",
+    "logspace",
     "materialise",
+    "normal",
     "ones",
+    "ones_like",
     "pipeline",
     "place",
     "rand",
+    "rand_like",
     "randint",
+    "randint_like",
     "randn",
+    "randn_like",
     "randperm",
     "rule",
     "shard",
@@ -58,6 +79,7 @@ __all__ = [
     "to_dtensor",
     "to_global",
     "zeros",
+    "zeros_like",
 ]
 
 _functions.install()

@@ -175,6 +175,8 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
         if token is not None and not plain:
             _remember(token, recipe)
         return recipe.run(func, args, kwargs, tensors)
+    if name_of(func) == "copy_" and len(tensors) == 2 and tensors[0].placement is not tensors[1].placement:
+        return dispatch(func, (args[0], args[1].to_global(placement=args[0].placement), *args[2:]), kwargs)
     where = meeting(func, tensors)
     if plain or any(x.placement is not where for x in tensors):
         args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))

@@ -37,7 +37,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Broadcast:
-    """Every rank holds the whole value. There is one: `B`."""
+    """Every rank holds the whole value. There is one: `B`; as in OneFlow, it may be called.
+
+    >>> B() is B
+    True
+    """
+
+    def __call__(self) -> "Broadcast":
+        return self
 
     def __repr__(self) -> str:
         return "B"
@@ -50,13 +57,13 @@ class Broadcast:
 class Partial:
     """Every rank holds one term of a sum (or a maximum, or a minimum). Made by `P` and `P("max")`.
 
-    >>> P, P("max"), P("sum") is P
-    (P, P("max"), True)
+    >>> P, P("max"), P("sum") is P, P() is P
+    (P, P("max"), True, True)
     """
 
     reduction: Reduction
 
-    def __call__(self, reduction: Reduction) -> "Partial":
+    def __call__(self, reduction: Reduction = "sum") -> "Partial":
         if reduction not in ("sum", "max", "min"):
             raise SbpError(f'P({reduction!r}): a partial value is "sum", "max" or "min", as in P("max")')
         return _partial(reduction)
