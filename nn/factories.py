@@ -21,6 +21,7 @@ from ..sbp import B, Layout, SbpLike, layout
 from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import seeds
+from .moving import to_all
 from .tensor import GlobalTensor, wrap
 
 __all__ = [
@@ -129,28 +130,43 @@ def from_local(
     """The global tensor of which every process passes what it owns: one tensor, or one a rank if it owns several.
 
     The shards keep their graph and their memory; of leaves that require grad, which nothing may write to, the tensor
-    is computed, as a copy. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
+    is computed, as a copy. One tensor passed for several ranks that hold the same is one value, whose gradient counts
+    once. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
     """
     if _declare is not None:
         raise SbpError(
             f"flow.from_local at {user_line()}, where a graph is captured: tensors are whole there, and no rank's\n"
             "  make it before and pass it as an argument, or flow.tensor(whole, placement=..., sbp=...)"
         )
-    given = (shards,) if isinstance(shards, Tensor) else tuple(shards)
-    pieces = tuple(_computed(shard, any(shard is other for other in given[:at])) for at, shard in enumerate(given))
+    pieces = (shards,) if isinstance(shards, Tensor) else tuple(shards)
     if not owned(placement) and not pieces:
         pieces = (torch.empty(0),)
     of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)
-    made = wrap(pieces if owned(placement) else (token(of),), of)
+    made = wrap(_computed(pieces, of) if owned(placement) else (token(of),), of)
     made._made = user_line()
     return made
 
 
-def _computed(shard: Tensor, again: bool) -> Tensor:
-    """What may be the shard of a tensor that is no leaf: no leaf itself, nor the one that another rank has."""
-    if shard.requires_grad and shard.is_leaf:
-        return shard.clone() if torch.is_grad_enabled() else shard.detach()
-    return shard.clone() if again else shard
+def _computed(pieces: tuple[Tensor, ...], of: Layout) -> tuple[Tensor, ...]:
+    """What may be the shards of a tensor that is no leaf: no leaves themselves, and each in memory of its own."""
+    wants, state = torch.is_grad_enabled(), of.state
+    alike = [a for a in range(of.placement.ndim) if a not in (*state.split, *state.partial, *of.grad_partial)]
+    ranks: dict[Any, list[int]] = {}  # that were given one tensor, and hold the same
+    for at, (shard, rank) in enumerate(zip(pieces, owned(of.placement), strict=True)):
+        coords = (c for a, c in enumerate(of.placement.coords(rank)) if a not in alike)
+        ranks.setdefault((id(shard), *coords), []).append(at)
+    made = list(pieces)
+    for members in ranks.values():
+        shard = pieces[members[0]]
+        if shard.requires_grad and wants and len(members) > 1:
+            for at, copy in zip(members, to_all(shard, len(members)), strict=True):
+                made[at] = copy
+        else:
+            for at in members:
+                taken = any(shard is other for other in made[:at])
+                leaf = shard.requires_grad and shard.is_leaf
+                made[at] = shard.clone() if taken or (leaf and wants) else shard.detach() if leaf else shard
+    return tuple(made)
 
 
 def _generator(seed: int | None, generator: torch.Generator | None, where: Placement) -> dict[str, Any]:

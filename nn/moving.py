@@ -16,7 +16,7 @@ from ..sbp import Layout
 from ..sbp.state import State
 from .tensor import GlobalTensor
 
-__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as"]
+__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all"]
 
 _explicit = 0
 
@@ -166,3 +166,8 @@ class _ToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, _ForAll.apply(*grads)  # type: ignore[no-untyped-call]
+
+
+def to_all(value: Tensor, ranks: int) -> tuple[Tensor, ...]:
+    """A copy for each of several ranks that hold the same; the gradient, which each of them has, is that of one."""
+    return _ToAll.apply([value.device] * ranks, value)  # type: ignore[no-any-return,no-untyped-call]

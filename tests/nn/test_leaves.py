@@ -127,3 +127,38 @@ def test_one_tensor_passed_for_every_rank_is_not_one_memory(sbp: Any) -> None:
     with torch.no_grad():
         x.add_(1) if sbp != P else x.mul_(2)
     assert all((shard == 2).all() for shard in x.to_local())
+
+
+GRID = flow.placement("cpu", [[0, 1], [2, 3]])
+COPIES: dict[
+    str, tuple[Any, Callable[[int], int | None], int]
+] = {  # which rows a rank holds, how often the value counts
+    "(B, B)": ((B, B), lambda rank: None, 1),
+    "(S(0), B)": ((S(0), B), lambda rank: rank // 2, 1),
+    "(B, S(0))": ((B, S(0)), lambda rank: rank % 2, 1),
+    "(P, B)": ((P, B), lambda rank: None, 2),
+}
+
+
+def of_one_value(name: str) -> Tensor:
+    """A plain layer before the global tensor: every process has it, and so its own copy of what comes out."""
+    sbp, rows, _ = COPIES[name]
+    w = torch.arange(1.0, 13.0).reshape(4, 3).requires_grad_()
+    h = w * 2
+    halves: dict[int | None, Tensor] = {None: h, **dict(enumerate(h.chunk(2)))}
+    x = flow.from_local([halves[rows(rank)] for rank in flow.owned(GRID)], placement=GRID, sbp=sbp)
+    x.square().sum().backward()
+    assert w.grad is not None
+    return w.grad
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_one_value_that_several_ranks_hold_gets_its_gradient_once(ranks4: Ranks, name: str) -> None:
+    times = COPIES[name][2]
+    wanted = times**2 * 8 * torch.arange(1.0, 13.0).reshape(4, 3)
+    assert torch.equal(of_one_value(name), wanted)
+    rows = COPIES[name][1]
+    for rank, found in enumerate(ranks4(of_one_value, name)):
+        at = rows(rank)
+        mine = slice(None) if at is None else slice(2 * at, 2 * at + 2)
+        assert torch.equal(found[mine], wanted[mine] / times)
