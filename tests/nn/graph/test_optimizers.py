@@ -102,6 +102,34 @@ def test_pieces_are_clipped_together(where: flow.Placement) -> None:
     same_model(model, one)
 
 
+@pytest.mark.parametrize("clip", [None, 0.1])
+@WHERE
+def test_pieces_are_stepped_after_the_hooks_of_their_parameters(where: flow.Placement, clip: float | None) -> None:
+    def hooked(model: nn.Module) -> None:
+        def halve(w: Tensor) -> None:
+            assert w.grad is not None
+            w.grad.mul_(0.5)
+
+        for w in model.parameters():
+            w.register_hook(lambda g: g.clamp(-0.01, 0.01))
+            w.register_post_accumulate_grad_hook(halve)
+
+    model, one = wide(), wide()
+    hooked(model)
+    hooked(one)
+    (step, _), ones = (
+        pieces("SGD", model, where, **({} if clip is None else {"clip_grad_norm": clip})),
+        made("SGD", one),
+    )
+    for at in range(3):
+        same(step(*batch(at=at)), eager(one, loss_fn, ones, *batch(at=at), clip=clip))
+    same_model(model, one)
+    (step, _), ones = pieces("AdamW", model, where), made("AdamW", one)
+    same(step(*batch()), eager(one, loss_fn, ones, *batch()))
+    assert cut(step)
+    same_model(model, one)
+
+
 @pytest.mark.parametrize("rows", [8, 4])
 def test_other_shapes_step_the_same_pieces(rows: int) -> None:
     model, one = wide(), wide()
