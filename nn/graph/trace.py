@@ -22,7 +22,7 @@ from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, refs_in
-from ...sbp.logical import Logical, LogicalOp, Loss, Origin, Source
+from ...sbp.logical import Logical, LogicalOp, Loss, Source
 from .around import Asked, around
 from .declared import Declared
 from .functional import Tape
@@ -179,7 +179,7 @@ class _Tracing:
             self.constants[name] = lambda: copy
 
     def _own(self, apply: Callable[..., Any], cls: Any, args: tuple[Any, ...]) -> Any:
-        self.tape.origin = Origin(self.watch.module, user_line(), self.watch.block)
+        self.tape.origin = self.watch.here()
         return called(apply, cls, args, self.tape, self.watch)
 
     def _lost(self, loss: Tensor, gradient: Tensor | None) -> None:

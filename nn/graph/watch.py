@@ -77,6 +77,10 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused = before
 
+    def here(self) -> Origin:
+        """Where the program is."""
+        return Origin(self.module, user_line(), self.block, self.region)
+
     @contextmanager
     def recomputed(self) -> Iterator[None]:
         """Calls that the backward is to make again; inside of such a region there is no other."""
@@ -97,7 +101,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         if self._paused:
             self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
-        self.tape.origin = Origin(self.module, user_line(), self.block, self.region)
+        self.tape.origin = self.here()
         if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
             if func in _LITERALS and self.known(args[0]) is None:
                 out = self._run(func, args, kwargs)

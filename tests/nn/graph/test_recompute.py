@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 import sbpflow as flow
 from sbpflow import S
+from sbpflow.boxing.graph.physical import Op
 from sbpflow.placement import Placement
 from tests.ranks import Ranks
 
@@ -250,6 +251,52 @@ def test_regions_inside_of_repeated_layers() -> None:
     alike(lambda kind: deep(kind, inner=kind), values(), placement=PAIR)
     for model, many in ((deep(None, inner=False), 4), (deep(False, inner=True), 4)):
         assert flow.compile(model, call, placement=PAIR).plan(values()).explain().recomputed[1] == many
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.abs()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.mul(grads[0], 2 * x.abs())
+
+
+class Mixed(nn.Module):
+    """A region with a function that has its own backward, a recurrent layer, and a policy that nobody follows."""
+
+    def __init__(self, kind: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.first = kind, nn.Linear(16, 16)
+        self.net = nn.GRU(16, 8, num_layers=2, dropout=0.3, bidirectional=True, batch_first=True)
+
+    def region(self, x: Tensor) -> Tensor:
+        out, _ = self.net(Doubled.apply(x))  # type: ignore[no-untyped-call]
+        return x + out  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            if self.kind is None:
+                x = self.region(x)
+            elif self.kind:
+                x = checkpoint(self.region, x, use_reentrant=True)
+            else:
+                policy = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+                x = checkpoint(self.region, x, use_reentrant=False, context_fn=policy)
+        return x.square().mean()
+
+
+def test_functions_and_recurrent_layers_in_a_region() -> None:
+    alike(lambda kind: Mixed(kind).double(), values(), placement=PAIR)
+    report = flow.compile(Mixed(True).double(), call, placement=PAIR).plan(values()).explain()
+    assert [row.op for row in report.ops if "recurrent" in row.op]
+    outside = [s for s in report.graph.steps if isinstance(s, Op) and not s.origin.recompute]
+    assert {str(step.op).split(".")[1] for step in outside} == {"linear", "square", "mean"}
 
 
 def test_checkpoint_sequential() -> None:
