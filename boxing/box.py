@@ -17,12 +17,14 @@ from ..sbp import B, Layout
 from ..sbp.state import State
 from .execute import Flight, land, run, steps, transport
 from .plan import Plan, plan
-from .record import note
+from .record import Asker, asker, note
 
 __all__ = ["Pending", "box", "box_async", "gather", "scatter"]
 
 
-def box(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box") -> tuple[Tensor, ...]:
+def box(
+    shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box", by: Asker | None = None
+) -> tuple[Tensor, ...]:
     """The shards of `dst` that this process owns, made of those of `src`; a view where nothing needs to move.
 
     `shards` holds one tensor for each owned rank of the placement, in its order; a process that owns none passes, and
@@ -37,7 +39,7 @@ def box(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box") 
     """
     way = plan(src, dst)
     _check(shards, way)
-    note(op, way)
+    note(op, way, by)
     if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
         if way.moves or src.dual is not dst.dual:
             return _Box.apply(way, *shards)  # type: ignore[no-any-return, no-untyped-call]
@@ -102,7 +104,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
 class _Box(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, way: Plan, *shards: Tensor) -> tuple[Tensor, ...]:
-        ctx.way = way
+        ctx.way, ctx.by = way, asker()
         out = run(way, shards) if way.moves else shards
         if _extremal(way.src):
             ctx.save_for_backward(*shards, *out)
@@ -117,7 +119,7 @@ class _Box(torch.autograd.Function):
             saved = ctx.saved_tensors  # once: under checkpoint each look unpacks them anew
             held, out = saved[:count], saved[count:]
             return None, *_to_holders(grads, held, out, src, dst)
-        return None, *box([dense(g) for g in grads], dst.dual, src.dual, op="box backward")
+        return None, *box([dense(g) for g in grads], dst.dual, src.dual, op="box backward", by=ctx.by)
 
 
 def dense(grad: Tensor) -> Tensor:

@@ -13,14 +13,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .plan import Plan
 
-__all__ = ["Moved", "Moves", "asked", "note", "record", "user_line"]
+__all__ = ["Asker", "Moved", "Moves", "asked", "asker", "note", "record", "user_line"]
 
 ROOMS = str(Path(__file__).resolve().parent.parent)
 PRIVATE = (
@@ -32,15 +36,27 @@ PRIVATE = (
 )
 _open: list["Moves"] = []
 _asked: list[str] = []  # from where threads were set to work
+_inside: list[nn.Module] = []  # the modules that are being called while records are open
+
+
+class Asker(NamedTuple):
+    """For whom something moves: a line of the user's, and a layer or parameter by its path, where one is known."""
+
+    line: str
+    layer: str = ""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """One boxing: what was asked, the way it took, and who asked. Bytes are those that the busiest rank receives."""
+    """One boxing: what was asked, the way it took, and who asked. Bytes are those that the busiest rank receives.
+
+    A backward move was asked for by the layer whose forward made it, and not by the line that calls `backward()`.
+    """
 
     op: str
     plan: Plan
     line: str
+    layer: str = ""
 
     @property
     def route(self) -> str:
@@ -53,11 +69,12 @@ class Moved:
     def __str__(self) -> str:
         src, dst = self.plan.src, self.plan.dst
         there = "" if src.placement is dst.placement else f" on {dst.placement}"
-        return f"{self.op}  {src.lie} -> {dst.lie}{there}  {self.route}  {self.bytes} bytes  {self.line}"
+        layer = f" in {self.layer}" if self.layer else ""
+        return f"{self.op}  {src.lie} -> {dst.lie}{there}  {self.route}  {self.bytes} bytes  {self.line}{layer}"
 
 
 class Moves(list[Moved]):
-    """What a record collects; prints as a line a move."""
+    """What a record collects; prints as a line a move, and their totals."""
 
     @property
     def bytes(self) -> int:
@@ -65,7 +82,10 @@ class Moves(list[Moved]):
         return sum(move.bytes for move in self)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "nothing moved"
+        if not self:
+            return "nothing moved"
+        sent = sum(move.plan.total for move in self)
+        return "\n".join([*map(str, self), f"{len(self)} moves: {self.bytes} bytes to a rank, {sent} sent in all"])
 
 
 @contextlib.contextmanager
@@ -73,10 +93,13 @@ def record() -> Iterator[Moves]:
     """Collect every boxing until the block ends; records may be nested, and each sees all."""
     moves = Moves()
     _open.append(moves)
+    hooks = [] if len(_open) > 1 else _followed()
     try:
         yield moves
     finally:
         _open[:] = [m for m in _open if m is not moves]
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
@@ -92,10 +115,38 @@ def asked() -> Iterator[None]:
         _asked.pop()
 
 
-def note(op: str, plan: Plan) -> None:
-    """Tell the open records of a boxing."""
+def _followed() -> list[Any]:
+    """Have modules tell when they are called."""
+    _inside.clear()
+
+    def enter(module: nn.Module, args: Any) -> None:
+        _inside.append(module)
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        if module in _inside:  # it may have been entered before the record was open
+            del _inside[_inside.index(module) :]
+
+    return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+
+
+def _layer() -> str:
+    """The path of the module that is being called, from the outermost one."""
+    path = ""
+    for outer, inner in pairwise(_inside):
+        name = next((name for name, module in outer.named_modules() if module is inner), type(inner).__name__)
+        path = f"{path}.{name}" if path else name
+    return path
+
+
+def asker() -> Asker | None:
+    """Who asks now, if anybody wants to know."""
+    return Asker(user_line(), _layer()) if _open else None
+
+
+def note(op: str, plan: Plan, by: Asker | None = None) -> None:
+    """Tell the open records of a boxing; `by` is who asked for it, if not whoever calls."""
     if _open:
-        moved = Moved(op, plan, user_line())
+        moved = Moved(op, plan, *(by or Asker(user_line(), _layer())))
         for moves in _open:
             moves.append(moved)
 

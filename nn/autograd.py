@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..boxing import box
 from ..boxing.box import dense
+from ..boxing.record import Asker, user_line
 from ..placement.errors import SbpError, ShapeError
 from ..sbp import B, Layout
 from ..sbp.signature import Partial
@@ -272,16 +273,16 @@ def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]
     """One gradient from those of several aliases: added up as addends, then moved, once."""
     duals = [(of.dual, grads) for of, grads in found]
     there = gradient_layout(x._layout)
-    common = duals[0][0]
+    common, by = duals[0][0], None if not x._path else Asker(user_line(), x._path)
     if len(duals) > 1:
         axes = {a for dual, _ in duals for a in dual.state.partial}
         common = Layout(there.placement, State(there.state.dims, tuple(sorted(axes))), there.shape, there.dtype)
     total: tuple[Tensor, ...] | None = None
     for dual, grads in duals:
-        part = grads if dual is common else box(grads, dual, common, op="gradient")
+        part = grads if dual is common else box(grads, dual, common, op="gradient", by=by)
         total = part if total is None else tuple(a + b for a, b in zip(total, part, strict=True))
     assert total is not None
-    return wrap(box(total, common, there, op="gradient"), there)
+    return wrap(box(total, common, there, op="gradient", by=by), there)
 
 
 def accumulate(x: GlobalTensor, new: GlobalTensor) -> None:

@@ -286,8 +286,9 @@ class _Work:
             key = id(each.value)
             if key not in final:
                 final[key] = _settled(each, self.made.pop(key), self.lies[key])
+                final[key]._path = each.full
             each.put(final[key])
-            _stale[each.value] = each.full
+            _stale[each.value] = each.full, "materialise", "make the optimizer after flow.nn.materialise(module, ...)"
 
 
 def _values(module: nn.Module) -> Iterator[Tensor]:

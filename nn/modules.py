@@ -50,7 +50,8 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
                 if id(value) not in made:
                     full = f"{prefix}.{name}" if prefix else name
                     made[id(value)] = _global(full, value, placement, said(full, value))
-                    _stale[value] = full
+                    vars(made[id(value)])["_path"] = full
+                    _stale[value] = full, "to_global", "make the optimizer after flow.nn.to_global(module, ...)"
                 held[name] = made[id(value)]
     _unused(sbp, module, placement)
     return module
@@ -79,7 +80,8 @@ def _checksum(value: torch.Tensor) -> int:
     return crc32(some.numpy().tobytes(), crc32(f"{value.dtype} {tuple(value.shape)}".encode()))
 
 
-# What was a module's parameter before it became global, and its name: an optimizer made before still holds it.
+# What was a module's parameter before it became global, its name, by what, and the fix: an optimizer made before still
+# holds it.
 _stale: Any = WeakTensorKeyDictionary()
 
 
@@ -90,9 +92,9 @@ def _look_for_stale(optimizer: Any, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for value in group["params"]:
             if value.grad is None and not isinstance(value, GlobalTensor) and value in _stale:
+                name, by, fix = _stale[value]
                 raise SbpError(
-                    f"the optimizer was made before to_global, and holds the {_stale[value]} that was replaced by it\n"
-                    "  make the optimizer after flow.nn.to_global(module, ...)"
+                    f"the optimizer was made before {by}, and holds the {name} that was replaced by it\n  {fix}"
                 )
 
 

@@ -63,6 +63,7 @@ class GlobalTensor(torch.Tensor):
     _torn: Any = None  # made by a view op, but moved: what it was a view of, see severed
     _apart = False  # a detached tensor: what is written to it does not go into the graph of what it was a view of
     _made = ""  # the user's line, where it is known
+    _path = ""  # of a parameter, in the model that became global
     _hooks: Any = None
     _heard: Any = ()  # shards that hooks of ours leave gradients on, and by what they were made: see hooks.retain_grad
     _asked = False  # a backward pass was told to leave the gradient here, though this is no leaf

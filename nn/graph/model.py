@@ -16,6 +16,7 @@ from ...sbp import Layout, Sbp, State
 from ...sbp.logical import Logical
 from ..annotate import checked_hints, chunk_of, hints_of, placement_of
 from ..materialise import materialise
+from ..modules import _stale
 from ..tensor import GlobalTensor
 
 __all__ = [
@@ -146,6 +147,7 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     for name, value in before.items():
         if after[name] is not value:
             became[value] = ref(after[name])
+            _stale[value] = name, "the graph's first step, which made the model global", _LATE
     return {id(value): after[name] for name, value in before.items()}
 
 
@@ -193,6 +195,10 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
+_LATE = (
+    "give it to the graph, as in flow.compile(model, loss_fn, optimizer); or make it after the first step, where the "
+    "graph is to leave gradients only"
+)
 _building = 0
 
 

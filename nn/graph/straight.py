@@ -302,7 +302,7 @@ class _Writer:
             self.line(f"{self.targets(do.writes[0])} = {self.held(do.reads[0])}")
         else:
             src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
-            self.line(f"{self.targets(do.writes[0])} = box({self.held(do.reads[0])}, {src}, {dst})")
+            self.line(f"{self.targets(do.writes[0])} = box({self.held(do.reads[0])}, {src}, {dst}, op={do.reads[0]!r})")
 
     def do_start(self, do: Do) -> None:
         transfer = self.plan.transfers[do.number]

@@ -66,13 +66,14 @@ def test_every_way_to_move_has_its_name() -> None:
     assert {move.line.rpartition(":")[0] for move in moves} == {__file__}
 
 
-def test_backward_is_told_with_the_line_that_asked_for_it() -> None:
+def test_backward_is_told_with_the_line_whose_move_it_brings_back() -> None:
     leaves = [shard.requires_grad_() for shard in shards(ROWS)]
     with record() as moves:
-        total = sum(out.sum() for out in box(leaves, ROWS, WHOLE.to(grad_sbp=P)))
+        moved = box(leaves, ROWS, WHOLE.to(grad_sbp=P))
+        asked = line_above()
+        total = sum(out.sum() for out in moved)
         assert isinstance(total, torch.Tensor)
         total.backward()  # type: ignore[no-untyped-call]
-        asked = line_above()
     assert [(move.op, move.route) for move in moves] == [("box", "all_gather"), ("box backward", "reduce_scatter")]
     assert moves[1].line == asked
 
@@ -127,6 +128,7 @@ def test_a_record_prints_a_line_a_move() -> None:
     assert str(moves).splitlines() == [
         f"box  (S(0),) -> (B,)  all_gather  192 bytes  {first}",
         f"box  (B,) -> (B,) on cpu:[5]  transfer  256 bytes  {second}",
+        "2 moves: 448 bytes to a rank, 1024 sent in all",
     ]
 
 
