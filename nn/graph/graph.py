@@ -158,6 +158,20 @@ class Graph:
         return self._last
 
     @property
+    def grad_norm(self) -> Tensor:
+        """The norm that all gradients together had in the step that ran last, before it clipped them."""
+        step = self.step
+        if self._clip is None or not any(self._optimizers()):
+            lacks = "clip_grad_norm=" if self._clip is None else "optimizer, before whose step gradients are clipped"
+            raise SbpError(
+                f"{self._name} has no {lacks}, so there is no norm of gradients\n"
+                "  give it both; a norm that clips nothing is clip_grad_norm=float('inf')"
+            )
+        if step.norm is None:
+            raise SbpError(f"{self._name} did not train yet\n  call it first: its step clips, and keeps the norm")
+        return step.norm
+
+    @property
     def physical(self) -> Physical:
         """The graph that runs."""
         return self.step.graph

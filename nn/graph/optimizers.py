@@ -232,17 +232,21 @@ def _state(part: Any, trained: Trained) -> Any:
         return wrap(tuple(shard.clone() for shard in box(shards, held, there, op="optimizer state")), there)
 
 
-def clip(trained: Iterable[Trained], limit: float) -> None:
-    """Scale gradients to a norm of at most `limit` together, as `clip_grad_norm_` does, on whatever placements."""
+def clip(trained: Iterable[Trained], limit: float) -> Tensor | None:
+    """Scale gradients to a norm of at most `limit` together, as `clip_grad_norm_` does, on whatever placements.
+
+    Returns what their norm was, if there are any."""
     groups: dict[Placement, list[Tensor]] = {}
     for each in trained:
         if each.master.grad is not None:
             groups.setdefault(each.home.placement, []).append(each.master)
     if len(groups) == 1:
-        nn.utils.clip_grad_norm_(next(iter(groups.values())), limit)
-    if len(groups) < 2:
-        return
+        return nn.utils.clip_grad_norm_(next(iter(groups.values())), limit)
+    if not groups:
+        return None
     norms = [nn.utils.get_total_norm([x.grad for x in held if x.grad is not None]) for held in groups.values()]
     for where, held in groups.items():
         moved = [norm.to_global(placement=where, sbp=(B,) * where.ndim) for norm in norms]  # type: ignore[attr-defined]
-        nn.utils.clip_grads_with_norm_(held, limit, torch.stack(moved).norm())
+        total: Tensor = torch.stack(moved).norm()
+        nn.utils.clip_grads_with_norm_(held, limit, total)
+    return total

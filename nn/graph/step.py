@@ -61,6 +61,7 @@ class Step:
     ) -> None:
         self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
         self.name, self.backend = name, backend
+        self.norm: Tensor | None = None  # of the gradients, before the last step clipped them
         self.rest = default_placement(modules, placement)
         refuse_closures(optimizers)
         _refuse_history(tensors_by_path(args, kwargs))
@@ -193,7 +194,7 @@ class Step:
             if name not in self.trained:
                 self._leave(given[name], shards, self.homes[name])
         if self.most is not None and steps:
-            clip(self.trained.values(), self.most)
+            self.norm = clip(self.trained.values(), self.most)
         for optimizer in steps:
             optimizer.step()
         for optimizer in self.optimizers if steps else ():
