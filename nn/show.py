@@ -16,6 +16,7 @@ from .tensor import GlobalTensor
 __all__ = ["html", "table", "text"]
 
 MOST_RANKS = 16
+MOST_SHOWN = 1000  # elements of a tensor that a notebook prints
 
 
 def text(x: GlobalTensor) -> str:
@@ -68,10 +69,6 @@ def table(x: GlobalTensor) -> str:
 
 
 def html(x: GlobalTensor) -> str:
-    """The table for notebooks."""
-    cells = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'><code>{escape(cell)}</code></td>" for cell in row) + "</tr>"
-        for row in rows(x)[:MOST_RANKS]
-    )
-    head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("rank", "holds", "shape", "as"))
-    return f"<div><code>{escape(repr(x._layout))}</code><table><tr>{head}</tr>{cells}</table></div>"
+    """Who holds what, for notebooks: ranks in their grid, and what a process may know of the value."""
+    of = x._layout
+    return of._repr_html_() + (f"<pre>{escape(text(x))}</pre>" if of.numel <= MOST_SHOWN else "")

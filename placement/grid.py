@@ -19,6 +19,7 @@ from typing import NoReturn, TypeAlias
 from weakref import WeakValueDictionary
 
 from .errors import PlacementError
+from .notebook import grid_table
 from .ranks import Array, Nested, check_names, check_type, read_ranks
 
 __all__ = ["Placement", "placement"]
@@ -102,6 +103,9 @@ class Placement:
 
     def __repr__(self) -> str:
         return f'placement("{self}")'
+
+    def _repr_html_(self) -> str:
+        return grid_table(self, repr(self))
 
     def __str__(self) -> str:
         """The text form; `placement(str(p)) is p`.

@@ -16,6 +16,7 @@ import torch
 
 from ..placement import Placement
 from ..placement.errors import SbpError, ShapeError
+from ..placement.notebook import grid_table
 from .signature import B, P, Partial, S, Sbp, Split
 from .state import Spans, State, spans, state_of
 from .text import SbpLike, signature
@@ -100,6 +101,16 @@ class Layout:
         names = self.placement.names or tuple(map(str, range(self.placement.ndim)))
         notes = [f"dim {d}: " + ", ".join(names[x] if x >= 0 else f"all {-x}" for x in f) for d, f in odd]
         return text + (f" [{'; '.join(notes)}]" if notes else "")
+
+    def held(self, rank: int) -> str:
+        """What a rank holds, in words: the indices of each dim, and which addend where it is one."""
+        indices = ", ".join(" + ".join(f"{lo}:{hi}" for lo, hi in dim) or "nothing" for dim in self.spans(rank))
+        where = self.placement.coords(rank)
+        number = ", ".join(str(where[axis]) for axis in self.state.partial)
+        return f"[{indices}]" + (f" addend {number} ({self.state.reduction})" if number else "")
+
+    def _repr_html_(self) -> str:
+        return grid_table(self.placement, repr(self), self.held)
 
     @cached_property
     def numel(self) -> int:

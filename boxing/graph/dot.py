@@ -11,7 +11,8 @@ from ..look import FAMILIES, duration, volume
 from ..plan import Plan
 from .buckets import exchange
 from .ledger import MoveRow, Way, buckets, moves_of, ways_of
-from .paint import overview, paint
+from .overview import overview
+from .paint import paint
 from .physical import Graph, Op
 from .scene import Edge, Node, Scene, look_of, numbered, some
 

@@ -153,7 +153,7 @@ def _rows(graph: Graph, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[
         """A move of `name`, which the user's code knows by who makes or first uses the value `of`."""
         step = makers.get(of) or users.get(of)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
-        return blocks.of(of), MoveRow(name, direction, way, line, module)
+        return blocks.of(of), MoveRow(graph.called.get(name, name), direction, way, line, module)
 
     boxes = {box.output.name: box for box in graph.boxes}
     for box in graph.boxes:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..look import FAMILIES, duration, family, user_path, volume
 from .draw import svg
 from .ledger import MoveRow, Way
+from .map import PARTS
 from .report import Memory, Report, change, headline, time_line
 
 __all__ = ["page"]
@@ -43,7 +44,6 @@ th.n{text-align:right}
 .picture svg{display:block;margin:auto;max-width:100%;height:auto}
 .picture.full svg{max-width:none}
 """
-PARTS = {"parameters": "#4c8fdd", "gradients": "#e08a3c", "states": "#9a6fe0", "activations": "#3fae83"}
 SORT = """
 for (const head of document.querySelectorAll("th")) head.onclick = () => {
   const table = head.closest("table"), at = head.cellIndex, to = head.dataset.to === "-1" ? 1 : -1;
@@ -75,8 +75,10 @@ def page(report: Report) -> str:
         f"<h1>{name}</h1>",
         f'<div class="pale">{escape(headline(report).partition(": ")[2])}</div>',
         *_summary(report),
-        '<nav><a href="#memory">memory</a><a href="#moves">moves</a><a href="#totals">totals</a>'
+        '<nav><a href="#map">map</a><a href="#memory">memory</a><a href="#moves">moves</a><a href="#totals">totals</a>'
         '<a href="#ops">ops</a><a href="#picture">picture</a></nav>',
+        '<h2 id="map">Map: modules, axes, memory</h2>',
+        f'<div class="wide">{report.map()}</div>',
         '<h2 id="memory">Memory of each rank</h2>',
         *_memory(report.memory),
         '<h2 id="moves">Moves, the heaviest first</h2>',

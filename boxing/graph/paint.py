@@ -32,21 +32,7 @@ from .scene import (
     words,
 )
 
-__all__ = ["SCREEN", "overview", "paint"]
-
-
-SCREEN = 40  # nodes that are seen at once
-
-
-def overview(graph: Graph) -> Scene:
-    """The picture of a graph on about one screen: as deep into modules as there is room."""
-    deepest = max((len(tokens(step.origin.module)) for step in graph.steps), default=0)
-    made = paint(graph, overview=True)
-    for depth in range(deepest, 0, -1):
-        if len(made.nodes) <= SCREEN:
-            break
-        made = paint(graph, depth, overview=True)
-    return made
+__all__ = ["paint"]
 
 
 def paint(graph: Graph, depth: int | None = None, focus: str | None = None, *, overview: bool = False) -> Scene:
@@ -260,7 +246,7 @@ class _Painter:
                 continue
             if source.kind == "input" and self._only(name):
                 there = source.value.layout
-                lines, place = (name, shape_of(there)), str(there.placement)
+                lines, place = (self.graph.called.get(name, name), shape_of(there)), str(there.placement)
                 self.scene.add(Node(name, lines, "input", (), place, tip=f"{name}\n{there}"))
                 continue
             for user in sorted(self._only(name), key=at.__getitem__):

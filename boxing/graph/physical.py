@@ -136,6 +136,7 @@ class Graph:
     result: Any = None  # what the step returns, with Vars for tensors
     losses: tuple[tuple[str, str | None], ...] = ()  # each with the value that its gradient starts from; None: one
     writes: Mapping[str, str] = field(default_factory=dict)  # of buffers that change: name -> the value it then has
+    called: Mapping[str, str] = field(default_factory=dict, compare=False)  # inputs as the user's function calls them
 
     @cached_property
     def values(self) -> dict[str, Value]:

@@ -11,6 +11,7 @@ What nobody told (costs of ops, memory, how the choice was made) is said to be u
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,15 @@ class Report:
     def full(self) -> str:
         """Every rank, move and op, in tables of text."""
         return "\n".join(_text(self))
+
+    def map(self) -> str:
+        """The model on one page, as SVG: modules down, axes across, cells coloured by S, B, P; and memory by kind."""
+        from .map import drawn_map
+
+        return drawn_map(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>{self.map()}"
 
     def html(self, path: str | Path | None = None) -> str:
         """A page that needs nothing from elsewhere; written to the path if there is one."""

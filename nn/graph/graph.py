@@ -17,7 +17,7 @@ from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
 from .backend import Backend
-from .inputs import key_of
+from .inputs import key_of, parameter_names
 from .model import building
 from .packed import padded
 from .piped import PipedStep, schedule_of
@@ -105,6 +105,7 @@ class Graph:
                 memory=self._memory,
                 clip_norm=self._clip,
                 name=self._name,
+                names=self._names(),
                 **self._piped,
             )
             known.append(step)
@@ -119,6 +120,10 @@ class Graph:
         """
         self.step_for(*padded(args), **padded(kwargs))
         return self
+
+    def _names(self) -> tuple[str, ...]:
+        """What the user calls the arguments."""
+        return parameter_names(self.build)
 
     def _modules(self) -> dict[str, nn.Module]:
         found = {}
@@ -187,6 +192,10 @@ class Graph:
         module completely, and `full=True` every op.
         """
         return self.step.draw(path, depth=depth, focus=focus, full=full)
+
+    def draw_map(self, path: str | Path) -> Path:
+        """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
+        return self.step.draw_map(path)
 
     def draw_actors(self, path: str | Path) -> Path:
         """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
@@ -261,6 +270,9 @@ class _Compiled(Graph):
     ) -> None:
         super().__init__(**options)
         self.model, self.loss, self.optimizer = model, loss, optimizer
+
+    def _names(self) -> tuple[str, ...]:
+        return parameter_names(self.model.forward) if self.loss is None else parameter_names(self.loss)[1:]
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         if self.loss is None:

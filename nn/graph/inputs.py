@@ -1,7 +1,9 @@
 """The arguments of a step: their tensors by path, what of them a compiled step depends on, and how they are cut."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from ..tensor import GlobalTensor
 from .packed import repacked, unpacked
 from .structure import replaced
 
-__all__ = ["cutter", "flat", "key_of", "tensors_by_path"]
+__all__ = ["cutter", "flat", "input_titles", "key_of", "parameter_names", "tensors_by_path"]
 
 
 def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -40,6 +42,30 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         look(str(at), value)
     for name, value in kwargs.items():
         look(name, value)
+    return found
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names under which a function takes arguments by position, up to where it takes any number."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # one of C has none
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in takewhile(lambda p: p.kind in kinds, known))
+
+
+def input_titles(paths: Iterable[str], names: Sequence[str]) -> dict[str, str]:
+    """Paths of tensors in arguments as a reader says them.
+
+    >>> input_titles(["0", "1.mask", "labels"], ["tokens", "batch"])
+    {'0': 'tokens', '1.mask': 'batch.mask'}
+    """
+    found = {}
+    for path in paths:
+        first, dot, rest = path.partition(".")
+        if first.isdigit() and int(first) < len(names):
+            found[path] = f"{names[int(first)]}{dot}{rest}"
     return found
 
 

@@ -5,6 +5,7 @@ none. Until then what was planned is a plan, which `stands` as long as nothing i
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...actors.pipeline import Costs
+from ...boxing.draw import written
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.draw import draw, svg
 from ...boxing.graph.ledger import moves_of
@@ -30,7 +32,7 @@ from ..tensor import GlobalTensor, wrap
 from .backend import Backend
 from .costs import layer_costs
 from .decide import Decided, decide
-from .inputs import cutter, flat, tensors_by_path
+from .inputs import cutter, flat, input_titles, tensors_by_path
 from .liveness import Memory
 from .model import default_placement, globalised, joined_path, named_values, pins_of, placed, reading, said_of
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
@@ -58,6 +60,7 @@ class Step:
         memory: float | None,
         clip_norm: float | None,
         name: str,
+        names: Sequence[str] = (),
     ) -> None:
         self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
         self.name, self.backend = name, backend
@@ -75,7 +78,8 @@ class Step:
             )
         self.said = said_of(modules)
         self.decided: Decided = self.decide(logical, args, kwargs)
-        self.graph: Graph = bucketed(self.decided.graph)
+        titles = input_titles(tensors_by_path(args, kwargs), names)
+        self.graph: Graph = replace(bucketed(self.decided.graph), called=titles)
         self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
         self.ready = False
 
@@ -230,6 +234,10 @@ class Step:
     def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
         """The physical graph as a picture."""
         return draw(self.graph, path, depth, focus, full=full)
+
+    def draw_map(self, path: str | Path) -> Path:
+        """The model on one page: modules down, axes across, and memory by kind."""
+        return written(self.explain().map(), path)
 
     def draw_actors(self, path: str | Path) -> Path:
         """The actors that run it as a picture, where it was made to be run by some."""

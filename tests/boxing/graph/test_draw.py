@@ -14,7 +14,8 @@ from sbpflow.boxing import draw as pictures
 from sbpflow.boxing.graph.blocks import Blocks
 from sbpflow.boxing.graph.dot import graph_dot
 from sbpflow.boxing.graph.draw import draw, svg
-from sbpflow.boxing.graph.paint import SCREEN, overview, paint
+from sbpflow.boxing.graph.overview import SCREEN, overview
+from sbpflow.boxing.graph.paint import paint
 from sbpflow.boxing.graph.physical import Box, Graph, Op, Var
 from sbpflow.boxing.graph.scene import Edge, numbered
 from sbpflow.boxing.look import FAMILIES, family

@@ -1,0 +1,138 @@
+"""What a reader sees of a step and its parts: names that they wrote, a map of a page, tables in notebooks."""
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow import B, P, S
+from sbpflow.boxing import draw as pictures
+from sbpflow.boxing.draw import picture, written
+from sbpflow.boxing.graph.map import PARTS
+from sbpflow.boxing.graph.report import Held, Memory, Report
+from tests.boxing.graph.gpt import gpt, piped, tiny
+
+GRID = flow.placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))
+LINE = flow.placement("cpu", range(4))
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(node.itertext()) for node in ET.fromstring(svg).iter(f"{SPACE}text")]
+
+
+def test_a_map_has_a_row_for_each_kind_of_module_and_a_cell_for_each_axis() -> None:
+    told = texts(Report(gpt(12)).map())
+    assert {"data", "tensor", "blocks.*: attn.qkv, mlp.fc x 12", "S(0)  column parallel", "S(1)  row parallel"} <= set(
+        told
+    )
+    assert told.count("B  data parallel") == 6  # embedding, norms in blocks, columns, rows, last norm, head
+    assert len(told) == len(texts(Report(gpt(96)).map()))
+
+
+@pytest.mark.parametrize("limit", [None, 8], ids=["known", "limited"])
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+def test_a_map_has_bars_of_memory_by_kind(ranks: int, limit: int | None) -> None:
+    held = {rank: Held(1 + rank, 2, 3, 4, 10 + rank) for rank in range(ranks)}
+    svg = Report(tiny(), memory=Memory(held, limit)).map()
+    bars = [node for node in ET.fromstring(svg).iter(f"{SPACE}rect") if node.get("height") == "15"]
+    assert len(bars) == len(PARTS) * (ranks if ranks < 17 else 2)
+    assert max(float(bar.get("x", 0)) + float(bar.get("width", 0)) for bar in bars) < 700
+    assert ("of 8 B at most" in svg) == (limit is not None)
+
+
+def test_a_map_of_what_has_no_parameters_is_no_error() -> None:
+    step = flow.compile(nn.ReLU(), placement=LINE)
+    assert "rank 3" in step.plan(torch.ones(4)).explain().map()
+
+
+@pytest.mark.parametrize("graph", [tiny(), gpt(3), piped()], ids=lambda graph: graph.name)
+def test_a_report_shows_itself_in_a_notebook(graph: Any) -> None:
+    html = Report(graph)._repr_html_()
+    assert "<pre>" in html
+    assert "<svg" in html
+
+
+def test_inputs_are_drawn_by_their_names(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+
+    def loss_fn(model: nn.Module, tokens: Tensor, batch: dict[str, Tensor], *more: Tensor) -> Any:
+        return (model(tokens) * batch["mask"] + more[0]).sum()
+
+    step = flow.compile(model, loss_fn, placement=LINE)
+    step.plan(torch.ones(8, 4), {"mask": torch.ones(8, 4)}, torch.ones(4))
+    drawn = step.draw(tmp_path / "step.svg").read_text()
+    assert all(f">{name}</text>" in drawn for name in ("tokens", "batch.mask", "2"))
+    assert {s.value.name for s in step.physical.sources if s.kind == "input"} == {"0", "1.mask", "2"}
+    forward = flow.compile(model, placement=LINE)
+    with torch.no_grad():
+        assert ">input</text>" in forward.plan(torch.ones(8, 4)).draw(tmp_path / "forward.svg").read_text()
+
+
+def test_inputs_of_build_are_drawn_by_their_names(tmp_path: Path) -> None:
+    class Twice(flow.nn.Graph):
+        def build(self, words: Tensor) -> Tensor:
+            return words * 2
+
+    assert ">words</text>" in Twice(placement=LINE).plan(torch.ones(4)).draw(tmp_path / "step.svg").read_text()
+
+
+def test_placements_layouts_tensors_and_annotations_show_themselves_in_notebooks() -> None:
+    cube = flow.placement("cpu", range(8)).reshape([2, 2, 2])
+    x = flow.ones(5, 3, placement=GRID, sbp=(S(0), P))
+    model = flow.nn.shard(flow.nn.place(nn.Linear(4, 4), GRID), {"*": S(0)})
+    for shown in (cube, GRID, x._layout, x, flow.nn.annotations(model)):
+        ET.fromstring(f"<div>{shown._repr_html_()}</div>")
+    assert "axis 0 1, axis 1 0" in cube._repr_html_()
+    assert x._layout._repr_html_().count("[0:3, 0:3] addend 1 (sum)") == 1
+    whole = flow.ones(2, placement=LINE, sbp=B)._repr_html_()
+    assert len(set(re.findall("background:(#[0-9a-f]+)", whole))) == 1  # all hold the same
+    assert "hint S(0)" in flow.nn.annotations(model)._repr_html_()
+    assert "ranks" in flow.placement("cpu", range(1000))._repr_html_()
+
+
+def test_annotations_of_a_hint_for_every_axis_know_its_bytes() -> None:
+    model = flow.nn.shard(flow.nn.place(nn.Linear(4, 4), GRID), {"*": S(0)})
+    assert "at most 20 B on a rank" in str(flow.nn.annotations(model))
+
+
+def test_a_png_needs_no_program_but_resvg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in takes its place where it is not installed: what it is given, and what is done with what it gives."""
+    given: list[str] = []
+    resvg = ModuleType("resvg_py")
+
+    def svg_to_bytes(*, svg_string: str, **how: Any) -> bytes:
+        given.append(svg_string)
+        return b"\x89PNG"
+
+    resvg.svg_to_bytes = svg_to_bytes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "resvg_py", resvg)
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    monkeypatch.setattr(pictures, "_by_wasm", lambda source: b"<svg>drawn</svg>")
+    assert picture("digraph {}", tmp_path / "a.png").read_bytes() == b"\x89PNG"
+    assert written("<svg>map</svg>", tmp_path / "b.png").read_bytes() == b"\x89PNG"
+    assert given == ["<svg>drawn</svg>", "<svg>map</svg>"]
+    assert written("<svg>map</svg>", tmp_path / "b.svg").read_text() == "<svg>map</svg>"
+
+
+def test_a_png_without_anything_that_can_make_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    makers: tuple[Any, ...] = (
+        lambda: written("<svg/>", tmp_path / "b.png"),
+        lambda: picture("digraph {}", tmp_path / "a.png"),
+    )
+    for make in makers:
+        monkeypatch.setattr("shutil.which", lambda program: None)
+        with pytest.raises(flow.SbpflowError, match=r"sbpflow\[draw\]"):
+            make()
+    with pytest.raises(flow.SbpflowError, match="svg or png"):
+        written("<svg/>", tmp_path / "b.pdf")
