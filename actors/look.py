@@ -1,9 +1,10 @@
-"""How actors look: the protocol's table and networks, drawn as graphs in Graphviz' language."""
+"""How actors look: the colour of each kind, one in all pictures; the protocol's table and networks, drawn as graphs in
+Graphviz' language."""
 
 from .network import Network
 from .protocol import NEXT, Kind, Phase
 
-__all__ = ["diagram", "drawn", "table"]
+__all__ = ["KINDS", "SHADES", "diagram", "drawn", "table"]
 
 FONT = "Helvetica,Arial,sans-serif"
 FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": "#d3f3d0", "ended": "#e3d8ff"}
@@ -31,11 +32,20 @@ def diagram() -> str:
     )
 
 
-KINDS = {"F": "#d6e4ff", "B": "#ffe0c2", "W": "#d3f3d0", "U": "#e3d8ff"}  # by what an actor does, as its name begins
+KINDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}  # as an actor's name begins
+
+# By kind, for a device's first chunk and those behind it; text is dark on all of them.
+SHADES = {
+    "F": ("#cfe3ff", "#8fbcff", "#6da4f5", "#b3cbe8"),
+    "B": ("#d3f3d0", "#93d98c", "#74c26c", "#b5d6b2"),
+    "W": ("#ffe0bd", "#ffbf80", "#f0a45c", "#e8cfb3"),
+    "U": ("#e3d8ff",),
+}
+PLAIN = ("#eef1f4",)  # what is of no kind
 
 
 def drawn(network: Network) -> str:
-    """A network: queues as frames, actors in them, and registers as arrows with their marks; tokens are dashed."""
+    """A network: queues as frames, actors in them, and registers as arrows with their marks; a legend says the rest."""
     node = f'shape=box, style="rounded,filled", color="#7d8590", fontname="{FONT}", fontsize=12, fontcolor="#1f2328"'
     edge = f'color="#7d8590", fontname="{FONT}", fontsize=9, fontcolor="#57606a", arrowsize=0.7'
     lines = [
@@ -48,10 +58,19 @@ def drawn(network: Network) -> str:
         lines.append(f'  subgraph cluster_{number} {{ label="{queue}"; color="#d0d7de"; style=rounded')
         for actor in network.actors:
             if actor.queue == queue:
-                fill = KINDS.get(actor.name[0], "#eef1f4")
+                fill = SHADES.get(actor.name[0], PLAIN)[0]
                 said = f"{actor.name}\\n{', '.join(actor.cases)}" if actor.sequence else actor.name
                 lines.append(f'    "{actor.name}" [label="{said}", fillcolor="{fill}"]')
         lines.append("  }")
+    lines.append(
+        '  subgraph cluster_legend { label="what is what"; color="#d0d7de"; style="rounded,dashed"; fontsize=10'
+    )
+    known = [kind for kind in KINDS if any(actor.name[0] == kind for actor in network.actors)]
+    lines += [
+        f'    "what {kind}" [label="{KINDS[kind]}", fillcolor="{SHADES[kind][0]}", fontsize=10]' for kind in known
+    ]
+    arrows = "arrow: register (slots, low: stays behind)\\ndashed: without a value, a token"
+    lines += [f'    "what arrows" [label="{arrows}", shape=plaintext, style="", fontsize=9]', "  }"]
     for actor in network.actors:
         for take in dict.fromkeys((take.register, take.low) for take in actor.takes):
             register = network.register(take[0])

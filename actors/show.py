@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from math import floor, log10
 from pathlib import Path
 from typing import NamedTuple
 
 from ..placement.errors import ScheduleError
+from .look import KINDS, SHADES
 from .pipeline import Costs, pipeline
 from .proof import proved
 from .schedule import Schedule, Shape
@@ -19,16 +21,10 @@ __all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
 
 _NAME = re.compile(r"([FBWU])(\d+)(?:\.(\d+))?")
 
-# By kind, for a device's first chunk and those behind it; text is dark on all of them.
-FILLS = {
-    "F": ("#cfe3ff", "#8fbcff", "#6da4f5", "#b3cbe8"),
-    "B": ("#d3f3d0", "#93d98c", "#74c26c", "#b5d6b2"),
-    "W": ("#ffe0bd", "#ffbf80", "#f0a45c", "#e8cfb3"),
-    "U": ("#e3d8ff",),
-}
-WORDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}
 INK, LINE, IDLE = "#1f2328", "#7d8590", "#7d859026"
 HIGH, GAP, LEFT, TOP = 24, 4, 76, 30  # pixels: a row, between rows, before the first unit, above the first row
+WIDE, COLUMNS = 1600, 160  # of the rows at most, in pixels and in letters
+DEVICES = 12  # whose figures stand in one line
 
 
 class Part(NamedTuple):
@@ -91,7 +87,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """What every device does and when. Print it, or write it as SVG; notebooks draw it."""
+    """What every device does and when. Print it, or write it as SVG; notebooks draw it. Neither gets wider than a page,
+    however much longer one stage takes than another."""
 
     schedule: Schedule
     shape: Shape
@@ -144,11 +141,14 @@ class Preview:
 
     def _lines(self) -> Iterator[str]:
         yield self.title
-        yield "  slots at most   " + "  ".join(map(str, self.slots))
+        yield f"  slots at most   {_few(self.slots, '  ')}"
         if any(self.memory):
-            yield "  memory at most  " + "  ".join(f"{size / 2**20:.4g} MiB" for size in self.memory)
+            yield f"  memory at most  {_few([f'{size / 2**20:.4g} MiB' for size in self.memory], '  ')}"
         unit = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
         wide = max((len(str(cell.op)) for row in self.rows for cell in row), default=2)
+        if self.end / unit * (wide + 1) > COLUMNS:
+            yield from self._scaled()
+            return
         for device, row in enumerate(self.rows):
             line, at = "", 0
             for cell in row:
@@ -157,6 +157,23 @@ class Preview:
                 at = max(start + 1, round(cell.end / unit))
                 line += str(cell.op).ljust((at - start) * (wide + 1) - 1, "-" if at - start > 1 else " ") + " "
             yield f"  device {device:<3} {line}".rstrip()
+
+    def _scaled(self) -> Iterator[str]:
+        """Rows in which a letter is so much time, and what is too short for one is not seen."""
+        scale = COLUMNS / self.end
+        for device, row in enumerate(self.rows):
+            line = ["."] * COLUMNS
+            for cell in row:
+                at, end = (min(COLUMNS, round(time * scale)) for time in (cell.start, cell.end))
+                said = str(cell.op) if len(str(cell.op)) < end - at else cell.op.kind
+                line[at:end] = said.ljust(end - at, "-")[: end - at]
+            yield f"  device {device:<3} {''.join(line)}"
+        axis = ""
+        for tick in ticks(self.end):
+            at = round(tick * scale)
+            if at >= len(axis):
+                axis = axis.ljust(at) + f"{tick:g} "
+        yield f"  time       {axis}".rstrip()
 
     def _repr_svg_(self) -> str:
         return "\n".join(self._svg())
@@ -173,9 +190,10 @@ class Preview:
     def _svg(self) -> Iterator[str]:
         shortest = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
         digits = max((len(str(cell.op.number)) for row in self.rows for cell in row), default=1)
-        scale = (10 + 7 * digits) / shortest
-        wide, high = LEFT + scale * self.end + 10, TOP + (HIGH + GAP) * self.shape.p + 26
-        kinds = [kind for kind in FILLS if any(cell.op.kind == kind for row in self.rows for cell in row)]
+        scale = min((10 + 7 * digits) / shortest, WIDE / self.end) if self.end else 1.0
+        below = TOP + (HIGH + GAP) * self.shape.p
+        wide, high = LEFT + scale * self.end + 10, below + 46
+        kinds = [kind for kind in SHADES if any(cell.op.kind == kind for row in self.rows for cell in row)]
         wide = max(wide, 480.0)
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high}" width="{wide:.0f}" '
@@ -188,25 +206,49 @@ class Preview:
             yield f'<rect x="{LEFT}" y="{y}" width="{scale * self.end:.1f}" height="{HIGH}" fill="{IDLE}"/>'
             for cell in row:
                 x, width = LEFT + scale * cell.start, scale * (cell.end - cell.start)
-                fills = FILLS[cell.op.kind]
+                fills = SHADES[cell.op.kind]
+                number = str(cell.op.number) if width > 7 * len(str(cell.op.number)) else ""
                 yield (
                     f'<g><title>{cell.op} {cell.start:g} to {cell.end:g}</title><rect x="{x:.1f}" y="{y}" '
                     f'width="{width:.1f}" height="{HIGH}" fill="{fills[cell.op.chunk % len(fills)]}" stroke="{LINE}" '
                     f'stroke-width="0.5"/><text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" '
-                    f'fill="{INK}">{cell.op.number}</text></g>'
+                    f'fill="{INK}">{number}</text></g>'
                 )
+        for tick in ticks(self.end):
+            x, look = LEFT + scale * tick, f'text-anchor="middle" fill="{LINE}" font-size="10"'
+            yield f'<path d="M{x:.1f} {below}v4" stroke="{LINE}"/>'
+            yield f'<text x="{x:.1f}" y="{below + 15}" {look}>{tick:g}</text>'
         x, y = float(LEFT), high - 20
         for kind in kinds:
-            for fill in FILLS[kind][: self.shape.v if kind != "U" else 1]:
+            for fill in SHADES[kind][: self.shape.v if kind != "U" else 1]:
                 yield f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{fill}" stroke="{LINE}"/>'
                 x += 16
-            yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">{WORDS[kind]}</text>'
-            x += 7 * len(WORDS[kind]) + 16
-        yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">slots {" ".join(map(str, self.slots))}</text>'
+            yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">{KINDS[kind]}</text>'
+            x += 7 * len(KINDS[kind]) + 16
+        yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">slots {_few(self.slots, " ")}</text>'
         yield "</svg>"
 
     def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
         return tuple(found.get(f"device {device}", 0) for device in range(self.shape.p))
+
+
+def _few(values: Sequence[object], between: str) -> str:
+    """What is said of each device, of the first ones where there are many."""
+    more = len(values) - DEVICES
+    return between.join(map(str, values[:DEVICES])) + (f"{between}and {more} more" if more > 0 else "")
+
+
+def ticks(end: float, most: int = 10) -> list[float]:
+    """Round times from 0 to an end, for an axis.
+
+    >>> ticks(33), ticks(0.0042)
+    ([0, 5, 10, 15, 20, 25, 30], [0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.0035, 0.004])
+    """
+    if not end > 0:
+        return [0]
+    power = floor(log10(end / most))
+    step, places = next((n * 10**power, power) for n in (1, 2, 5, 10) if end / (n * 10.0**power) <= most)
+    return [round(n * step, max(0, -places)) for n in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
 def preview(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:

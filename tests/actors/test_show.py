@@ -7,6 +7,8 @@ import pytest
 
 from sbpflow.actors import PUBLISHED, Costs, Schedule, pipeline, published
 from sbpflow.actors.formula import fault
+from sbpflow.actors.look import KINDS, SHADES, drawn
+from sbpflow.actors.show import ticks
 from sbpflow.placement.errors import ScheduleError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +93,35 @@ def test_an_order_that_cannot_be_is_refused_at_its_word(rows: tuple[str, ...], m
     with pytest.raises(ScheduleError) as caught:
         Schedule("own", table=rows)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("p", [2, 4, 64])
+def test_one_cheap_stage_makes_no_picture_of_half_a_million_pixels(p: int, tmp_path: Path) -> None:
+    costs = [Costs(), Costs(1e-4, 1e-4, 1e-4), *[Costs()] * (p - 2)]
+    shown = published("1f1b").show(p, 24, costs=costs)
+    assert max(map(len, str(shown).splitlines())) < 200
+    root = ET.fromstring(shown._repr_svg_())
+    assert float(root.attrib["width"]) < 1800
+    axis = [node.text for node in root if node.get("font-size") == "10"]
+    assert axis[:2] == ["0", f"{ticks(shown.end)[1]:g}"]
+    assert len(ticks(shown.end)) == len(axis) <= 11
+    time = str(shown).splitlines()[-1].split()
+    assert time[:3] == ["time", "0", axis[1]]
+    cells = sum(len(row) for row in shown.rows)
+    assert len([node for node in root.iter() if node.tag.endswith("title")]) == cells  # all are there to be pointed at
+
+
+def test_a_kind_has_one_colour_in_every_picture() -> None:
+    """B was green in one and orange in the other."""
+    schedule = published("zb_h1")
+    graph = drawn(pipeline(schedule, schedule.shape(2, 2)))
+    svg = schedule.show(2, 2)._repr_svg_()
+    for kind, shades in SHADES.items():
+        if kind != "U":
+            assert f'"{kind}0" [label="{kind}0", fillcolor="{shades[0]}"]' in graph
+            assert f'[label="{KINDS[kind]}", fillcolor="{shades[0]}"' in graph  # the legend
+            assert f'fill="{shades[0]}"' in svg
+            assert KINDS[kind] in svg
 
 
 def test_an_order_that_comes_to_a_stop_says_who_waits() -> None:
