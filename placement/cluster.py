@@ -92,6 +92,11 @@ class Cluster:
             )
         return next(k for k, size in enumerate(self.capacity) if len({rank // size for rank in members}) <= 1)
 
+    def beside(self, types: Iterable[str], ranks: Iterable[int]) -> bool:
+        """Whether somebody else than who computes carries what moves among these ranks: a card's copy engines, or the
+        network between hosts. Ranks of one host on its CPU carry it themselves."""
+        return "cuda" in types or self.level_of(ranks) > 0
+
     def link(self, placement: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
         """Latency and bandwidth of the outermost level that any group along these axes spans.
 

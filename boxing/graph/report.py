@@ -141,8 +141,9 @@ class Course:
 class Report:
     """A graph with what is known of it.
 
-    `exposed` are seconds of moves during which nothing is computed; `again` names what is moved a second time, as
-    gathered parameters are for the backward.
+    `exposed` are seconds of moves during which nothing is computed, `hidden` those of moves beside the computing, and
+    `update` those of the optimizer: with the ops they are what the choice was made by. `again` names what is moved a
+    second time, as gathered parameters are for the backward. Each move's own seconds are those of its route.
     """
 
     graph: Graph
@@ -150,6 +151,8 @@ class Report:
     memory: Memory | None = None
     solution: Solution | None = None
     exposed: float | None = None
+    hidden: float | None = None
+    update: float = 0.0
     again: Sequence[str] = ()
     course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
 
@@ -179,6 +182,8 @@ class Report:
     @property
     def moving(self) -> float:
         """Seconds of all moves, one after the other."""
+        if self.exposed is not None and self.hidden is not None:
+            return self.exposed + self.hidden
         return sum(total.seconds for total in self.totals)
 
     @property
@@ -186,7 +191,8 @@ class Report:
         """Seconds of a step; where nobody told what is exposed, as if nothing overlapped."""
         if self.course is not None:
             return self.course.seconds
-        return None if self.compute is None else self.compute + (self.moving if self.exposed is None else self.exposed)
+        exposed = self.moving if self.exposed is None else self.exposed
+        return None if self.compute is None else self.compute + self.update + exposed
 
     @property
     def placements(self) -> list[str]:
@@ -232,6 +238,8 @@ class Report:
             "time": {
                 "predicted": self.predicted,
                 "compute": self.compute,
+                "update": self.update,
+                "hidden": self.hidden,
                 "moves": self.moving,
                 "exposed": self.exposed,
                 "course": self.course and asdict(self.course),
@@ -319,10 +327,11 @@ def time_line(report: Report) -> str:
     moves = f"moves {duration(report.moving)}, {exposed}"
     if report.compute is None or report.predicted is None:
         return f"compute unknown; {moves}"
+    update = f"optimizer {duration(report.update)}, " if report.update else ""
+    parts = f"compute {duration(report.compute)}, {update}{moves}"
     if report.course is not None:
-        one = f"of one micro-batch, compute {duration(report.compute)}, {moves}"
-        return f"{duration(report.predicted)} predicted: {report.course}\n          {one}"
-    return f"{duration(report.predicted)} predicted: compute {duration(report.compute)}, {moves}"
+        return f"{duration(report.predicted)} predicted: {report.course}\n          of one micro-batch, {parts}"
+    return f"{duration(report.predicted)} predicted: {parts}"
 
 
 def _text(report: Report) -> Iterator[str]:

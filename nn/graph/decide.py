@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...boxing.graph.buckets import bucketed
+from ...boxing.graph.buckets import LIMITS, bucketed
 from ...boxing.graph.insert import Choice, insert
 from ...boxing.graph.physical import Graph
 from ...placement import Placement, default_cluster
@@ -57,7 +57,7 @@ def decide(
     logical = with_replicas(logical, homes(logical, placement))
     where = homes(logical, placement)
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
-    demands = Demands(pinned, states, limit is not None)
+    demands = Demands(pinned, states, limit is not None, LIMITS)
     key = _key(logical, where, demands, (limit, regather), name)
     known = _known.get(key)
     if known is not None:

@@ -30,13 +30,26 @@ def report(
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
     memory = Memory(with_states(live, trained.values(), kept), None if limit is None else int(limit))
-    return Report(graph, tuple(_costs(decided)), memory, solution, again=again)
+    update, exposed, hidden = _times(decided)
+    costs = tuple(_costs(decided))
+    return Report(graph, costs, memory, solution, exposed, hidden, update, again)
+
+
+def _times(decided: Decided) -> tuple[float, float, float]:
+    """Seconds of the optimizer, of moves that all wait for, and of moves beside the computing; with the ops' they are
+    the cost of the choice."""
+    problem, choice = decided.formulated.problem, decided.solution.choice
+    nodes = zip(decided.formulated.nodes, choice, strict=True)
+    update = sum(float(node.cost[k]) for node, k in nodes if node.kind == "source")
+    over = max(0.0, problem.beside(choice))
+    waited = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in problem.edges)
+    return update, waited + over, problem.hides(choice) - over
 
 
 def _costs(decided: Decided) -> Iterator[Cost]:
     """Each op's own seconds; its runner-up is what it would take next if all others stayed."""
     posed, choice = decided.formulated, decided.solution.choice
-    next_best = swaps(posed.problem, choice)
+    next_best = swaps(posed.problem.priced(decided.solution.share), choice)
     for at, node in enumerate(posed.nodes):
         if node.kind != "op":
             continue

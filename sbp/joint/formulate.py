@@ -3,6 +3,9 @@
 A tensor with several users has a node of its own between them, whose choice is how it is moved: once for all that want
 it so. Its gradient comes back the same way. Equal calls share their options and equal pairs their matrix, so that a
 model of a hundred layers takes little longer than one of three.
+
+Weights are gathered, and their gradients reduced, beside what is computed where the runtime has that so; such moves
+cost what there is no room for.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from ...placement import Cluster, Placement
-from ..call import Call, Ref, refs_in
+from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
 from ..signature import Sbp
 from ..state import Factors, State
@@ -23,11 +27,14 @@ from .regions import let_go
 from .sources import stored
 from .spread import Spread, spreads
 from .ties import ties
-from .ways import Option, Reach, options
+from .uses import static, users, weights
+from .ways import Option, Reach, options, pinned
 from .wishes import wishes
 from .work import LINEAR, is_view, seconds
 
 __all__ = ["Demands", "Formulated", "Lies", "formulate"]
+
+SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
 
 
 class Lies(NamedTuple):
@@ -42,12 +49,13 @@ class Demands:
     """What the choice has to respect, and what it may do.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
-    parameter itself does not.
+    parameter itself does not. `together` is how many bytes of gradients go at once, by the type of device.
     """
 
     pins: Mapping[str, tuple[Sbp, ...] | State] = field(default_factory=dict)  # of sources, by name
     states: int = 0
     sharded: bool = False
+    together: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -101,12 +109,17 @@ class _Formulation:
         self.copies: dict[int, int] = {}
         self.spread: dict[tuple[int, int], Spread] = {}
         self.known: dict[Hashable, Any] = {}
-        self.matrices: dict[Hashable, Vector] = {}
+        self.matrices: dict[Hashable, tuple[Vector, Vector | None]] = {}
         self.states: dict[int, tuple[State, ...]] = {}
         self.partial: set[int] = set()
         self.pinned = {n: op.lies for op in logical.ops if op.lies is not None for n in op.numbers}
-        self.users = _users(logical)
+        self.users = users(logical)
+        self.weights = weights(logical)
         self.let_go = let_go(logical)
+
+    def beside(self, there: Placement) -> bool:
+        """Whether moves on a placement go on beside what is computed."""
+        return self.cluster(there).beside((there.type,), there.flat)
 
     def network(self, placement: Placement) -> Network:
         found = self.networks.get(placement)
@@ -136,9 +149,20 @@ class _Formulation:
             tuple(n.memory for n in self.nodes),
             tied,
             block,
+            self._room(),
         )
         homes = {number: self.copy_home(number) for number in self.copies}
         return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread)
+
+    def _room(self) -> tuple[Vector, ...]:
+        """What is computed beside which weights and their gradients move; nothing where they do not."""
+        if not any(edge.hidden is not None for edge in self.edges):
+            return ()
+        zeros = {id(node.cost): np.zeros_like(node.cost) for node in self.nodes}
+        return tuple(
+            node.cost if node.kind == "op" and self.beside(self.where.ops[node.index]) else zeros[id(node.cost)]
+            for node in self.nodes
+        )
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]
@@ -168,7 +192,7 @@ class _Formulation:
         reach = [Reach(self._states_on(n, there), n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
         saved = tuple(self._is_saved(n) for n in op.numbers)
         flags = tuple(grads), saved, bool(op.origin.recompute)
-        key = (_static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), flags, there)
+        key = (static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), flags, there)
         if key not in self.known:
             self.known[key] = self._candidates(op, call, reach, grads, saved, there)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
@@ -193,7 +217,7 @@ class _Formulation:
     ) -> tuple[Any, ...]:
         found: list[Option] = options(call, reach, grads)
         if op.lies is not None:
-            found = _pinned(found, op.lies, call)
+            found = pinned(found, op.lies, call)
         net, device = self.network(there), self.cluster(there).device
         backward = any(grads)
         view = is_view(call)
@@ -304,33 +328,42 @@ class _Formulation:
 
     def _edge(self, i: int, j: int, number: int, have: Lies, need: Lies, here: Placement, there: Placement) -> None:
         fake = self.logical.fakes[number]
-        grad = number in self.logical.wants_grad
-        key = id(have), id(need), tuple(fake.shape), fake.dtype, grad, here, there
-        matrix = self.matrices.get(key)
-        if matrix is None:
-            matrix = self._matrix(have, need, tuple(fake.shape), fake.dtype.itemsize, grad, here, there)
-            self.matrices[key] = matrix
-        self.edges.append(Edge(i, j, matrix))
+        grad, weight = number in self.logical.wants_grad, number in self.weights
+        again = weight and self._is_saved(number)
+        key = id(have), id(need), tuple(fake.shape), fake.dtype, grad, weight, again, here, there
+        found = self.matrices.get(key)
+        if found is None:
+            matrix, starts = self._matrix(have, need, fake, grad, again, here, there)
+            hides = weight and grad and here is there and self.beside(here)
+            found = (starts + SLOWS * matrix, (1 - SLOWS) * matrix) if hides else (starts + matrix, None)
+            self.matrices[key] = found
+        self.edges.append(Edge(i, j, *found))
 
     def _matrix(
-        self, have: Lies, need: Lies, shape: tuple[int, ...], itemsize: int, grad: bool, p: Placement, q: Placement
-    ) -> Vector:
-        """Of all pairs of candidates; what is the same in several is worked out once.
+        self, have: Lies, need: Lies, fake: Tensor, grad: bool, again: bool, p: Placement, q: Placement
+    ) -> tuple[Vector, Vector]:
+        """Of all pairs of candidates what moving takes, and what starting it; equal ones are worked out once.
 
-        A parameter that is gathered for an op is gathered again for its backward, for it is not kept between. The
-        gradients of parameters go many at once, so that the latency of a single one does not count.
+        What is moved again for the backward counts twice. The gradients of parameters go many at once, so that of the
+        latency of one only its share counts.
         """
+        shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
         back = have.back or tuple(map(dual, have.each))
         rows, at = _distinct(list(zip(have.each, back, strict=True)))
         columns, to = _distinct(need.each)
         here, there = self.network(p), self.network(q)
-        small = moved([lie for lie, _ in rows], columns, shape, itemsize, here, there)
+        lies, times = [lie for lie, _ in rows], 2.0 if again else 1.0
+        small = times * moved(lies, columns, shape, itemsize, here.without_latency, there.without_latency)
+        starts = times * moved(lies, columns, shape, itemsize, here, there) - small
         if grad:
+            share = 1.0
             if have.back:
-                here, there = here.without_latency, there.without_latency
-            home = moved([dual(lie) for lie in columns], [home for _, home in rows], shape, itemsize, there, here)
-            small = small * (2.0 if have.back else 1.0) + home.T
-        return small[np.ix_(at, to)]
+                share = min(1.0, fake.nbytes / self.demands.together.get(p.type, 1 << 62))
+            ends = [dual(lie) for lie in columns], [home for _, home in rows], shape, itemsize
+            home = moved(*ends, there.without_latency, here.without_latency)
+            starts = starts + share * (moved(*ends, there, here) - home).T
+            small = small + home.T
+        return small[np.ix_(at, to)], starts[np.ix_(at, to)]
 
     def _ends(self) -> None:
         """What is returned is not left as addends; a buffer's new value goes to where the buffer lies."""
@@ -355,45 +388,11 @@ class _Formulation:
         return self.known[key]  # type: ignore[no-any-return]
 
 
-def _pinned(found: list[Option], lies: State, call: Call) -> list[Option]:
-    """The options whose result lies as it is to; what is made of nothing may be made so by any."""
-    fits = [option for option in found if option.outputs[0].state == lies]
-    return fits or [Option((), (Lie(lies),), 1)] if not call.inputs else fits or found
-
-
 def _on(call: Call, placement: Placement) -> Call:
     return replace(call, sizes=placement.shape)
-
-
-def _users(logical: Logical) -> dict[int, list[int]]:
-    """The ops that use each value, once for each use; results and written buffers count as uses by nobody."""
-    found: dict[int, list[int]] = {}
-    for at, op in enumerate(logical.ops):
-        for number in op.inputs:
-            found.setdefault(number, []).append(at)
-    for number in (*dict.fromkeys(refs_in(logical.result)), *logical.writes.values()):
-        found.setdefault(number, []).append(len(logical.ops))
-    return found
 
 
 def _distinct(items: Sequence[Hashable]) -> tuple[list[Any], list[int]]:
     numbers: dict[Hashable, int] = {}
     at = [numbers.setdefault(item, len(numbers)) for item in items]
     return list(numbers), at
-
-
-def _static(op: LogicalOp, call: Call) -> Hashable:
-    """What of a call decides its options, without its place in the graph."""
-    shapes = tuple((tuple(x.shape), x.dtype) for x in (*call.inputs, *call.outputs))
-    order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
-
-    def plain(value: Any) -> Hashable:
-        if isinstance(value, Ref):
-            return "ref", order[value.number]
-        if isinstance(value, list | tuple):
-            return (type(value).__name__, *map(plain, value))
-        if isinstance(value, dict):
-            return tuple((name, plain(part)) for name, part in value.items())
-        return type(value).__name__, str(value)
-
-    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad, op.lies

@@ -1,8 +1,11 @@
 """The problem of choosing jointly: nodes that each take one of several candidates, and what neighbours' choices cost.
 
 cost(choice) = sum of node[i][choice_i] + sum over edges (i, j) of matrix[choice_i, choice_j]
+               + what of the hidden[choice_i, choice_j] is more than the sum of room[i][choice_i]
 
-in seconds; memory(choice) = sum of memory[i][choice_i] in bytes. `inf` forbids.
+in seconds: what may go on beside the computing costs only what there is no room for.
+
+memory(choice) = sum of memory[i][choice_i] in bytes. `inf` forbids.
 """
 
 from collections.abc import Sequence
@@ -25,6 +28,7 @@ class Edge:
     i: int
     j: int
     matrix: Vector  # [candidates of i, candidates of j]
+    hidden: Vector | None = None  # as large: of moves that go on beside what is computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +44,40 @@ class Problem:
     memory: tuple[Vector, ...] = ()  # one for each node, or none at all
     tied: Sequence[int] = field(default=())
     block: Sequence[int] = field(default=())
+    room: tuple[Vector, ...] = ()  # one for each node, no more than its cost; or none at all
 
     def cost(self, choice: Sequence[int]) -> float:
         """Seconds of a choice."""
         nodes = sum(float(cost[k]) for cost, k in zip(self.costs, choice, strict=True))
-        return nodes + sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in self.edges)
+        edges = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in self.edges)
+        return nodes + edges + max(0.0, self.beside(choice))
+
+    def hides(self, choice: Sequence[int]) -> float:
+        """Seconds of moves that may go on beside the computing."""
+        return sum(float(e.hidden[choice[e.i], choice[e.j]]) for e in self.edges if e.hidden is not None)
+
+    def beside(self, choice: Sequence[int]) -> float:
+        """By how many seconds these are more than there is room for, or less if negative."""
+        return self.hides(choice) - sum(float(room[k]) for room, k in zip(self.room, choice, strict=False))
+
+    def priced(self, share: float) -> "Problem":
+        """The problem in which this share of what is hidden costs, and room is worth as much.
+
+        With a share between 0 and 1 no choice costs more in it.
+        """
+        made: dict[tuple[int, int], Vector] = {}
+
+        def mixed(one: Vector, other: Vector, times: float) -> Vector:
+            key = id(one), id(other)
+            if key not in made:
+                made[key] = one + times * other if times else one
+            return made[key]
+
+        edges = [e if e.hidden is None else Edge(e.i, e.j, mixed(e.matrix, e.hidden, share)) for e in self.edges]
+        costs = self.costs
+        if self.room:
+            costs = tuple(mixed(cost, room, -share) for cost, room in zip(self.costs, self.room, strict=True))
+        return replace(self, costs=costs, edges=tuple(edges), room=())
 
     def bytes(self, choice: Sequence[int]) -> float:
         """Bytes of a choice."""

@@ -1,7 +1,7 @@
 """Solving: all signatures of a graph at the least cost together, with a bound that proves it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -44,6 +44,7 @@ class Solution:
     least: float  # bytes of the plan that needs least, where a limit made it worth asking; else those of this plan
     runner_up: Plan | None  # the next best
     seconds: float  # that solving took
+    share: float = 0.0  # of what is hidden that was paid for where this plan was found
 
     @property
     def gap(self) -> float:
@@ -51,10 +52,81 @@ class Solution:
         return max(0.0, self.cost - self.bound) / abs(self.cost) if self.choice and self.cost else 0.0
 
 
+SHARES = 6  # of what is hidden, that are tried
+NEAR = 1e-4  # share of the cost below which another one is not worth its time
+
+
 def solve(
     problem: Problem, *, limit: float | None = None, table: int = 3 * 10**7, wide: Method | None = None
 ) -> Solution:
     """The best plan of at most `limit` bytes; exact while no table on the way passes `table` cells.
+
+    What is hidden costs only where there is no room for it, max(0, hidden - room), which is the most that any share of
+    it comes to: each share is a problem of its own, whose bound holds. If the plan at none has room for all it is the
+    best, as is the plan at all of it if that has none left; else the share moves to where both cost the same.
+    """
+    if not any(edge.hidden is not None for edge in problem.edges):
+        return _solved(problem, limit, table, wide)
+    start = perf_counter()
+    met: list[Solution] = []
+
+    def look(share: float) -> tuple[Solution, float]:
+        found = _solved(problem.priced(share), limit, table, wide)
+        met.append(replace(found, share=share))
+        return found, problem.beside(found.choice) if found.choice else 0.0
+
+    low, over = look(0.0)
+    if over > 0:
+        high, under = look(1.0)
+        for _ in range(SHARES if under < 0 else 0):
+            none = problem.priced(0.0)
+            share = (none.cost(high.choice) - none.cost(low.choice)) / (over - under)
+            if not 0 < share < 1:
+                break
+            line = none.cost(low.choice) + share * over
+            found, rest = look(share)
+            if found.cost >= line - NEAR * abs(line):
+                break
+            if rest > 0:
+                low, over = found, rest
+            else:
+                high, under = found, rest
+    first = greedy(problem.priced(1.0))
+    return _best_of(problem, met, first, limit, perf_counter() - start)
+
+
+def _best_of(
+    problem: Problem, met: Sequence[Solution], first: tuple[int, ...], limit: float | None, seconds: float
+) -> Solution:
+    """The cheapest of plans that were found at several shares of what is hidden, or one op after the other."""
+    allowed = [found for found in met if found.choice]
+    if not allowed:
+        return replace(met[0], seconds=seconds)
+    plans: dict[tuple[int, ...], float] = {}
+    for found in allowed:
+        plans.setdefault(found.choice, problem.cost(found.choice))
+        if found.runner_up is not None:
+            plans.setdefault(found.runner_up.choice, problem.cost(found.runner_up.choice))
+    known = problem.cost(first)
+    if limit is None or problem.bytes(first) <= limit:
+        plans.setdefault(first, known)
+    ranked = sorted(plans, key=lambda choice: (plans[choice], choice))
+    best = ranked[0]
+    of = next((found for found in allowed if found.choice == best), allowed[0])
+    return replace(
+        of,
+        choice=best,
+        cost=plans[best],
+        bound=min(max(found.bound for found in allowed), plans[best]),
+        greedy=known,
+        memory=problem.bytes(best),
+        runner_up=Plan(ranked[1], plans[ranked[1]]) if len(ranked) > 1 else None,
+        seconds=seconds,
+    )
+
+
+def _solved(problem: Problem, limit: float | None, table: int, wide: Method | None) -> Solution:
+    """The best plan where nothing is hidden.
 
     Wider graphs go to HiGHS where scipy is installed, else to bounds (`wide` says which; "elimination" is exact however
     long it takes). With a limit the plan is the best found at all prices of a byte, and `bound` says how far the best

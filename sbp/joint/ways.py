@@ -23,7 +23,7 @@ from .prices import Lie
 
 DRAWN_LIKE = frozenset({"bernoulli.p", "rand_like", "randn_like", "randint_like", "randint_like.low_dtype"})
 
-__all__ = ["DRAWN_LIKE", "Option", "Reach", "answer_of", "options", "source_states", "way_of"]
+__all__ = ["DRAWN_LIKE", "Option", "Reach", "answer_of", "options", "pinned", "source_states", "way_of"]
 
 
 NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as addends
@@ -261,3 +261,9 @@ def _orders_held(
                 if f != NEVER and any(a >= 0 for a in factors):
                     orders.setdefault(f, factors)
     return orders if all(f in orders for what, f in doing if what == "split") else None
+
+
+def pinned(found: list[Option], lies: State, call: Call) -> list[Option]:
+    """The options whose result lies as it is to; what is made of nothing may be made so by any."""
+    fits = [option for option in found if option.outputs[0].state == lies]
+    return fits or [Option((), (Lie(lies),), 1)] if not call.inputs else fits or found

@@ -68,7 +68,9 @@ def compiled(graph: flow.Graph) -> int:
 Optimize = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def eager(model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer | None, *args: Any, clip: float = 0) -> Any:
+def eager(
+    model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer | None, *args: Any, clip: float | None = None
+) -> Any:
     """The step on one device."""
     result = loss(model, *args)
     first = result[0] if isinstance(result, tuple) else result

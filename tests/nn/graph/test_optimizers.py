@@ -111,8 +111,8 @@ def test_pieces_are_stepped_after_the_hooks_of_their_parameters(where: flow.Plac
             w.grad.mul_(0.5)
 
         for w in model.parameters():
-            w.register_hook(lambda g: g.clamp(-0.01, 0.01))
-            w.register_post_accumulate_grad_hook(halve)
+            w.register_hook(lambda g: g.clamp(-0.01, 0.01))  # type: ignore[no-untyped-call]
+            w.register_post_accumulate_grad_hook(halve)  # type: ignore[no-untyped-call]
 
     model, one = wide(), wide()
     hooked(model)

@@ -1,0 +1,46 @@
+"""Uses of the values of a graph: by which ops, which are weights or made of nothing else, and when calls are alike."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from ..call import Call, Ref, refs_in
+from ..logical import Logical, LogicalOp
+
+__all__ = ["static", "users", "weights"]
+
+
+def users(logical: Logical) -> dict[int, list[int]]:
+    """The ops that use each value, once for each use; results and written buffers count as uses by nobody."""
+    found: dict[int, list[int]] = {}
+    for at, op in enumerate(logical.ops):
+        for number in op.inputs:
+            found.setdefault(number, []).append(at)
+    for number in (*dict.fromkeys(refs_in(logical.result)), *logical.writes.values()):
+        found.setdefault(number, []).append(len(logical.ops))
+    return found
+
+
+def weights(logical: Logical) -> frozenset[int]:
+    """The parameters, and what is made of them alone, as in another dtype."""
+    found = {n for n, source in enumerate(logical.sources) if source.kind == "parameter"}
+    for op in logical.ops:
+        if op.inputs and found.issuperset(op.inputs):
+            found.update(op.numbers)
+    return frozenset(found)
+
+
+def static(op: LogicalOp, call: Call) -> Hashable:
+    """What of a call decides its options, without its place in the graph."""
+    shapes = tuple((tuple(x.shape), x.dtype) for x in (*call.inputs, *call.outputs))
+    order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
+
+    def plain(value: Any) -> Hashable:
+        if isinstance(value, Ref):
+            return "ref", order[value.number]
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(plain, value))
+        if isinstance(value, dict):
+            return tuple((name, plain(part)) for name, part in value.items())
+        return type(value).__name__, str(value)
+
+    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad, op.lies
