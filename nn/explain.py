@@ -19,6 +19,7 @@ from ..placement import Placement
 from ..placement.errors import SbpError
 from ..sbp import B, Layout
 from ..sbp.call import fill, map_tensors, numbered, tensors_in
+from ..sbp.recurrent import KINDS
 from ..sbp.state import State
 from .capture import Captured, Node, asks_for_grad, capture
 from .compile import is_the_node
@@ -99,7 +100,7 @@ class Teller(TorchFunctionMode):
         if not found:
             return func(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-        if handler(func) is not None:
+        if handler(func) is not None and name_of(func) not in KINDS:
             return self._own(func, args, kwargs)
         where = meeting(func, found)
         args, kwargs = map_tensors((args, kwargs), lambda t: self._meet(t, where))

@@ -14,11 +14,13 @@ from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import map_tensors, tensors_in
 from ..sbp.layout import memory_order
+from ..sbp.recurrent import KINDS
 from ..sbp.state import State
 from . import autograd, seeds
 from .moving import describe, flat, shards_as
 from .norms import norms
 from .recipe import Recipe, each_rank
+from .recurrent import FORMULAS
 from .refusals import refuse_sending
 from .shell import shell
 from .tensor import GlobalTensor, wrap
@@ -263,6 +265,21 @@ def _result_type(*tensors: Any, **named: Any) -> torch.dtype:
     given = (*tensors, *named.values())
     metas = [torch.empty((1,) * t.ndim, dtype=t.dtype, device="meta") if isinstance(t, Tensor) else t for t in given]
     return torch.result_type(*metas)
+
+
+def _recurrent(kind: str) -> Callable[..., Any]:
+    """LSTM and its kin by their formula at once: to capture one takes as long as its sequences are."""
+    ops = getattr(torch.ops.aten, kind)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        packed = len(args) > 3 and isinstance(args[3], list | tuple)  # behind the sizes of batches
+        return ops.data(*args, **kwargs) if packed else FORMULAS[ops.input](*args, **kwargs)
+
+    return run
+
+
+for _name in KINDS:
+    _handlers[getattr(torch, _name)] = Answer(_recurrent(_name))
 
 
 def _random(name: str) -> Callable[..., GlobalTensor]:

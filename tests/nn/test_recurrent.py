@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from sbpflow.nn import capture, compile
+from sbpflow.nn.dispatch import name_of
 from tests.ranks import Ranks
 
 GRID = flow.placement("cpu", [[0, 1], [2, 3]])
@@ -131,3 +133,28 @@ def learns_on_ranks() -> None:
 
 def test_real_ranks_run_recurrent_layers(ranks4: Ranks) -> None:
     ranks4(learns_on_ranks)
+
+
+def test_a_new_length_costs_no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's formula of a sequence has as many calls as it has moments, on fakes too."""
+    model = made("gru")
+    flow.nn.to_global(model, LINE, B)
+    seen: list[str] = []
+    real = capture.capture
+
+    def counted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(name_of(function))
+        return real(function, *args, **kwargs)
+
+    monkeypatch.setattr(compile, "capture", counted)
+    for length in (31, 32):
+        model(flow.randn(length, 4, 3, placement=LINE, sbp=S(1), dtype=torch.float64))
+    assert seen
+    assert not {"gru", "lstm"} & set(seen)
+
+
+def test_a_recurrent_layer_is_explained() -> None:
+    model = made("lstm")
+    flow.nn.to_global(model, LINE, B)
+    told = str(flow.explain(model, flow.randn(8, 5, 3, placement=LINE, sbp=S(0), dtype=torch.float64)))
+    assert "sbpflow::recurrent of (5, 8, 3) S(1)" in told
