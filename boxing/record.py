@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .plan import Plan
 
-__all__ = ["Asker", "Moved", "Moves", "asked", "asker", "note", "record", "user_line"]
+__all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "user_line"]
 
 ROOMS = str(Path(__file__).resolve().parent.parent)
 PRIVATE = (
@@ -127,6 +127,11 @@ def _followed() -> list[Any]:
             del _inside[_inside.index(module) :]
 
     return [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+
+
+def following() -> bool:
+    """Whether modules tell a record when they are called, by one global hook before and one after."""
+    return bool(_open)
 
 
 def _layer() -> str:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as calls
 from torch.nn.modules.module import _has_any_global_hook
 
+from ...boxing.record import following
 from ...sbp.call import Ref
 from ...sbp.logical import LogicalOp, Origin
 from .functional import Tape, View
@@ -112,7 +114,7 @@ class Repeats:
     def _look(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: tuple[int, ...] | None = None
     ) -> _Call | None:
-        if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        if _hooked():
             return None
         constants: list[Tensor] = []
         given: list[Tensor] = []
@@ -237,6 +239,14 @@ def _stands_alone(view: View) -> bool:
     where = view.where
     overlaps = any(s == 0 and n > 1 for s, n in zip(where.stride, where.shape, strict=True))
     return not overlaps and not any(where.bits[1:])
+
+
+def _hooked() -> bool:
+    """Whether modules have global hooks besides those by which a record knows where it is."""
+    if not following():
+        return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    forward = max(len(calls._global_forward_pre_hooks), len(calls._global_forward_hooks))
+    return forward > 1 or bool(calls._global_backward_pre_hooks or calls._global_backward_hooks)
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -56,3 +56,20 @@ def test_hooks_of_a_record_go_with_it() -> None:
     with flow.record(), flow.record():
         assert len(nn.modules.module._global_forward_pre_hooks) == before + 1
     assert len(nn.modules.module._global_forward_pre_hooks) == before
+
+
+class Counted(nn.Linear):
+    """A layer that counts how often it is traced."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return super().forward(x)
+
+
+def test_equal_layers_are_traced_once_under_a_record_too() -> None:
+    forward = flow.compile(nn.Sequential(*[Counted(4, 4) for _ in range(3)]), placement=GRID)
+    with torch.no_grad(), flow.record():
+        forward(torch.ones(8, 4))
+    assert Counted.calls == 1
