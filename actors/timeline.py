@@ -1,6 +1,7 @@
 """The timeline of a step: what ran when, on every rank and queue, beside what the simulator said.
 
     timeline.write("step.json")     opens in Perfetto (ui.perfetto.dev) and in chrome://tracing
+    timeline.write("step.svg")      a picture, with the simulation below it; notebooks show it
     print(timeline.text())          rows of letters
     print(timeline.summary())       times, bubbles, where it left the simulation, and what to try
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..placement.errors import ScheduleError
+from .chart import chart
 from .compare import Step, is_wire, scale, summary
 from .network import Network
 from .replay import Did
@@ -98,12 +100,18 @@ class Timeline:
         return "\n".join(f"{name:{wide}} |{row}|" for name, row in rows)
 
     def write(self, path: Path | str) -> Path:
-        """Write the file that Perfetto opens."""
+        """Write the file that Perfetto opens, or the picture where the path ends in .svg."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".svg":
+            path.write_text(self._repr_svg_(), encoding="utf-8")
+            return path
         trace = {"displayTimeUnit": "ms", "otherData": {"network": self.network.name}, "traceEvents": [*self.events()]}
         path.write_text(json.dumps(trace), encoding="utf-8")
         return path
+
+    def _repr_svg_(self) -> str:
+        return chart(self.step, self.model, self.unit)
 
     def events(self) -> Iterator[Trace]:
         """The events of the file; times are microseconds from the first start."""

@@ -204,8 +204,8 @@ class Graph:
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """What the last step did and when, on every rank and queue: print its `.text()` or `.summary()`.
 
-        With a path it is also written as a file for ui.perfetto.dev. With several processes all of them ask, and the
-        first rank gets it.
+        With a path it is also written: as a picture beside the simulation (.svg), or for ui.perfetto.dev. With several
+        processes all of them ask, and the first rank gets it.
         """
         made: Timeline | None = self.step.timeline()
         if made is not None and path is not None:
