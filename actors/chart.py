@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from html import escape
 
 from .compare import Step
+from .look import KINDS, SHADES
 from .replay import Did
 
 __all__ = ["chart"]
 
-# By kind, as an actor's name begins; what is of no kind moves data. Text is dark on all of them.
-FILLS = {"F": "#cfe3ff", "B": "#d3f3d0", "W": "#ffe0bd", "U": "#e3d8ff"}
-WORDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}
-MOVES = "#c9f0e2"
+MOVES = "#c9f0e2"  # what is of no kind moves data
 INK, LINE, IDLE = "#1f2328", "#7d8590", "#7d859026"
 WIDE, HIGH, GAP, TOP, TICKS = 1000, 22, 4, 34, 8  # pixels, and marks of the axis
 LETTER = 6.6  # pixels of a letter of 12
@@ -54,7 +52,11 @@ def _name(rank: int, queue: str, before: str) -> str:
 
 def _kind(did: Did) -> str:
     letter = (did.ran.case or did.ran.actor)[:1]
-    return letter if letter in FILLS else ""
+    return letter if letter in KINDS else ""
+
+
+def _fill(kind: str) -> str:
+    return SHADES.get(kind, (MOVES,))[0]
 
 
 def _busy(step: Step, rank: int, queue: str) -> float:
@@ -73,7 +75,7 @@ def _row(name: str, dids: tuple[Did, ...], step: Step, scale: float, left: int, 
         yield (
             f"<g><title>{escape(said)}</title>"
             f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.5):.1f}" height="{HIGH}" '
-            f'fill="{FILLS.get(_kind(did), MOVES)}" stroke="{LINE}" stroke-width="0.5"/>'
+            f'fill="{_fill(_kind(did))}" stroke="{LINE}" stroke-width="0.5"/>'
         )
         if width > LETTER * len(label) + 2:
             yield f'<text x="{x + width / 2:.1f}" y="{y + 15}" text-anchor="middle" fill="{INK}">{label}</text>'
@@ -89,9 +91,10 @@ def _axis(long: float, left: int, y: int) -> Iterator[str]:
 
 def _legend(kinds: set[str], y: int) -> Iterator[str]:
     x = 6.0
-    for kind, word in {**WORDS, "": "moves"}.items():
+    for kind, word in {**KINDS, "": "moves"}.items():
         if kind in kinds:
-            yield f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{FILLS.get(kind, MOVES)}" stroke="{LINE}"/>'
+            fill = _fill(kind)
+            yield f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{fill}" stroke="{LINE}"/>'
             yield f'<text x="{x + 17:.0f}" y="{y + 10}" fill="{LINE}">{word}</text>'
             x += 34 + LETTER * len(word)
 

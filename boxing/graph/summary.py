@@ -8,18 +8,24 @@ from .roles import Role, together
 
 __all__ = ["summary"]
 
-MODULES, MOVES, WIDE = 12, 5, 64
+LINES, MOVES, WIDE = 30, 5, 64
 
 
 def summary(report: Report) -> Iterator[str]:
-    """Its lines."""
-    yield headline(report)
-    yield f"  time    {time_line(report)}"
-    yield f"  choice  {report.solution or 'unknown'}"
-    yield from _memory(report.memory)
-    yield from _modules(report.roles)
-    yield from _moves(report)
-    yield "all of it: print(step.explain().full()), step.explain().html(path), step.explain().dict()"
+    """Its lines; modules have what room is left by the rest."""
+    head = [
+        headline(report),
+        f"  time    {time_line(report)}",
+        f"  choice  {report.solution or 'unknown'}",
+        *_memory(report.memory),
+    ]
+    moves = [
+        *_moves(report),
+        "all of it: print(step.explain().full()), step.explain().html(path), step.explain().dict()",
+    ]
+    yield from head
+    yield from _modules(report.roles, LINES - len("\n".join([*head, *moves]).splitlines()) - 3)
+    yield from moves
 
 
 def _memory(memory: Memory | None) -> Iterator[str]:
@@ -42,7 +48,8 @@ def kinds(held: Held) -> str:
     return ", ".join(f"{part} {volume(getattr(held, part))}" for part in parts)
 
 
-def _modules(roles: Sequence[Role]) -> Iterator[str]:
+def _modules(roles: Sequence[Role], most: int) -> Iterator[str]:
+    """A blank line, a head, so many rows at most, and how many there are besides."""
     groups = list(together(roles))
     axes = list(dict.fromkeys(axis for role in roles for axis in role.axes))
     if not groups or not axes:
@@ -63,11 +70,11 @@ def _modules(roles: Sequence[Role]) -> Iterator[str]:
     sizes = {
         id(row): sum(role.numel for role in group) * group[0].count for row, group in zip(rows, groups, strict=True)
     }
-    told = {id(row) for row in sorted(rows, key=lambda row: -sizes[id(row)])[:MODULES]}
+    told = {id(row) for row in sorted(rows, key=lambda row: -sizes[id(row)])[: max(most, 0)]}
     yield ""
     yield from table(("module", "", "weights", *axes, ""), [row for row in rows if id(row) in told], "   ")
-    if len(rows) > MODULES:
-        yield f"  and {len(rows) - MODULES} more with fewer weights"
+    if len(rows) > len(told):
+        yield f"  and {len(rows) - len(told)} more with fewer weights"
 
 
 def listed(group: Sequence[Role]) -> str:

@@ -85,6 +85,14 @@ def test_what_is_printed_of_a_graph_is_30_lines_at_most(graph: Graph) -> None:
         assert len(str(report).splitlines()) <= 30
 
 
+def test_modules_have_what_room_the_rest_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbpflow.boxing.graph.summary.LINES", 20)
+    text = str(told(gpt(3)))
+    assert len(text.splitlines()) == 20
+    assert re.search(r"  and \d more with fewer weights", text)
+    assert "wte" in text  # the largest
+
+
 def test_what_nobody_told_is_called_unknown() -> None:
     report = Report(tiny())
     text, known = report.full(), report.dict()
