@@ -53,7 +53,7 @@ class Local:
 
     @cached_property
     def key(self) -> Any:
-        calls = tuple((c.function, frozen(c.args), frozen(c.kwargs), c.makes, c.grad) for c in self.calls)
+        calls = tuple((same(c.function), frozen(c.args), frozen(c.kwargs), c.makes, c.grad) for c in self.calls)
         return calls, self.inputs, self.outputs, self.returns, self.wants
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -77,7 +77,6 @@ class Localiser:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._ways: dict[Any, Way | None] = {}
         self._calls: dict[Any, tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]] = {}
 
     def segment(self, segment: Segment, rank: int) -> Local:
@@ -108,9 +107,8 @@ class Localiser:
         kind = op.op, frozen(args), frozen(kwargs), *layouts
         known = self._calls.get((kind, rank))
         if known is None:
-            if kind not in self._ways:
-                self._ways[kind] = _way(op, args, kwargs, *layouts)
-            known = self._calls[kind, rank] = _bound(op, args, kwargs, self._ways[kind], Piece(rank, *layouts))
+            way = _way(op, args, kwargs, *layouts)
+            known = self._calls[kind, rank] = _bound(op, args, kwargs, way, Piece(rank, *layouts))
         return known
 
 
@@ -145,15 +143,52 @@ def frozen(value: Any) -> Any:
     return type(value), repr(value) if isinstance(value, float) else value
 
 
+def same(function: Any) -> Any:
+    """A function as part of a key. What one of ours may know of a rank's piece stands in the place of the rank, so that
+    ranks which do the same have the same; one of the user's may ask for anything."""
+    if isinstance(function, partial):
+        ours = getattr(function.func, "__module__", "").startswith(OURS)
+        args = tuple(_told(x) if ours and isinstance(x, Piece) else frozen(x) for x in function.args)
+        return function.func, args, frozen(function.keywords)
+    return function
+
+
+OURS = __name__.partition(".")[0] + "."
+
+
+def _told(piece: Piece) -> Any:
+    return tuple(_held(of, piece.rank) for of in (*piece.inputs, *piece.outputs)), len(piece.inputs)
+
+
+def _held(of: Layout, rank: int) -> tuple[Any, ...]:
+    where = of.placement.coords(rank)
+    partial_here = tuple(where[axis] == 0 for axis in of.state.partial)
+    return of.shape, of.dtype, of.state, of.placement.shape, of.spans(rank), partial_here
+
+
 def metas(layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
     """Tensors of the logical shapes, without values, for rules to look at."""
     return tuple(torch.empty(of.shape, dtype=of.dtype, device="meta") for of in layouts)
 
 
 def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> Way | None:
-    """The rule book's way; an op of no tensor has none."""
+    """The rule book's way, which is the same wherever such layouts lie; an op of no tensor has none."""
     if not inputs:
         return None
+    lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
+    key = op.op, frozen(args), frozen(kwargs), lies, len(inputs), inputs[0].placement.shape
+    known = _ways.pop(key, None) or _looked_up(op, args, kwargs, inputs, outputs)
+    _ways[key] = known  # the last used is the last
+    if len(_ways) > MOST:
+        _ways.pop(next(iter(_ways)))
+    return known
+
+
+MOST = 4096
+_ways: dict[Any, Way] = {}
+
+
+def _looked_up(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> Way:
     given = metas(inputs)
     states = tuple(of.state for of in inputs)
     call = Call(op.op, fill(args, given), fill(kwargs, given), metas(outputs), states, inputs[0].placement.shape)
