@@ -271,7 +271,7 @@ def _grad_of(shard: Tensor) -> Tensor:
 
 def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]]) -> GlobalTensor:
     """One gradient from those of several aliases: added up as addends, then moved, once."""
-    duals = [(of.dual, grads) for of, grads in found]
+    duals = [(of.dual, tuple(map(dense, grads))) for of, grads in found]
     there = gradient_layout(x._layout)
     common, by = duals[0][0], None if not x._path else Asker(user_line(), x._path)
     if len(duals) > 1:

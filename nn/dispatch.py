@@ -286,8 +286,9 @@ def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
             f"  {tuple(t.shape)}  {str(t.dtype).removeprefix('torch.')}  {what}; its gradient would stay local\n"
             f"  the global one is on {where}\n  {fix}"
         )
-    from .factories import whole_everywhere
+    from .factories import check_values, whole_everywhere
 
+    check_values(t, name_of(func))
     return whole_everywhere(t, where)
 
 

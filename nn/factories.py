@@ -71,6 +71,27 @@ def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
     return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
 
 
+def check_values(value: Tensor, asked: str) -> None:
+    """Refuse what has no values, and what keeps them otherwise than as rows of numbers."""
+    check_dense(value, asked)
+    if value.is_meta:
+        raise SbpError(
+            f"{asked}: a tensor {tuple(value.shape)} on meta, which has no values\n"
+            "  of a model: flow.nn.place(model, placement), then flow.nn.materialise(model) makes each rank's part; "
+            "of a tensor: flow.empty(shape, placement=, sbp=)"
+        )
+
+
+def check_dense(value: Tensor, asked: str) -> None:
+    """Refuse sparse and nested tensors."""
+    if isinstance(value, GlobalTensor) or (value.layout is torch.strided and not value.is_nested):
+        return
+    kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+    fix = "torch.nested.to_padded_tensor(x, 0.0), and a mask" if value.is_nested else "x.to_dense()"
+    more = "" if value.is_nested else "; a sparse product is also out.index_add_(0, rows, values[:, None] * h[columns])"
+    raise SbpError(f"{asked}: a {kind} tensor, and global tensors are dense\n  give it {fix}{more}")
+
+
 def tensor(
     data: Any,
     *,
@@ -92,6 +113,7 @@ def tensor(
             "flow.tensor makes a global tensor from a plain value, found a global one\n  move it by x.to_global(...)"
         )
     value = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+    check_values(value, "flow.tensor")
     if dtype is not None:
         value = value.to(dtype)
     if _declare is not None:
@@ -139,6 +161,8 @@ def from_local(
             "  make it before and pass it as an argument, or flow.tensor(whole, placement=..., sbp=...)"
         )
     pieces = (shards,) if isinstance(shards, Tensor) else tuple(shards)
+    for piece in pieces:
+        check_dense(piece, "from_local")
     if not owned(placement) and not pieces:
         pieces = (torch.empty(0),)
     of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)

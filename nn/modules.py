@@ -19,7 +19,7 @@ from ..sbp.signature import Broadcast, Partial, Split
 from ..sbp.text import on_all_axes
 from .agree import told
 from .annotate import spared
-from .factories import tensor
+from .factories import check_values, tensor
 from .replacement import check_replaceable, replace
 from .tensor import GlobalTensor
 
@@ -40,6 +40,8 @@ def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> n
     said = _reader(sbp, placement)
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         check_replaceable(name, value, "to_global")
+        if not isinstance(value, GlobalTensor):
+            check_values(value, f"to_global of {name}")
     _same_values(module, placement)
     made: dict[int, torch.Tensor] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):

@@ -13,6 +13,7 @@ from ...boxing import box
 from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout
+from ..factories import check_dense
 from ..moving import shards_as
 from ..tensor import GlobalTensor
 from .packed import repacked, unpacked
@@ -93,6 +94,7 @@ def _key(value: Any) -> Hashable:
         of = value._layout
         return "global", of.state, of.placement, of.shape, of.dtype, value.requires_grad
     if isinstance(value, Tensor):
+        check_dense(value, "an argument of a graph")
         return "tensor", value.shape, value.dtype, value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))

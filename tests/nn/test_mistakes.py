@@ -157,3 +157,52 @@ def test_a_printed_shard_says_what_it_is_of(ranks4: Ranks) -> None:
     assert "only rank 1's addend (sum), shape=(4,)" in partial
     assert "only the piece of rank 1, shape=(4,)" in split
     assert "only" not in whole
+
+
+class Holder(nn.Module):
+    """A module with a tensor of whatever kind."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype)")
+def test_tensors_that_are_sparse_nested_or_on_meta() -> None:
+    x = ones(4, 3)
+    sparse, rows = torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    meta = torch.empty(4, 3, device="meta")
+
+    class Twice(flow.nn.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    for odd, fix in (
+        (sparse, "x.to_dense()"),
+        (rows, "x.to_dense()"),
+        (nested, "to_padded_tensor"),
+        (meta, "materialise"),
+    ):
+        mistakes: list[Callable[[], object]] = [
+            lambda odd=odd: flow.tensor(odd, placement=LINE, sbp=S(0)),  # type: ignore[misc]
+            lambda odd=odd: flow.nn.to_global(Holder(odd), LINE),  # type: ignore[misc]
+            lambda odd=odd: odd * x if odd is nested else odd.mT @ x if odd is meta else odd @ x,  # type: ignore[misc]
+        ]
+        if odd is not meta:
+            mistakes += [
+                lambda odd=odd: flow.from_local([odd] * 4, placement=LINE, sbp=S(0)),  # type: ignore[misc]
+                lambda odd=odd: Twice(placement=LINE)(odd),  # type: ignore[misc]
+            ]
+        for text in said(*mistakes):
+            assert fix in text, text
+
+
+def test_a_gradient_that_torch_keeps_as_no_more_than_zero() -> None:
+    line = flow.placement("cpu", range(3))
+    for sbp in (B, S(0), P):
+        y = flow.tensor(torch.arange(15.0).reshape(5, 3) - 2, placement=line, sbp=sbp, requires_grad=True)
+        w = flow.ones(3, 3, placement=line, sbp=B, requires_grad=True)
+        z = flow.ones(5, 3, placement=line, sbp=S(0))
+        grads = torch.autograd.grad((y.sgn() + z @ w.sgn()).sum(), (y, w))
+        assert not any(g.full_tensor().any() for g in grads)  # type: ignore[attr-defined]
