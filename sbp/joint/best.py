@@ -15,7 +15,7 @@ from .presolve import Model, Step, presolve
 from .problem import Vector
 from .table import Table
 
-__all__ = ["Best", "Method", "best"]
+__all__ = ["Best", "Method", "best", "best_of"]
 
 LARGE = 10**4  # cells
 ROUNDS = 3
@@ -43,8 +43,12 @@ def best(
 
     That is HiGHS where it is installed; "elimination" eliminates whatever the size.
     """
+    return best_of(Model(costs, tables), table=table, wide=wide)
+
+
+def best_of(model: Model, *, table: int = 3 * 10**7, wide: Method | None = None) -> Best:
+    """The same of a model of which some is known already."""
     wide = wide or ("ilp" if installed() else "bounded")
-    model = Model(costs, tables)
     presolve(model)
     _narrow(model)
     method: Method = "elimination"
@@ -68,7 +72,7 @@ def best(
     value = model.value(known)
     choice = read_back(model.steps, known)
     second = second_best([*model.steps, *_looks(model, known)], choice)[1]
-    every = range(len(costs))
+    every = range(len(model.costs))
     return Best(
         tuple(choice[n] for n in every),
         value,

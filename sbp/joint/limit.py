@@ -15,11 +15,11 @@ import numpy as np
 from .best import Best
 from .fold import Folded
 from .nearby import Nearby
-from .problem import Ints, Problem, Vector
+from .problem import Ints, Problem
 
 __all__ = ["Fitted", "fitted"]
 
-Solver: TypeAlias = Callable[[Sequence[Vector]], Best]  # the folded problem with other costs of its variables
+Solver: TypeAlias = Callable[[float], Best]  # of the folded problem, with a byte at this price
 PRICES = 40  # hulls have a few corners; this only ends a quarrel about rounding
 NEAR = 1e-5  # share of the cost below which another price is not worth its time
 
@@ -36,7 +36,7 @@ class Fitted:
 
 def fitted(problem: Problem, folded: Folded, free: Best, limit: float, solver: Solver) -> Fitted:
     """What fits into `limit` bytes, where `free`, the best plan without a limit, does not."""
-    lean = solver(_priced(folded, 2 * max(1.0, _all(folded))))  # a byte is dearer than all seconds together
+    lean = solver(2 * max(1.0, _all(folded)))  # a byte is dearer than all seconds together
     least = folded.bytes(lean.choice) if lean.choice else np.inf
     if least > limit:
         return Fitted((), np.inf, least, ())
@@ -47,7 +47,7 @@ def fitted(problem: Problem, folded: Folded, free: Best, limit: float, solver: S
         price = (less - more) / (folded.bytes(over) - folded.bytes(under))
         if price <= 0:
             break
-        found = solver(_priced(folded, price))
+        found = solver(price)
         bound = max(bound, found.bound - price * limit)
         line = more + price * folded.bytes(over)
         if not found.choice or found.value >= line - NEAR * abs(line):
@@ -66,10 +66,6 @@ def fitted(problem: Problem, folded: Folded, free: Best, limit: float, solver: S
     chosen = plans[ranked[0][1]]
     other = next((plans[at] for _, at in ranked if plans[at] != chosen), ())
     return Fitted(chosen, bound, least, other)
-
-
-def _priced(folded: Folded, price: float) -> list[Vector]:
-    return [cost + price * held for cost, held in zip(folded.costs, folded.memory, strict=True)]
 
 
 def _all(folded: Folded) -> float:

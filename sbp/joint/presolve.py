@@ -45,9 +45,14 @@ class Step:
 
 
 class Model:
-    """What is left to choose: nodes, their live candidates and the tables between them."""
+    """What is left to choose: nodes, their live candidates and the tables between them.
 
-    def __init__(self, costs: Sequence[Vector], tables: Sequence[Table]) -> None:
+    With `memory` what is done is right at every price of a byte: candidates are dropped for others that hold no more,
+    and nodes eliminated of whose candidates all hold as much; `held` is what these hold.
+    """
+
+    def __init__(self, costs: Sequence[Vector], tables: Sequence[Table], memory: Sequence[Vector] = ()) -> None:
+        self.memory, self.held = list(memory), 0.0
         self.costs = [np.asarray(cost, dtype=np.float64) for cost in costs]
         self.lives: list[Ints] = [np.flatnonzero(np.isfinite(cost)) for cost in self.costs]
         self.around: list[dict[int, Table]] = [{} for _ in costs]  # the tables of a node, by number
@@ -77,6 +82,21 @@ class Model:
         other.left, other.constant = dict(self.left), self.constant
         other.changed, other.waiting, other.fresh = deque(), [False] * len(self.costs), []
         return other
+
+    def priced(self, price: float) -> "Model":
+        """The same at one price of a byte, with all steps behind it."""
+        other = self.copy()
+        other.steps = list(self.steps)
+        other.constant += price * self.held
+        for n in other.left:
+            other.costs[n] = other.costs[n] + price * self.memory[n]
+            other.touch(n)
+        return other
+
+    def loose(self, node: int) -> bool:
+        """Whether it does not matter for memory what a node takes."""
+        held = self.memory[node][self.lives[node]] if self.memory else ()
+        return len(held) == 0 or bool(np.ptp(held) == 0)
 
     def add(self, table: Table) -> None:
         """Take up a table, of one node or of many."""
@@ -123,6 +143,8 @@ class Model:
         cost, live = self.costs[node], self.lives[node]
         self.steps.append(Step(node, live, cost, tables, eliminated=True))
         self.remove(node)
+        if self.memory:
+            self.held += float(self.memory[node][live[0]])
         if not tables or len(live) == 1:  # nothing left to choose, so its neighbours need not meet in one table
             self.constant += float(cost[live].min())
             for table in tables:
@@ -180,7 +202,7 @@ def presolve(model: Model) -> None:
             return
         known, node = heapq.heappop(queue)
         cells = _work(model, node)
-        assert cells is not None  # the number of neighbours never grows here
+        assert cells is not None  # neither the number of neighbours nor what candidates hold grows here
         if cells > known:
             heapq.heappush(queue, (cells, node))
         else:
@@ -189,6 +211,8 @@ def presolve(model: Model) -> None:
 
 def _work(model: Model, node: int) -> int | None:
     """The cells to be looked at when eliminating a node of at most two neighbours."""
+    if not model.loose(node):
+        return None
     found = sizes(node, tuple(model.around[node].values()), model.lives)
     return prod(found.values()) * len(model.lives[node]) if len(found) <= 2 else None
 
@@ -196,8 +220,9 @@ def _work(model: Model, node: int) -> int | None:
 def _undominated(node: int, model: Model) -> Kept:
     """Which live candidates of a node are to stay.
 
-    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0. Of equals the first
-    stays. Two entries of each table, where r is best and where t is worst, refute most pairs at no expense.
+    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
+    equals the first stays. Two entries of each table, where r is best and where t is worst, refute most pairs at no
+    expense.
     """
     live = model.lives[node]
     cost = model.costs[node][live]
@@ -206,11 +231,14 @@ def _undominated(node: int, model: Model) -> Kept:
     for rows, mine in looks:
         keep &= (rows.min(axis=1) < np.inf)[mine]  # else forbidden whatever the others choose
     alive = np.flatnonzero(keep)
+    held = model.memory[node][live] if model.memory else np.zeros(len(live))
     if looks and len(alive):
-        _, group = refined([mine[alive] for _, mine in looks])
+        _, kinds = np.unique(held[alive], return_inverse=True)
+        _, group = refined([*(mine[alive] for _, mine in looks), kinds.reshape(-1)])
         order = np.lexsort((cost[alive], group))
         alive = np.sort(alive[order[np.unique(group[order], return_index=True)[1]]])
     better = cost[alive][None, :] - cost[alive][:, None]  # [r, t]
+    better[held[alive][None, :] > held[alive][:, None]] = np.inf
     least = better.copy()
     with np.errstate(invalid="ignore"):  # inf - inf: forbidden for both, so no reason against t
         for rows, mine in looks:

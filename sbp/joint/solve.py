@@ -7,11 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from .best import Best, Method, best
+from .best import Method, best, best_of
 from .fold import fold
 from .limit import fitted
 from .nearby import greedy
-from .problem import Problem, Vector
+from .presolve import Model, presolve
+from .problem import Problem
 
 __all__ = ["Plan", "Solution", "solve"]
 
@@ -53,6 +54,7 @@ class Solution:
 
 
 SHARES = 6  # of what is hidden, that are tried
+CLOSE = 1e-3  # share of the cost that more shares may be left to save
 NEAR = 1e-4  # share of the cost below which another one is not worth its time
 
 
@@ -84,6 +86,9 @@ def solve(
             if not 0 < share < 1:
                 break
             line = none.cost(low.choice) + share * over
+            known = min(none.cost(low.choice) + over, none.cost(high.choice))
+            if known - max(each.bound for each in met) <= CLOSE * known:
+                break
             found, rest = look(share)
             if found.cost >= line - NEAR * abs(line):
                 break
@@ -136,17 +141,18 @@ def _solved(problem: Problem, limit: float | None, table: int, wide: Method | No
     start = perf_counter()
     folded = fold(problem)
 
-    def solver(costs: Sequence[Vector]) -> Best:
-        return best(costs, folded.tables, table=table, wide=wide)
-
-    free = solver(folded.costs)
+    free = best(folded.costs, folded.tables, table=table, wide=wide)
     bound, method = free.bound, free.method
     plans = [folded.expand(plan) for plan in (free.choice, free.second) if plan or not folded.costs]
     if plans and free.bound >= free.value:
         bound = problem.cost(plans[0])  # the same but for rounding
     least = problem.bytes(plans[0]) if plans else 0.0
     if plans and limit is not None and least > limit:
-        found = fitted(problem, folded, free, limit, solver)
+        reduced = Model(folded.costs, folded.tables, folded.memory)
+        presolve(reduced)  # once for all prices
+        found = fitted(
+            problem, folded, free, limit, lambda price: best_of(reduced.priced(price), table=table, wide=wide)
+        )
         bound, least = found.bound, found.least
         plans = [plan for plan in (found.choice, found.other) if plan]
     first = greedy(problem)

@@ -1,7 +1,9 @@
 """What presolve drops is never needed, and what it keeps between candidates stays small."""
 
 import numpy as np
+import pytest
 
+from sbpflow.sbp.joint.best import best_of
 from sbpflow.sbp.joint.fold import fold
 from sbpflow.sbp.joint.presolve import Model, presolve
 from sbpflow.sbp.joint.problem import Edge, Problem
@@ -28,6 +30,23 @@ def test_comparing_candidates_leaves_a_best_plan() -> None:
             assert kept
             assert kept[0][0] <= known[0][0] + 1e-9
     assert dropped > 5 * GRAPHS
+
+
+def test_what_is_done_for_all_prices_of_a_byte_is_right_at_each() -> None:
+    dropped = 0
+    for seed in range(GRAPHS):
+        problem = small(seed)
+        folded, known = fold(problem), plans(problem)
+        model = Model(folded.costs, folded.tables, folded.memory)
+        presolve(model)
+        dropped += len(problem.costs) - len(model.left)
+        for price in (0.0, 0.05, 1.0):
+            found = best_of(model.priced(price), wide="elimination")
+            wanted = min((cost + price * held for cost, held, _ in known), default=np.inf)
+            assert found.value == pytest.approx(wanted)
+            if known:
+                assert problem.cost(found.choice) + price * problem.bytes(found.choice) == pytest.approx(wanted)
+    assert dropped > GRAPHS
 
 
 def test_equal_candidates_leave_the_first() -> None:

@@ -99,3 +99,25 @@ def test_a_deep_transformer_is_solved_by_elimination_in_calls_that_grow_with_it(
     assert found.method == "elimination"
     assert found.bound == pytest.approx(found.cost)
     assert found.cost < found.greedy
+
+
+def test_what_is_hidden_costs_only_what_there_is_no_room_for() -> None:
+    exact = met = 0
+    for seed in range(GRAPHS):
+        rng = np.random.default_rng(seed)
+        plain = small(seed)
+        edges = [replace(e, hidden=rng.random(e.matrix.shape) * 6 * (seed % 3)) for e in plain.edges]
+        room = tuple(np.where(np.isfinite(cost), cost, 0.0) * rng.random() for cost in plain.costs)
+        problem = replace(plain, edges=tuple(edges), room=room)
+        every = [problem.cost(choice) for _, _, choice in plans(plain)]
+        found = solve(problem)
+        assert bool(found.choice) is bool(every)
+        if every:
+            best = min(every)
+            assert found.cost == pytest.approx(problem.cost(found.choice))
+            assert found.bound <= best + 1e-9
+            assert best <= found.cost + 1e-9
+            assert found.cost - best <= found.gap * found.cost + 1e-9
+            met += 1
+            exact += found.cost <= best * (1 + 1e-9) + 1e-9
+    assert exact > 0.9 * met
