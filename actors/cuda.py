@@ -21,7 +21,7 @@ from .plan import Work
 if TYPE_CHECKING:
     from .bus import Bus
 
-__all__ = ["CardLine", "CardLink", "Later", "OnStream", "to_card"]
+__all__ = ["CardLine", "CardLink", "Later", "OnStream"]
 
 POLL = 20e-6  # seconds between looks at an event
 
@@ -67,17 +67,6 @@ class OnStream:
             if given is None:
                 return None
             return [None if value is None else _later(value, self.stream) for value in given]
-
-
-def to_card(device: torch.device) -> Callable[[Any], Later]:
-    """For a loader: a batch on its way to a card, over pinned memory and on a stream of its own."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def move(batch: Any) -> Later:
-        with torch.cuda.stream(stream):
-            return _later(_mapped(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True)), stream)
-
-    return move
 
 
 class CardLine:
@@ -174,13 +163,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _tensors(part)
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _mapped(part, change) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(part, change) for part in value)
-    return value

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 from sbpflow.actors import cuda
-from sbpflow.actors.cuda import CardLine, CardLink, Later, OnStream, to_card
+from sbpflow.actors.cuda import CardLine, CardLink, Later, OnStream
 from sbpflow.actors.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.plan import Work
 from sbpflow.actors.runtime import Runtime
@@ -99,15 +99,3 @@ def test_a_link_sends_what_is_there_and_gives_what_its_reader_must_wait_for(card
             card.read(arrived().value)
         assert card.read(arrived().on(card.here.stream)) == 7.0
     assert card.log == ["wire waits for maker", "reader waits for wire"]
-
-
-def test_a_batch_on_its_way_to_the_card_is_waited_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
-    monkeypatch.setattr(Tensor, "to", lambda self, device, non_blocking: card.write(self.item()))
-    move = to_card(card.first.device)
-    batch = move({"x": [card.write(3.0)], "name": "a"})
-    with card.on(card.stream("reader")):
-        with pytest.raises(ReadTooEarly):
-            card.read(batch.value["x"][0])
-        assert card.read(batch.on(card.here.stream)["x"][0]) == 3.0
-        assert batch.value["name"] == "a"

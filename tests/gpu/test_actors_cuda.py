@@ -5,11 +5,10 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow.actors.bus import bus
-from sbpflow.actors.cuda import CardLine, CardLink, OnStream, to_card
+from sbpflow.actors.cuda import CardLine, CardLink, OnStream
 from sbpflow.actors.cut import cut
 from sbpflow.actors.desk import Firing
 from sbpflow.actors.link import Link, TensorLink
-from sbpflow.actors.loader import Loader, loaded
 from sbpflow.actors.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.plan import Work
 from sbpflow.actors.runtime import Runtime
@@ -51,22 +50,6 @@ def test_a_value_is_whole_on_the_stream_that_reads_it() -> None:
         runtime.run()
     torch.cuda.synchronize()
     assert [value.item() for value in got] == [float(SIZE * label) for label in range(8)]
-
-
-def test_a_loader_copies_batches_to_the_card() -> None:
-    network = loaded(Network((Actor("a", "q", firings=4),), (), "reader"), [("a", "")], firings=4)
-    loader = Loader(({"x": torch.full((SIZE,), float(n))} for n in range(100)), firings=4, ready=to_card(card()))
-    got: list[Tensor] = []
-
-    def read(firing: Firing) -> None:
-        got.append(firing.held[0][0].value["x"].sum())
-
-    work: dict[str, Work] = {"a": OnStream(read, stream()), "load data": loader}
-    with Runtime(network, work, initial={"data": loader.first}) as runtime:
-        runtime.run()
-        runtime.run()
-    torch.cuda.synchronize()
-    assert [value.item() for value in got] == [float(SIZE * n) for n in range(8)]
 
 
 def card() -> torch.device:
