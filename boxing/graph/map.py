@@ -20,9 +20,9 @@ LETTER = 6.3  # pixels of a letter of 12, on average at most
 PARTS = {"parameters": "#4c8fdd", "gradients": "#e08a3c", "states": "#9a6fe0", "activations": "#3fae83"}
 SPLIT = ("#cfe3ff", "#a6ccff", "#7fb3f7")  # by the dim, then the last
 WHOLE, ADDENDS, NONE = "#eef1f4", "#ffd3d3", "none"
-STYLE = (
-    "<style>text{fill:#1f2328}.pale{fill:#59636e}@media (prefers-color-scheme:dark){text{fill:#e6edf3}"
-    ".pale{fill:#9198a1}.in{fill:#1f2328}}</style>"
+STYLE = (  # in a page rules count for all of it, so that they name the map
+    "<style>.map text{fill:#1f2328}.map .pale{fill:#59636e}@media (prefers-color-scheme:dark){"
+    ".map text{fill:#e6edf3}.map .pale{fill:#9198a1}.map .in{fill:#1f2328}}</style>"
 )
 
 
@@ -55,7 +55,7 @@ def drawn_map(report: Report) -> str:
         y += 44 + 20 * len(bars)
         width = max(width, LEFT * 2 + BAR + 190)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="map" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
         f'font-family="Helvetica,Arial,sans-serif" font-size="12">'
     )
     return "\n".join([head, STYLE, *body, "</svg>"])

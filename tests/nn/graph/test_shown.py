@@ -37,6 +37,11 @@ def test_a_map_has_a_row_for_each_kind_of_module_and_a_cell_for_each_axis() -> N
     assert len(told) == len(texts(Report(gpt(96)).map()))
 
 
+def test_the_style_of_a_map_counts_for_no_other_picture_of_its_page() -> None:
+    (style,) = re.findall("<style>(.*?)</style>", Report(gpt(3)).map())
+    assert all(rule.startswith((".map ", "@media")) for rule in re.findall(r"[^{}]+(?=\{)", style))
+
+
 @pytest.mark.parametrize("limit", [None, 8], ids=["known", "limited"])
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 def test_a_map_has_bars_of_memory_by_kind(ranks: int, limit: int | None) -> None:
