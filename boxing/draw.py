@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import combinations
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ __all__ = ["axis_graph", "picture", "plan_graph", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
+SANS = ("Helvetica", "Arial", "Segoe UI", "DejaVu Sans", "Liberation Sans", "Noto Sans", "FreeSans")  # of a png
 EM = 0.08  # inches that a character of 10 points takes at most, on average
 DARK = "#1f2328"
 LINE = "#7d8590"  # lines and plain text: readable on white and on near black
@@ -86,7 +87,24 @@ def _rasterised(svg: str) -> bytes | None:
         resvg = import_module("resvg_py")  # an extra
     except ImportError:
         return None
-    return bytes(resvg.svg_to_bytes(svg_string=svg, background="#ffffff", dpi=96.0, font_family="sans-serif"))
+    family = next((family for family in SANS if _shows_text(resvg, family)), None)
+    if family is None:
+        raise MissingError(
+            f"cannot draw a png: of the fonts {', '.join(SANS)} none is here, and its text would be missing\n"
+            "  install one (Debian: apt install fonts-dejavu-core), or ask for .svg"
+        )
+    return bytes(resvg.svg_to_bytes(svg_string=svg, background="#ffffff", dpi=96.0, sans_serif_family=family))
+
+
+def _shows_text(resvg: Any, family: str) -> bool:
+    """Whether a font is here: what has no font is left out of a png without a word."""
+
+    def drawn(text: str) -> bytes:
+        letter = f'<text y="9" font-family="sans-serif">{text}</text>'
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9">{letter}</svg>'
+        return bytes(resvg.svg_to_bytes(svg_string=svg, sans_serif_family=family))
+
+    return drawn("M") != drawn("")
 
 
 def _by_program(dot_source: str, form: str) -> bytes | None:

@@ -108,23 +108,33 @@ def test_annotations_of_a_hint_for_every_axis_know_its_bytes() -> None:
     assert "at most 20 B on a rank" in str(flow.nn.annotations(model))
 
 
-def test_a_png_needs_no_program_but_resvg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in takes its place where it is not installed: what it is given, and what is done with what it gives."""
-    given: list[str] = []
+def resvg_with(*families: str) -> Any:
+    """A stand-in takes its place where it is not installed, with these fonts; what it has no font for it leaves out."""
+
+    def svg_to_bytes(*, svg_string: str, sans_serif_family: str, **how: Any) -> bytes:
+        text = svg_string if sans_serif_family in families else re.sub(">[^<]*</text>", "></text>", svg_string)
+        return b"\x89PNG" + text.encode()
+
     resvg = ModuleType("resvg_py")
-
-    def svg_to_bytes(*, svg_string: str, **how: Any) -> bytes:
-        given.append(svg_string)
-        return b"\x89PNG"
-
     resvg.svg_to_bytes = svg_to_bytes  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "resvg_py", resvg)
+    return resvg
+
+
+def test_a_png_needs_no_program_but_resvg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", resvg_with("DejaVu Sans"))
     monkeypatch.setattr("shutil.which", lambda program: None)
-    monkeypatch.setattr(pictures, "_by_wasm", lambda source: b"<svg>drawn</svg>")
-    assert picture("digraph {}", tmp_path / "a.png").read_bytes() == b"\x89PNG"
-    assert written("<svg>map</svg>", tmp_path / "b.png").read_bytes() == b"\x89PNG"
-    assert given == ["<svg>drawn</svg>", "<svg>map</svg>"]
+    drawn = "<svg><text>drawn</text></svg>"
+    monkeypatch.setattr(pictures, "_by_wasm", lambda source: drawn.encode())
+    assert picture("digraph {}", tmp_path / "a.png").read_bytes() == b"\x89PNG" + drawn.encode()
+    assert written("<svg>map</svg>", tmp_path / "b.png").read_bytes() == b"\x89PNG<svg>map</svg>"
     assert written("<svg>map</svg>", tmp_path / "b.svg").read_text() == "<svg>map</svg>"
+
+
+def test_a_png_is_never_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", resvg_with())
+    with pytest.raises(flow.SbpflowError, match=r"(?s)text would be missing.*or ask for \.svg"):
+        written("<svg><text>map</text></svg>", tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
 
 
 def test_a_png_without_anything_that_can_make_it_says_what_to_install(
