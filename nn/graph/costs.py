@@ -81,9 +81,9 @@ def chunk_costs(graph: Graph, decided: Decided, stages: Sequence[Stage], where: 
     return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
 
 
-def once(graph: Graph, stages: Sequence[Stage], where: Chunks) -> float:
-    """Seconds of what is moved once a step, before and behind all micro-batches: weights, and their gradients home.
-    Groups of ranks do that beside each other."""
+def once(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> float:
+    """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
+    gradients home, and the optimizer. Groups of ranks do that beside each other."""
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     found: dict[int, float] = defaultdict(float)
     moves = [graph.plan(box) for at in where.once if isinstance(box := stages[at], Box)]
@@ -92,6 +92,10 @@ def once(graph: Graph, stages: Sequence[Stage], where: Chunks) -> float:
     moves += [move for source in graph.sources if (move := update_of(source)) is not None]
     for move in moves:
         found[group.get(move.src.placement, 0)] += move.price.time
+    for at, node in enumerate(decided.formulated.nodes):
+        if graph.losses and node.kind == "source" and (name := decided.names.get(node.index)) in graph.values:
+            place = graph.layout(name).placement
+            found[group.get(place, 0)] += float(node.cost[decided.solution.choice[at]])
     return max(found.values(), default=0.0)
 
 

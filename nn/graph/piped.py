@@ -291,7 +291,7 @@ class PipedStep(Step):
             len(pieces) // slices,
             slices=slices,
             trains=self.trains,
-            more=once(first.graph, first.stages, first.where),
+            more=once(first.graph, self.sized[0, pieces[0].sizes].decided, first.stages, first.where),
         )
         return replace(super().explain(), course=found)
 
