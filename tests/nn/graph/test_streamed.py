@@ -155,7 +155,9 @@ def test_a_step_tells_when_what_ran(tmp_path: Path) -> None:
     assert "bubble" in made.summary()
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" and event["name"].startswith("B") for event in events) == 2 * 4 * 8  # and simulated
-    assert step.draw_actors(tmp_path / "actors.dot").read_text().count("subgraph") == 4
+    drawn = step.draw_actors(tmp_path / "actors.dot").read_text()
+    assert drawn.count("subgraph") == 4 + 1  # a frame for each queue, and the legend
+    assert all(f'label="device {rank}"' in drawn for rank in range(4))
 
 
 def test_memory_of_a_pipeline_grows_with_what_is_under_way() -> None:
