@@ -22,7 +22,7 @@ from ..placement.world import at_close, process_group, store, world
 from ..sbp.signature import Reduction
 from . import collectives, messages
 from .plan import Plan
-from .record import user_line
+from .record import purpose, user_line
 from .shared import Mail, Shared
 from .transport import Arrived, Exchange, Job, Posted, Sent, Turn
 from .watch import Watch
@@ -85,7 +85,7 @@ class Dist:
         group = job.program.group
         key = _key(group)
         fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
-        text = b"%s\n%s" % (plan.text, user_line().encode())
+        text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
         turn = Turn(key, number, fingerprint, group, text, job.buffer.is_cuda)
         if other is not None:

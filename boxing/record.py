@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ PRIVATE = (
 )
 _open: list["Moves"] = []
 _asked: list[str] = []  # from where threads were set to work
+_purpose: list[str] = []  # what a move is for that no user asked for
 _inside: list[nn.Module] = []  # the modules that are being called while records are open
 
 
@@ -113,6 +115,20 @@ def asked() -> Iterator[None]:
         yield
     finally:
         _asked.pop()
+
+
+@contextmanager
+def comparing(what: str) -> Iterator[None]:
+    """Moves in here are made by ranks that compare this; those that ask for another move meanwhile are told so."""
+    _purpose.append(f"comparing {what}, ")
+    try:
+        yield
+    finally:
+        _purpose.pop()
+
+
+def purpose() -> str:
+    return _purpose[-1] if _purpose else ""
 
 
 def _followed() -> list[Any]:

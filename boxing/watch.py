@@ -110,7 +110,23 @@ class Watch:
         what, where = turn.words
         lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
         lines += [f"  rank {rank}: {self._status(turn, rank)}" for rank in ranks[:16]]
-        return "\n".join(lines)
+        return "\n".join(lines + self._seeds(turn))
+
+    def _seeds(self, turn: Turn) -> list[str]:
+        """Who alone compares seeds: where all others go on, that one was seeded alone, or otherwise than they were."""
+        latest = {rank: entry for rank in turn.group if (entry := self.ledger.latest(rank))}
+        here = turn.key, turn.number
+        texts = {rank: entry.text for rank, entry in latest.items() if (entry.group, entry.turn) == here}
+        if self.here.rank is not None:
+            texts[self.here.rank] = turn.text.decode(errors="replace")
+        seeded = [rank for rank, text in texts.items() if text.startswith("comparing seeds")]
+        if not seeded or len(seeded) == len(turn.group):
+            return []
+        names = f"rank{'s' * (len(seeded) > 1)} {', '.join(map(str, sorted(seeded)))}"
+        return [
+            f"  only {names} compared seeds, as is done at the first draw after the seed was changed:\n"
+            "  torch.manual_seed was called there alone, or with another number; call it alike on every rank"
+        ]
 
     def _status(self, turn: Turn, rank: int) -> str:
         gone = "" if self.ledger.alive(rank) else "died; before that it was "

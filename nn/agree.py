@@ -1,19 +1,29 @@
 """Do ranks mean the same? One small all_gather of numbers that must not differ, so that a difference is an error.
 
-A rank that draws other random numbers, or starts from other weights, would go on with values of its own, and nobody
-would notice: what is B is never looked at on two ranks.
+A rank that draws other random numbers, starts from other weights or reads another batch would go on with values of its
+own, and nobody would notice: what is B is never looked at on two ranks. Seeds and weights are compared whenever they
+are new. What is passed at every step, as a batch, is compared in the first steps and then now and then.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from ..boxing import box
+from ..boxing.record import comparing
 from ..placement import Placement
-from ..placement.world import device, owned, world
+from ..placement.errors import SbpError
+from ..placement.world import at_close, device, owned, world
 from ..sbp import B, S, layout
 
-__all__ = ["told"]
+__all__ = ["checksum", "same", "told"]
+
+FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
+
+_calls: dict[tuple[Placement, str], int] = {}
 
 
 def told(row: Sequence[int], where: Placement, op: str) -> list[list[int]] | None:
@@ -28,5 +38,44 @@ def told(row: Sequence[int], where: Placement, op: str) -> list[list[int]] | Non
     mine = layout(line, S(0), (where.size, len(row)), torch.int64)
     signed = [number - (1 << 64) if number >> 63 else number for number in row]
     held = torch.tensor([signed], device=device(where, here[0]))
-    (whole,) = box([held], mine, layout(line, B, mine.shape, mine.dtype), op=op)
+    with comparing(op):
+        (whole,) = box([held], mine, layout(line, B, mine.shape, mine.dtype), op=op)
     return [[number % (1 << 64) for number in each] for each in whole.tolist()]
+
+
+def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str = "") -> None:
+    """Refuse plain values, each passed as one by every process of a placement, that differ between ranks.
+
+    `asked` is who takes them, and where; `said` is what else must be alike, as the signature. Only the main thread of a
+    program has its calls in the same order everywhere, so nothing is compared on others.
+    """
+    if world().rank is None or not world().check or where.size == 1 or not values:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if not _calls:
+        at_close(_calls.clear)
+    number = _calls[where, asked] = _calls.get((where, asked), 0) + 1
+    if number > FIRST and number % EVERY:
+        return
+    rows = told([checksum(value, said) for value in values.values()], where, "same values")
+    if rows is None or all(row == rows[0] for row in rows):
+        return
+    name = next(name for name, sums in zip(values, zip(*rows, strict=True), strict=True) if len({*sums}) > 1)
+    at = [*values].index(name)
+    other = next(rank for rank, row in zip(where.flat, rows, strict=True) if row[at] != rows[0][at])
+    mine, place, lie = values[name], f" in {name}" if name else "", f" as {said}" if said else ""
+    raise SbpError(
+        f"{asked}: ranks {where.flat[0]} and {other} passed different values{place}\n"
+        f"  here {tuple(mine.shape)} {mine.dtype}{lie}; each rank passes the same whole value\n"
+        "  seed the loader alike on every rank and leave out DistributedSampler: sbp=S(0) gives each rank its share\n"
+        "  or, where each rank reads a share of its own: flow.from_local(share, placement=..., sbp=S(0))\n"
+        "  flow.init(check=False) leaves out this comparison"
+    )
+
+
+def checksum(value: Tensor, said: str = "") -> int:
+    """Of the shape, the dtype and some thousand elements."""
+    line = value.detach().reshape(-1)
+    some = line[:: max(len(line) // 4096, 1)].cpu().contiguous().view(torch.uint8)
+    return crc32(some.numpy().tobytes(), crc32(f"{value.dtype} {tuple(value.shape)} {said}".encode()))

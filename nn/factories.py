@@ -21,6 +21,7 @@ from ..sbp import B, Layout, SbpLike, layout
 from ..sbp.layout import memory_order
 from ..sbp.state import State
 from . import seeds
+from .agree import same
 from .moving import to_all
 from .tensor import GlobalTensor, wrap
 
@@ -119,11 +120,12 @@ def tensor(
     if _declare is not None:
         copy: GlobalTensor = _declare(lambda on: value.clone(), placement, sbp, None)
         return copy.requires_grad_() if requires_grad else copy
-    made = _cut(value, placement, sbp, grad_sbp)
+    made = cut(value, placement, sbp, grad_sbp)
+    same({"": value}, placement, f"flow.tensor at {made._made}", str(sbp))
     return made.requires_grad_() if requires_grad else made
 
 
-def _cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None = None) -> GlobalTensor:
+def cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None = None) -> GlobalTensor:
     """Copies of what this process owns of a whole value."""
     there = layout(where, sbp, tuple(value.shape), value.dtype, grad_sbp).in_order(memory_order(value))
     plain = layout(where, B, tuple(value.shape), value.dtype)
@@ -231,7 +233,7 @@ def _make(
     here = owned(placement)
     on = device(placement, here[0]) if here else torch.device("cpu")
     with torch.no_grad():
-        made = _cut(function(*args, dtype=dtype, device=on, **more), placement, sbp)
+        made = cut(function(*args, dtype=dtype, device=on, **more), placement, sbp)
     return made.requires_grad_() if requires_grad else made
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
-from zlib import crc32
 
 import torch
 from torch import nn
@@ -17,9 +16,9 @@ from ..placement.errors import SbpError, SbpflowError
 from ..sbp import B, SbpLike, signature
 from ..sbp.signature import Broadcast, Partial, Split
 from ..sbp.text import on_all_axes
-from .agree import told
+from .agree import checksum, told
 from .annotate import spared
-from .factories import check_values, tensor
+from .factories import check_values, cut
 from .replacement import check_replaceable, replace
 from .tensor import GlobalTensor
 
@@ -64,7 +63,7 @@ def _same_values(module: nn.Module, placement: Placement, asked: str = "to_globa
     values = dict((*module.named_parameters(), *module.named_buffers()))
     values |= {f"{name}.grad": dense(v.grad) for name, v in values.items() if v.grad is not None}
     plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
-    rows = (told([_checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
+    rows = (told([checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
     for rank, row in zip(placement.flat, rows, strict=False):
         other = next((name for name, mine, first in zip(plain, row, rows[0], strict=True) if mine != first), None)
         if other is not None:
@@ -73,13 +72,6 @@ def _same_values(module: nn.Module, placement: Placement, asked: str = "to_globa
                 "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
                 "or load the same weights first"
             )
-
-
-def _checksum(value: torch.Tensor) -> int:
-    """Of the shape, the dtype and some thousand elements."""
-    line = value.detach().reshape(-1)
-    some = line[:: max(len(line) // 4096, 1)].cpu().contiguous().view(torch.uint8)
-    return crc32(some.numpy().tobytes(), crc32(f"{value.dtype} {tuple(value.shape)}".encode()))
 
 
 # What was a module's parameter before it became global, its name, by what, and the fix: an optimizer made before still
@@ -108,7 +100,7 @@ def _global(name: str, value: torch.Tensor, placement: Placement, sbp: SbpLike) 
         if isinstance(value, GlobalTensor):
             moved = value.detach().to_global(placement=placement, sbp=on_all_axes(sbp, placement))
         else:
-            moved = tensor(value.detach(), placement=placement, sbp=on_all_axes(sbp, placement))
+            moved = cut(value.detach(), placement, on_all_axes(sbp, placement))  # compared before, all at once
     except SbpflowError as error:
         raise type(error)(
             f"to_global of {name} {tuple(value.shape)}: {error}\n"

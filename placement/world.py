@@ -31,6 +31,7 @@ class World:
     size: int | None
     timeout: float
     native: bool | None  # whether moves use the backend's own collectives; None: where it is the faster way
+    check: bool = True  # whether ranks compare, now and then, what each of them passes as one value
 
 
 DEFAULT_TIMEOUT = 300.0
@@ -42,12 +43,13 @@ _base: "tuple[Store, int, int] | None" = None  # where torchrun's processes meet
 _ours = False  # whether we set up torch.distributed, and so take it down
 
 
-def init(*, timeout: float | None = None, native: bool | None = None) -> World:
+def init(*, timeout: float | None = None, native: bool | None = None, check: bool | None = None) -> World:
     """Join the world; optional (the first move does it), and may be repeated to change the options.
 
     `timeout` (seconds, 300 at first) bounds every move: a peer that is dead, stuck or elsewhere is an error by then.
     `native=True` makes Gloo use its own collectives as NCCL does, False only sends and receives; None, the usual, also
-    takes shared memory between ranks of one host.
+    takes shared memory between ranks of one host. `check=False` leaves out the comparison of what processes pass as one
+    value (flow.tensor, a step's batch), which is made in the first calls of a line and then in every 64th.
     """
     global _world
     if timeout is not None and not timeout > 0:
@@ -59,6 +61,8 @@ def init(*, timeout: float | None = None, native: bool | None = None) -> World:
         if _world.rank is not None:
             _bound_groups(timeout)
     _world.native = native
+    if check is not None:
+        _world.check = check
     return _world
 
 
@@ -81,7 +85,7 @@ def _join(timeout: float) -> World:
             said = str(error).partition("\n")[0]
             raise TransportError(
                 f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others within {timeout:g} s "
-                f"(flow.init(timeout=...) sets the limit)\n  torch.distributed said: {said}"
+                f"(flow.init(timeout=...) sets the limit)\n  {_absent()}\n  torch.distributed said: {said}"
             ) from error
         _ours = True
     atexit.register(close)
@@ -103,7 +107,29 @@ def _meet(timeout: float) -> None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     meeting, rank, size = _base
     named = PrefixStore(f"join/{_joined}", meeting)
+    named.set(f"came/{rank}", "")
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
+
+
+def _absent() -> str:
+    """Who of the ranks did not come, as far as the store that they meet at can tell."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    if _base is None:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if os.environ.get("RANK") == "0":
+            return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
+        return f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached"
+    meeting, _, size = _base
+    named = PrefixStore(f"join/{_joined}", meeting)
+    try:
+        late = [str(rank) for rank in range(size) if not named.check([f"came/{rank}"])]
+    except RuntimeError:
+        return "the store that they meet at is gone: rank 0 has ended"
+    if not late:
+        return "all were started, and one has ended since or cannot be reached by the others"
+    names = f"rank{'s' * (len(late) > 1)} {', '.join(late[:8])}{' and others' * (len(late) > 8)}"
+    return f"{names} did not come: not started, ended before, or still at what stands before flow.init()"
 
 
 def _launched() -> bool:

@@ -238,7 +238,7 @@ class PipedStep(Step):
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.prepare()
-        given = tensors_by_path(args, kwargs)
+        given = self._given(args, kwargs)
         held = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         constants = {s.value.name for s in self.graph.sources if s.kind == "constant"}
         held.update({name: self.cut[name](self.constants[name]()) for name in constants})

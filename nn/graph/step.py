@@ -27,7 +27,7 @@ from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout
 from ...sbp.logical import Logical
-from ..agree import told
+from ..agree import same, told
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
 from .costs import layer_costs
@@ -149,6 +149,20 @@ class Step:
                 "  build must do the same on every rank: look for what depends on the rank, as its number or its data"
             )
 
+    @cached_property
+    def _ranks(self) -> Placement:
+        """All ranks of the step, in a line."""
+        homes = [value.layout.placement for value in self.graph.values.values()]
+        ranks = sorted({rank for home in homes for rank in home.flat})
+        return Placement(homes[0].type, tuple(ranks), (len(ranks),), None)
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of the arguments by path; plain ones must be the same on every rank."""
+        given = tensors_by_path(args, kwargs)
+        plain = {path: x for path, x in given.items() if type(x) is not GlobalTensor and x.layout is torch.strided}
+        same({path: x for path, x in plain.items() if not x.is_meta}, self._ranks, f"the step {self.name}")
+        return given
+
     def _adopt(self, rest: Placement | None) -> None:
         """The model's values become those of the graph; optimizers get them too."""
         sources = {s.value.name: s for s in self.graph.sources}
@@ -170,7 +184,7 @@ class Step:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One step on these arguments."""
         self.prepare()
-        given = tensors_by_path(args, kwargs)
+        given = self._given(args, kwargs)
         shards = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         for name, cut in self.cut.items():
             shards[name] = cut(given[name] if name in given else self.constants[name]())

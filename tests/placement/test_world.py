@@ -216,9 +216,25 @@ def test_a_rank_that_never_comes_is_an_error_by_the_limit(fresh: Fresh, start: o
     assert ended[0].answer.error is None, ended[0].answer.error
     text = ended[0].answer.value
     assert ("rank 0 of 2 did not meet" if start is absent else "rank 1 did not come to the first move") in text
+    assert ("others did not come to 127.0.0.1:" in text) == (start is absent)
     assert "flow.init(timeout=...)" in text
     assert ended[0].code == 0
     assert strays() == before
+
+
+def test_who_never_came_is_named_where_the_store_was_up_before(tmp_path: Path) -> None:
+    """As under torchrun, whose own store it is."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, sys, sbpflow as flow\n"
+        "if os.environ['RANK'] == '2': sys.exit()\n"
+        "try: flow.init(timeout=4)\n"
+        "except flow.SbpflowError as error: print(f'<{error}>', flush=True)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.count("rank 2 did not come: not started, ended before") == 2, done.stdout + done.stderr
 
 
 # -- nothing stays behind --
