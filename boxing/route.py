@@ -8,7 +8,7 @@ answer is dearer than a bound that no plan can beat.
 from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import chain, combinations, count, permutations, product
+from itertools import chain, combinations, count, islice, permutations, product
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ __all__ = ["Step", "search"]
 
 FREE = Price(0.0, 0.0)
 REMAINDERS = 64  # ranks up to which remainders of splits are counted one by one
+MANY = 5  # axes from which on there are too many states to search
+ORDERS = 120  # ways of changing one axis after the other that are then looked at
 PATIENCE = 60  # states with holes to look at before the answer without them will do; a count, so all ranks agree
 
 
@@ -35,6 +37,8 @@ class Step(NamedTuple):
 def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: Network) -> tuple[Step, ...]:
     """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
     problem = _Problem(src, dst, shape, itemsize, network)
+    if len(problem.axes) > MANY:
+        return problem.settled(min(problem.few(), key=lambda steps: (*_cost(steps), len(steps))))
     found = problem.solve(holes=False, limit=Price(float("inf"), 0))
     if _cost(found).time > problem.bound(src) * (1 + 1e-9):
         found = problem.solve(holes=True, limit=_cost(found)) or found
@@ -123,6 +127,33 @@ class _Problem:
                     here = step.after
             if here == self.dst:
                 yield tuple(steps)
+
+    def few(self) -> Iterator[tuple[Step, ...]]:
+        """All that is to be added at once, then all that is to be moved; and one axis after another in some orders."""
+        dst, here, steps = self.dst, self.src, list[Step]()
+        stays = here.reduction == dst.reduction
+        adds = tuple(a for a in here.partial if not (stays and a in dst.partial))
+        if adds:
+            left = tuple(a for a in here.partial if a not in adds)
+            size, after = self.local(here), State(here.dims, left, here.reduction if left else "sum")
+            prices = [(self.network.price(kind, adds, size), kind) for kind in self.network.reductions]
+            price, kind = min(prices)
+            steps.append(Step(kind, here, after, adds, price))
+            here = after
+        if here.dims != dst.dims:
+            after, axes = here._replace(dims=dst.dims), moving(here.dims, dst.dims)
+            gathers = all(f == g[: len(f)] for f, g in zip(dst.dims, here.dims, strict=True))
+            kind = "all_gather" if gathers else "exchange"
+            steps.append(self.step(kind, here, after, axes) if axes else Step("slice", here, after, (), FREE))
+            here = after
+        for axis in dst.partial:
+            if axis not in here.partial:
+                after = State(here.dims, tuple(sorted((*here.partial, axis))), dst.reduction)
+                steps.append(Step("to_partial", here, after, (axis,), FREE))
+                here = after
+        assert here == dst
+        yield tuple(steps)
+        yield from islice(self.orders(), ORDERS)
 
     def change(self, state: State, axis: int) -> Step | None:
         """The step that gives one axis alone the part that it has in the target; None where it has it."""
@@ -232,6 +263,8 @@ class _Problem:
         may cross a slow link from there.
         """
         dst, uneven = self.dst, len(self.levels) > 1
+        if len(self.axes) > MANY:
+            return (dst.dims,)
         stops = {dst.dims: None}
         for axes in _subsets(tuple(a for a in self.axes if a in dst.partial or (uneven and a not in dst.split))):
             stops.update(dict.fromkeys(_filled(dst.dims, axes, self.cut, self.sizes, False)))

@@ -16,12 +16,30 @@ __all__ = [
 ]
 
 
+LONG = 2000  # letters of a line, of which more is left out: what was asked may be as long as a file
+AROUND = 200  # letters of a line on each side of a caret
+
+
 class SbpflowError(Exception):
     """The root: `except SbpflowError` catches whatever this package raises on purpose.
 
     >>> issubclass(ShapeError, SbpflowError) and issubclass(ShapeError, ValueError)
     True
+    >>> len(str(ShapeError("x" * 10**6))) < 2100
+    True
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shortened(arg) if isinstance(arg, str) and len(arg) > LONG else arg for arg in args))
+
+
+def shortened(text: str) -> str:
+    """The text with the middle of long lines left out."""
+    half = LONG // 2
+    return "\n".join(
+        line if len(line) <= LONG else f"{line[:half]} ... {len(line) - LONG} letters left out ... {line[-half:]}"
+        for line in text.split("\n")
+    )
 
 
 class PlacementError(SbpflowError, ValueError):
@@ -69,5 +87,9 @@ def caret(text: str, pos: int, message: str) -> str:
     line = text[start : end if end >= 0 else len(text)].rstrip("\r")
     gutter = f"  {text.count(chr(10), 0, pos) + 1} | " if "\n" in text.rstrip("\n") else "  "
     # A tab stays a tab, so that the caret stands under its character whatever the terminal's tab width.
+    if len(line) > LONG:
+        cut = max(0, pos - start - AROUND)
+        line = "... " * bool(cut) + line[cut : pos - start + AROUND] + " ..." * (pos - start + AROUND < len(line))
+        start += cut - 4 * bool(cut)
     indent = "".join("\t" if c == "\t" else " " for c in line[: pos - start])
     return f"{message}\n{gutter}{line}\n{' ' * len(gutter)}{indent}^"

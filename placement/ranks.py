@@ -11,6 +11,7 @@ from .errors import PlacementError
 __all__ = ["DEVICE_TYPES", "Array", "Nested", "check_name", "check_names", "check_type", "read_ranks"]
 
 DEVICE_TYPES = ("cpu", "cuda")
+MOST = 1 << 20  # ranks of a placement
 
 Nested: TypeAlias = "SupportsIndex | Sequence[Nested]"
 
@@ -33,6 +34,23 @@ def check_type(type: str) -> None:
     # "gpu" is spelled like "cpu" but never meant so.
     near = "cuda" if "gpu" in str(type).lower() else difflib.get_close_matches(str(type), DEVICE_TYPES, 1, 0.0)[0]
     raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(DEVICE_TYPES)}; did you mean {near!r}?")
+
+
+def number(text: str) -> int:
+    """A rank or a size of an axis; a text of many digits is neither.
+
+    >>> number("12")
+    12
+    """
+    if len(text.lstrip("0")) > len(str(MOST)):
+        raise PlacementError(f"a number of {len(text)} digits is no rank and no size\n  there are {MOST} ranks at most")
+    return int(text)
+
+
+def check_count(ranks: int) -> None:
+    """Refuse more ranks than any machine has, before they are written down one by one."""
+    if ranks > MOST:
+        raise PlacementError(f"a placement holds at most {MOST} ranks\n  these are {ranks}")
 
 
 def read_ranks(ranks: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -65,11 +83,17 @@ def _walk(node: object, flat: list[int]) -> tuple[int, ...]:
             f"ranks are whole numbers\n  found {node!r} of type {node.__class__.__name__}\n"
             "  give an int, a range, nested lists of ints, or an integer array"
         )
+    check_count(len(flat) + (_count(node) if isinstance(node, range) else len(node)))
     shapes = {_walk(part, flat) for part in node}
     if len(shapes) > 1:
         found = " and ".join(sorted(map(str, shapes)))
         raise PlacementError(f"the ranks are ragged\n  parts of {node!r} have shapes {found}\n  make all parts alike")
     return len(node), *(shapes.pop() if shapes else ())
+
+
+def _count(numbers: range) -> int:
+    """Its length, also where that is more than `len` can tell."""
+    return max(0, -((numbers.start - numbers.stop) // numbers.step))
 
 
 def check_names(names: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:

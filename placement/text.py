@@ -11,7 +11,7 @@ from lark import Lark, ParseTree, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from .errors import PlacementError, caret
-from .ranks import check_name, check_type
+from .ranks import check_count, check_name, check_type, number
 
 __all__ = ["PlacementText", "parse"]
 
@@ -64,8 +64,8 @@ def parse(text: str) -> PlacementText:
         return PlacementText(str(device), flat, (len(flat),), None)
     sizes = [token for token in _tokens(grid) if token.type == "INT"]
     names = [token for token in _tokens(grid) if token.type == "NAME"]
-    shape = tuple(map(int, sizes))
     with _caret_at(text, sizes[0]):
+        shape = tuple(map(number, sizes))
         if prod(shape) != len(flat):
             product = " x ".join(map(str, shape)) + (f" = {prod(shape)}" if len(shape) > 1 else "")
             raise PlacementError(f"the grid has {product} places, but {len(flat)} ranks are given")
@@ -81,8 +81,9 @@ def _ranks(text: str, runs: list[list[Token]]) -> tuple[int, ...]:
     """The ranks that the runs name, each once."""
     seen: dict[int, None] = {}
     for run in runs:
-        lo, hi = int(run[0]), int(run[-1])
         with _caret_at(text, run[0]):
+            lo, hi = number(run[0]), number(run[-1])
+            check_count(len(seen) + max(0, hi - lo + 1))
             if hi < lo:
                 raise PlacementError(f"the range {lo}-{hi} runs backwards\n  a range ascends: {hi}-{lo}")
             twice = next((rank for rank in range(lo, hi + 1) if rank in seen), None)

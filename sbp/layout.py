@@ -8,6 +8,7 @@ lies as the *dual* of the tensor; a B is of two kinds, since ranks may each hold
 """
 
 from functools import cached_property
+from math import prod
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -62,6 +63,8 @@ class Layout:
         with _lock:
             known = _interned.get(key)
             if known is None:
+                if prod(shape) * dtype.itemsize >= 1 << 63:
+                    raise ShapeError(f"a tensor of shape {shape} and {dtype} has more bytes than can be counted: 2**63")
                 known = super().__new__(cls)
                 known.placement, known.state, known.shape, known.dtype, known.grad_partial = key[:5]
                 known.sbp, known.order = sbp, order

@@ -98,6 +98,8 @@ def _reader() -> Callable[[str], Sbp | tuple[Sbp, ...] | dict[str, Sbp]]:
         """Signatures from the grammar's rules, which carry the names of these methods."""
 
         def split(self, dim: Token) -> Sbp:
+            if len(dim) > 9:
+                raise SbpError(f"a dim is a small number, found one of {len(dim)} digits")
             return S(int(dim))
 
         def broadcast(self) -> Sbp:

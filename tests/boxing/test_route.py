@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 
 import pytest
+import torch
 
 from sbpflow.boxing import box, plan
 from sbpflow.boxing.execute import transport
@@ -17,6 +18,7 @@ from tests.boxing.oracle import (
     GRIDS,
     SHAPES,
     Law,
+    assert_means,
     broken,
     drawn,
     every_pair,
@@ -28,6 +30,7 @@ from tests.boxing.oracle import (
     public,
     sample,
 )
+from tests.counts import calls
 
 ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
 ON_GRIDS_OF_AXES = pytest.mark.parametrize("axes", [(2, 2), (2, 4), (4, 2), (3, 2), (2, 2, 2)], ids=str)
@@ -256,3 +259,34 @@ def test_of_maxima_made_of_a_whole_each_is_the_whole_itself(kind: Sbp) -> None:
     src, dst = layout(placement("cpu:[0-3]"), B, (8,)), layout(placement("cpu:[0-3]"), kind, (8,))
     shards, _ = drawn(src)
     assert [out.data_ptr() for out in box(shards, src, dst)] == [shard.data_ptr() for shard in shards]
+
+
+WIDE = placement("cpu", range(64)).reshape((2,) * 6)
+ENDS: list[tuple[Sbp, ...]] = [
+    (S(0),) * 6,
+    (S(1),) * 6,
+    (B,) * 6,
+    (P,) * 6,
+    (S(0), S(1), B, P, S(0), B),
+    (P, S(0), P, B, S(1), S(1)),
+    (P("max"), B, S(0), S(1), B, B),
+]
+
+
+@pytest.mark.parametrize("dst", ENDS, ids=str)
+@pytest.mark.parametrize("src", ENDS, ids=str)
+def test_a_placement_of_many_axes_is_planned_without_a_search_and_keeps_the_value(
+    src: tuple[Sbp, ...], dst: tuple[Sbp, ...]
+) -> None:
+    a, b = layout(WIDE, src, (9, 7), torch.float64), layout(WIDE, dst, (9, 7), torch.float64)
+    assert calls(lambda: plan(a, b)) < 1_000_000
+    shards, whole = drawn(a, (a.lie, b.lie))
+    assert_means(box(shards, a, b), b, whole)
+
+
+def test_eight_axes_of_two_ranks_are_gathered_at_once() -> None:
+    wide = placement("cpu", range(256)).reshape((2,) * 8)
+    src = layout(wide, (S(0),) * 8, (1024, 64))
+    (move,) = plan(src, src.to(B)).moves
+    assert (move.kind, move.axes) == ("all_gather", tuple(range(8)))
+    assert plan(src, src.to(B)).received(0) == 255 * 4 * 64 * 4

@@ -2,6 +2,7 @@
 
 # mypy: disallow-untyped-calls=False
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from sbpflow.sbp.layout import _interned
 from tests.nn.either import LINE, Maker, X, Y, differs
 
 ARITHMETIC = """
@@ -152,3 +154,20 @@ def test_tensors_in_a_tuple_or_list_of_ones_own_class_go_together_at_every_call(
                 got = join(kind(*parts))
                 assert isinstance(got, flow.GlobalTensor)
                 assert torch.equal(got.full_tensor(), join(whole))
+
+
+def test_what_is_remembered_of_shapes_that_come_and_go_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes hold layouts, layouts hold plans; a program of ever new lengths must not fill the memory."""
+    monkeypatch.setattr("sbpflow.nn.dispatch._MOST", 40)
+    p = flow.placement("cpu", range(2))
+
+    def rows(lengths: range) -> int:
+        for n in lengths:
+            x = flow.ones(n, 2, placement=p, sbp=S(0))
+            torch.relu(x.to_global(sbp=B)) + 1
+        del x
+        gc.collect()
+        return sum(of.placement is p for of in list(_interned.values()))
+
+    few, many = rows(range(1000, 1060)), rows(range(2000, 2400))
+    assert many <= few + 3 * 40

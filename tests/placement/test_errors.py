@@ -1,11 +1,13 @@
 """The errors are what Python would have raised, and the caret stands under the place it means."""
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
-from sbpflow.placement import errors
-from sbpflow.placement.errors import SbpflowError, caret
+from sbpflow.placement import cluster, errors, placement
+from sbpflow.placement.errors import PlacementError, SbpflowError, caret
+from sbpflow.sbp import layout
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,42 @@ def test_caret_stands_under_its_character(pos: int) -> None:
 )
 def test_caret_shows_the_line_of_the_position(text: str, pos: int, shown: str) -> None:
     assert caret(text, pos, "m") == shown
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: placement("x" * 200_000),
+        lambda: placement("cpu:[0-" + "9" * 4300 + "]"),
+        lambda: placement("cpu", [0] * 100_000),
+        lambda: placement("cpu:[0-3] as (a=" + "9" * 4400 + ")"),
+        lambda: cluster("z" * 200_000),
+        lambda: layout(placement("cpu:[0-1]"), "Q" * 200_000, (4,)),
+        lambda: layout(placement("cpu:[0-1]"), "S(" + "9" * 5000 + ")", (4,)),
+    ],
+    ids=["text", "digits", "ranks", "size", "cluster", "signature", "dim"],
+)
+def test_an_error_does_not_echo_what_was_given_however_long_it_is(mistake: Callable[[], object]) -> None:
+    with pytest.raises(SbpflowError) as error:
+        mistake()
+    assert len(str(error.value)) < 3000
+    assert max(map(len, str(error.value).splitlines())) <= 2100
+
+
+def test_a_caret_in_a_long_line_stands_below_its_place() -> None:
+    first, shown, below = caret("a" * 5000 + "!" + "b" * 5000, 5000, "here").splitlines()
+    assert (first, shown[below.index("^")]) == ("here", "!")
+    assert len(shown) < 500
+    assert caret("a" * 5000, 3, "x").splitlines()[2] == "     ^"
+
+
+@pytest.mark.parametrize("ranks", ["cpu:[0-999999999999]", "cpu:[0-1048576]", "cpu:[5, 7-99999999]"])
+def test_more_ranks_than_any_machine_has_are_refused_before_they_are_counted_out(ranks: str) -> None:
+    with pytest.raises(PlacementError, match="1048576 ranks"):
+        placement(ranks)
+
+
+@pytest.mark.parametrize("ranks", [range(10**12), range(10**30), range(10**30, 0, -1)], ids=str)
+def test_a_range_without_end_is_refused(ranks: range) -> None:
+    with pytest.raises(PlacementError, match="at most 1048576 ranks"):
+        placement("cpu", ranks)

@@ -266,3 +266,10 @@ def test_a_rank_outside_has_no_piece() -> None:
 def test_a_shape_that_cannot_be_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(SbpflowError):
         layout(LINE, B, shape)
+
+
+@pytest.mark.parametrize("shape", [(10**18, 10**18), (1 << 61,), (1 << 31, 1 << 31, 2)], ids=str)
+def test_a_tensor_of_more_bytes_than_can_be_counted_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="more bytes than can be counted"):
+        layout(placement("cpu:[0-1]"), S(0), shape)
+    assert layout(placement("cpu:[0-1]"), S(0), (1 << 60,)).nbytes == 1 << 62
