@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -24,10 +24,11 @@ from .tensor import GlobalTensor
 
 __all__ = ["to_global"]
 
+M = TypeVar("M", bound=nn.Module)
 Signatures: TypeAlias = "SbpLike | Mapping[str, SbpLike] | Callable[[str, torch.Tensor], SbpLike]"
 
 
-def to_global(module: nn.Module, placement: Placement, sbp: Signatures = B) -> nn.Module:
+def to_global(module: M, placement: Placement, sbp: Signatures = B) -> M:
     """Make a module's parameters and buffers global, in place, and return it.
 
     `sbp` is one signature for all, a dict from patterns of names to signatures (the first that fits counts, what fits

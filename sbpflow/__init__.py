@@ -33,11 +33,11 @@ from .nn import (
     randn_like,
     randperm,
     rule,
-    tensor,
     to_dtensor,
     zeros,
     zeros_like,
 )
+from .nn.factories import tensor  # not by way of nn, where type checkers see the module of that name
 from .nn.graph import Graph, compile
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
 from .placement.world import close, init, owned

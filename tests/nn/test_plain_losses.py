@@ -95,7 +95,7 @@ def local_grads() -> list[Any]:
     """Each rank's loss is an addend of the whole one; data-parallel, and split by columns."""
     found = []
     for rows, lie in ((S(0), B), (B, S(0))):
-        first: Any = flow.nn.to_global(net(), LINE, {"*weight": lie})[0]  # type: ignore[index]
+        first: Any = flow.nn.to_global(net(), LINE, {"*weight": lie})[0]
         y = first(flow.tensor(DATA, placement=LINE, sbp=rows))
         shards = y.to_local() if isinstance(y.to_local(), list) else [y.to_local()]
         torch.autograd.backward([shard.square().sum() for shard in shards])
