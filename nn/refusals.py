@@ -34,6 +34,10 @@ _CLOSED = {
     (torch._functorch.eager_transforms, "_wrap_for_grad"): ("torch.func's derivatives", _OURS),
     (torch._functorch.vmap, "_add_batch_dim"): ("torch.vmap", _OURS),
     (torch.autograd.forward_ad, "make_dual"): ("forward-mode differentiation", _OURS),
+    (torch, "asarray"): (
+        "torch.asarray",
+        "it is a tensor already: x.clone() is a copy, x.to(dtype), x.requires_grad_()",
+    ),
     (torch, "compile"): ("torch.compile", _COMPILE),
     (torch.jit, "trace"): ("torch.jit.trace", _COMPILE),
     (torch.jit, "script"): ("torch.jit.script", _COMPILE),

@@ -126,6 +126,7 @@ PAST: dict[str, Callable[[], object]] = {
     "Variable": lambda: torch.autograd.Variable(x()),
     "new": lambda: OTHER.new(x()),
     "new_tensor": lambda: OTHER.new_tensor(x()),
+    "asarray, which drops requires_grad": lambda: torch.asarray(x(), requires_grad=True),
     "set_": lambda: OTHER.clone().set_(x()),
     "set_ of a global tensor": lambda: x().set_(OTHER),
     "set_ to plain memory": lambda: x().set_(OTHER.untyped_storage(), 0, (4, 3)),
@@ -146,7 +147,7 @@ PAST: dict[str, Callable[[], object]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PAST)
 def test_a_conversion_past_torch_function_is_an_error_and_no_empty_tensor(name: str) -> None:
-    with pytest.raises(SbpError, match=r"(?s)\n  .*(full_tensor|flow\.)"):
+    with pytest.raises(SbpError, match=r"(?s)\n  .*(full_tensor|flow\.|x\.clone)"):
         PAST[name]()
 
 
