@@ -1,0 +1,253 @@
+"""Models of transformers by family, tiny and with random weights, trained in four ways beside one device.
+
+python -m tests.nn.families            # what becomes of each, and docs/families.md anew: half an hour
+python -m tests.nn.families llama t5   # of these alone
+"""
+
+import argparse
+import copy
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow import S
+from sbpflow.sbp import SbpLike
+
+__all__ = ["FAMILIES", "WAYS", "Family", "outcome", "said", "table"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
+RIGHT = "right"
+STEPS, ROWS, LENGTH, VOCABULARY, CLASSES, IMAGE = 2, 8, 10, 64, 3, 32
+OFF = 1e-5  # many compute in float32 inside, whatever their weights are
+SMALL = {  # of each the config takes what it knows
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 32, "num_labels": CLASSES,
+    "image_size": IMAGE, "patch_size": 8, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # the usual ones lie outside of a vocabulary as small
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "experts_implementation": "batched_mm",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model is made: what transformers loads it by, and what its config says besides `SMALL`."""
+
+    auto: str = "AutoModelForCausalLM"
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    def batch(self) -> dict[str, Tensor]:
+        tokens, classes = torch.randint(3, VOCABULARY, (ROWS, LENGTH)), torch.randint(CLASSES, (ROWS,))
+        if self.auto == "AutoModelForImageClassification":
+            return {"pixel_values": torch.randn(ROWS, 3, IMAGE, IMAGE, dtype=torch.float64), "labels": classes}
+        return {"input_ids": tokens, "labels": classes if "Sequence" in self.auto else tokens}
+
+
+IMAGES, SENTENCES, PAIRS = (
+    "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification",
+    "AutoModelForSeq2SeqLM",
+)
+FAMILIES = {
+    **{name: Family() for name in (
+        "arcee", "biogpt", "bloom", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2",
+        "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "llama", "mistral",
+        "modernbert-decoder", "mpt", "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3",
+        "smollm3", "stablelm", "starcoder2",
+    )},
+    "mamba": Family(sizes={"time_step_rank": 4}),
+    "recurrent_gemma": Family(sizes={"num_hidden_layers": 3}),
+    "mixtral": Family(sizes={"num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "olmoe": Family(sizes=EXPERTS),
+    "qwen2_moe": Family(sizes={**EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_moe": Family(sizes=EXPERTS),
+    "bert": Family(SENTENCES),
+    "albert": Family(SENTENCES, {"embedding_size": 16}),
+    "deberta-v2": Family(SENTENCES),
+    "distilbert": Family(SENTENCES, {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}),
+    "electra": Family(SENTENCES, {"embedding_size": 16}),
+    "roberta": Family(SENTENCES),
+    "bart": Family(PAIRS),
+    "pegasus": Family(PAIRS),
+    "t5": Family(PAIRS, {"d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}),
+    "beit": Family(IMAGES),
+    "convnext": Family(IMAGES, {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "patch_size": 4}),
+    "dinov2": Family(IMAGES),
+    "resnet": Family(IMAGES, {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8, "layer_type": "basic"}),
+    "swin": Family(
+        IMAGES, {"embed_dim": 8, "depths": [1, 1], "num_attention_heads": [1, 2], "window_size": 4, "patch_size": 2}
+    ),
+    "vit": Family(IMAGES),
+}  # fmt: skip
+
+
+def made(name: str) -> nn.Module:
+    """In float64, where what is rounded differently shows least."""
+    hub: Any = importlib.import_module("transformers")
+    family, usual = FAMILIES[name], hub.AutoConfig.for_model(name)
+    sizes = {key: value for key, value in SMALL.items() if hasattr(usual, key)} | ENDS | family.sizes
+    torch.manual_seed(0)
+    model: nn.Module = getattr(hub, family.auto).from_config(hub.AutoConfig.for_model(name, **sizes))
+    return model.double()
+
+
+def loss_fn(model: nn.Module, **batch: Tensor) -> Tensor:
+    more = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    return model(**batch, **more).loss  # type: ignore[no-any-return]
+
+
+Step = Callable[..., Tensor]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def plain(model: nn.Module, lay: Callable[[Tensor], Tensor] = lambda value: value) -> Step:
+    """The loop that everybody writes, on a batch that is laid out first."""
+    optimizer = sgd(model)
+
+    def step(**batch: Tensor) -> Tensor:
+        loss = loss_fn(model, **{name: lay(value) for name, value in batch.items()})
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def eager(hints: dict[str, SbpLike], model: nn.Module) -> Step:
+    where = flow.placement("cpu", range(4))
+    flow.nn.to_global(model, where, hints)
+    return plain(model, lambda value: flow.tensor(value, placement=where, sbp=S(0)))
+
+
+def graph(model: nn.Module) -> Step:
+    return flow.compile(model, loss_fn, sgd(model), placement=flow.placement("cpu:[0-3] as (data=2, tensor=2)"))
+
+
+def pipeline(model: nn.Module) -> Step:
+    """The longest list of layers in halves; the rest goes where its neighbours are."""
+    lists = [list(part) for part in model.modules() if isinstance(part, nn.ModuleList)]
+    stages = [flow.placement("cpu", [0]), flow.placement("cpu", [1])]
+    longest = max(lists, key=len)
+    flow.nn.pipeline(longest, stages)
+    return flow.compile(model, loss_fn, sgd(model), micro_batches=2)
+
+
+WAYS: dict[str, Callable[[nn.Module], Step]] = {
+    "data parallel": lambda model: eager({}, model),
+    "all S(0)": lambda model: eager({"*": S(0)}, model),
+    "graph": graph,
+    "pipeline": pipeline,
+}
+
+
+def outcome(name: str, way: str) -> str:
+    """`right`, or the first line of the error; weights after some steps are compared. A wrong value raises."""
+    model = made(name).train(way != "pipeline")  # whose dropout is drawn by micro-batch
+    batches = [FAMILIES[name].batch() for _ in range(STEPS)]
+    one = copy.deepcopy(model)
+    wanted = losses_of(plain(one), batches)
+    try:
+        losses = losses_of(WAYS[way](model), batches)
+    except flow.SbpflowError as error:
+        return str(error).splitlines()[0]
+    mine = dict(everything(model))
+    apart = {name: distance(mine[name], value) for name, value in everything(one)}
+    worst = max(apart, key=lambda name: apart[name])
+    assert max(abs(a - b) for a, b in zip(losses, wanted, strict=True)) < OFF, f"{losses} for {wanted}"
+    assert apart[worst] < OFF, f"{worst} is off by {apart[worst]}"
+    return RIGHT
+
+
+def losses_of(step: Step, batches: list[dict[str, Tensor]]) -> list[float]:
+    torch.manual_seed(1)
+    return [step(**batch).item() for batch in batches]
+
+
+def everything(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def distance(mine: Tensor, wanted: Tensor) -> float:
+    whole = mine.full_tensor() if isinstance(mine, flow.GlobalTensor) else mine
+    return (whole.double() - wanted.double()).abs().max().item() if wanted.numel() else 0.0
+
+
+def table() -> dict[tuple[str, str], str]:
+    """What docs/families.md says of each family and way."""
+    rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    head, _, *rest = [[entry.strip() for entry in row] for row in rows]
+    return {(row[0], way): said for row in rest for way, said in zip(head[1:], row[1:], strict=True)}
+
+
+TOP = """# Families of models
+
+Models of {count} families, as transformers {version} has them and nobody changed them, tiny and with random weights in
+float64. Each is trained for {steps} steps of SGD in four ways, and losses, weights and buffers are held to those of one
+device. `make sweep` runs all of them, `make test` a sample, and both hold them to this page, which is generated:
+
+```sh
+python -m tests.nn.families
+```
+
+- **data parallel**: weights `B`, the batch `S(0)`, on 4 ranks, eagerly. **all S(0)**: weights `S(0)` too.
+- **graph**: `flow.compile` on 2 x 2 ranks, which chooses all signatures.
+- **pipeline**: layers on two stages, two micro-batches.
+
+*refused* is an error that names the op and the line; it is quoted below.
+
+"""
+
+
+def page(found: dict[tuple[str, str], str]) -> str:
+    """The table as a page, and why what is refused is."""
+    hub: Any = importlib.import_module("transformers")
+    rows = [["family", *WAYS], ["---"] * (1 + len(WAYS))]
+    rows += [[name, *(said(found[name, way]) for way in WAYS)] for name in FAMILIES]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    reasons: dict[str, list[str]] = {}
+    for (name, way), text in found.items():
+        if text != RIGHT:
+            reasons.setdefault(re.sub(r"\S*/(?=[^/]+\.py:\d+)", "", text), []).append(f"{name} ({way})")
+    lines += ["", "## Refused", "", *(f"- {', '.join(where)}: `{text}`" for text, where in reasons.items())]
+    return TOP.format(count=len(FAMILIES), version=hub.__version__, steps=STEPS) + "\n".join(lines) + "\n"
+
+
+def said(found: str) -> str:
+    return RIGHT if found == RIGHT else "refused"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=[])
+    given = parser.parse_args()
+    found = {}
+    for name in given.families or FAMILIES:
+        for way in WAYS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found[name, way] = outcome(name, way)
+            print(f"{name:20} {way:14} {found[name, way]}", flush=True)
+    if not given.families:
+        PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()
