@@ -4,22 +4,42 @@ import os
 import runpy
 import subprocess
 import sys
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).with_name("users_script.py")
 ROOT = SCRIPT.parents[1]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with what `pip install --editable` puts there, and the packages of this one.
+
+    Checkers read the paths in .pth files of an environment and run no code of theirs, so that of an installation by a
+    hook on imports they see nothing.
+    """
+    home = tmp_path_factory.mktemp("environment")
+    build = "import setuptools.build_meta as build, sys; build.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(home)], cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = home.glob("*.whl")
+    venv.create(home / "venv", symlinks=True)
+    (site,) = (home / "venv").glob("lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    others = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (pytest, torch))
+    (site / "others.pth").write_text("\n".join(others))  # their own .pth files are not read
+    return home / "venv" / "bin" / "python"
 
 
 def checked(tmp_path: Path, *command: str) -> str:
     """What a checker says of the script where it lies alone, as at a user's; empty if it finds nothing."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.read_text())
-    environment = os.environ | {
-        "MYPYPATH": str(ROOT),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    ours = {"MYPYPATH", "PYTHONPATH"}  # a user's shows no way to here
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     line = [sys.executable, "-m", *command, str(script)]
     done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
     return done.stdout + done.stderr if done.returncode else ""
@@ -29,14 +49,14 @@ def test_the_script_runs() -> None:
     runpy.run_path(str(SCRIPT))
 
 
-def test_mypy_strict_finds_nothing(tmp_path: Path) -> None:
-    assert (
-        checked(tmp_path, "mypy", "--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'script'}") == ""
-    )
+def test_mypy_strict_finds_nothing(tmp_path: Path, python: Path) -> None:
+    cache = ROOT / ".mypy_cache" / "script"
+    options = ("--config-file=", f"--python-executable={python}", f"--cache-dir={cache}")
+    assert checked(tmp_path, "mypy", "--strict", *options) == ""
 
 
-def test_pyright_finds_nothing(tmp_path: Path) -> None:
+def test_pyright_finds_nothing(tmp_path: Path, python: Path) -> None:
     """By basedpyright, whose wheel brings the checker and its own node along: nothing is fetched when it runs."""
     pytest.importorskip("basedpyright")
-    (tmp_path / "pyrightconfig.json").write_text(f'{{"typeCheckingMode": "standard", "extraPaths": ["{ROOT}"]}}')
-    assert checked(tmp_path, "basedpyright", "--pythonpath", sys.executable, "--level", "error") == ""
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    assert checked(tmp_path, "basedpyright", "--pythonpath", str(python), "--level", "error") == ""
