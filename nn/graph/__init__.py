@@ -1,5 +1,6 @@
 """Graphs: a model captured, its signatures chosen together, and run."""
 
-from .graph import Graph, compile
+from .compiled import compile
+from .graph import Graph
 
 __all__ = ["Graph", "compile"]

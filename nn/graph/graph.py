@@ -1,9 +1,9 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from ...actors.pipeline import Costs
 from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
 from ...boxing.graph.physical import Graph as Physical
+from ...boxing.graph.report import Report
 from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
@@ -23,7 +24,7 @@ from .packed import padded
 from .piped import PipedStep, schedule_of
 from .step import Step
 
-__all__ = ["Graph", "compile"]
+__all__ = ["Graph"]
 
 
 class Graph:
@@ -112,7 +113,7 @@ class Graph:
         self._last = step
         return step
 
-    def plan(self, *args: Any, **kwargs: Any) -> "Graph":
+    def plan(self, *args: Any, **kwargs: Any) -> Self:
         """Capture and choose for arguments like these (they may be on meta); returns the graph.
 
         Nothing is run, compiled or made: the model stays as it is, and its parameters may be on meta too. Should it, or
@@ -139,7 +140,7 @@ class Graph:
             listed = value if isinstance(value, list | tuple) else [value]
             yield from (each for each in listed if isinstance(each, Optimizer))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Graph":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A graph of copies of the modules and optimizers, that was not called yet."""
         made = memo[id(self)] = object.__new__(type(self))
         fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_placement": self._placement}
@@ -212,7 +213,7 @@ class Graph:
             made.write(path)
         return made
 
-    def explain(self) -> Any:
+    def explain(self) -> Report:
         """What was chosen and why: signatures, moves, memory, what would have been next. Print it, or `.html(path)`."""
         return self.step.explain()
 
@@ -260,88 +261,3 @@ def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
         found += [p is not None and p.requires_grad for p in held["_parameters"].values()]
         left += held["_modules"].values()
     return tuple(found)
-
-
-class _Compiled(Graph):
-    """What `compile` returns."""
-
-    def __init__(
-        self, model: nn.Module, loss: Callable[..., Any] | None, optimizer: Any, options: Mapping[str, Any]
-    ) -> None:
-        super().__init__(**options)
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-
-    def _names(self) -> tuple[str, ...]:
-        return parameter_names(self.model.forward) if self.loss is None else parameter_names(self.loss)[1:]
-
-    def build(self, *args: Any, **kwargs: Any) -> Any:
-        if self.loss is None:
-            return self.model(*args, **kwargs)
-        result = self.loss(self.model, *args, **kwargs)
-        if torch.is_grad_enabled():
-            torch.autograd.backward(_first(result))
-        return result
-
-
-def _first(result: Any) -> Tensor:
-    """The loss: the result, or the first of several."""
-    first = result
-    while isinstance(first, list | tuple | Mapping) and first:
-        first = next(iter(first.values() if isinstance(first, Mapping) else first))
-    if not isinstance(first, Tensor):
-        found = f"{type(first).__name__}, which is no tensor"
-    elif first.numel() != 1:
-        found = f"a tensor {tuple(first.shape)} first"
-    elif not first.requires_grad:
-        found = "a loss that depends on nothing that requires grad"
-    else:
-        return first
-    raise SbpError(
-        f"the loss function returned {found}\n"
-        "  it is to return the loss, one number computed from the model's parameters, or several results of which the "
-        "loss is the first"
-    )
-
-
-def compile(
-    model: nn.Module,
-    loss_fn: Callable[..., Any] | None = None,
-    optimizer: Optimizer | list[Optimizer] | None = None,
-    *,
-    placement: Placement | None = None,
-    backend: Backend = "auto",
-    memory: float | None = None,
-    clip_grad_norm: float | None = None,
-    micro_batches: int = 1,
-    schedule: str | Schedule | None = None,
-    slices: int | Sequence[int] | None = None,
-    name: str | None = None,
-) -> Graph:
-    """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.
-
-    Without a loss function it is an inference: `step(*args)` is `model(*args)`.
-    """
-    if not isinstance(model, nn.Module):
-        raise SbpError(
-            f"compile of {type(model).__name__}\n  give it an nn.Module, as in flow.compile(model, loss_fn, optimizer)"
-        )
-    listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
-    for each in listed:
-        if not isinstance(each, Optimizer):
-            raise SbpError(
-                f"compile with {type(each).__name__} for an optimizer\n"
-                "  give it one of torch.optim, as in torch.optim.AdamW(model.parameters())"
-            )
-    if optimizer is not None and loss_fn is None:
-        raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
-    options = {
-        "placement": placement,
-        "backend": backend,
-        "memory": memory,
-        "clip_grad_norm": clip_grad_norm,
-        "micro_batches": micro_batches,
-        "schedule": schedule,
-        "slices": slices,
-        "name": name or type(model).__name__,
-    }
-    return _Compiled(model, loss_fn, optimizer, options)

@@ -55,7 +55,11 @@ def test_a_pipeline_is_cut_by_what_its_layers_take() -> None:
     flow.nn.pipeline(model, stages, costs=costs)
     after = step.plan(x).explain()
     assert [placement_of(model)[str(n)] for n in range(8)] == [stages[0]] + [stages[1]] * 7
+    assert after.course is not None
+    assert before.course is not None
     assert after.course.bubble < before.course.bubble
+    assert after.predicted is not None
+    assert before.predicted is not None
     assert after.predicted < before.predicted
     expected = loss_fn(model, x).item()
     assert step(x).item() == pytest.approx(expected, rel=1e-5)

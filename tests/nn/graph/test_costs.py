@@ -38,6 +38,8 @@ def test_explain_of_a_pipelined_step_is_of_the_step_and_not_of_one_micro_batch(s
     step = planned(model(2048, 256, 256, 1024), stages, schedule)
     report, costs = step.explain(), step.costs()
     drawn = published(schedule).show(stages, 4, v=max(1, len(costs) // stages), costs=costs)
+    assert report.predicted is not None
+    assert report.course is not None
     assert drawn.end < report.predicted <= (drawn.end + report.update) * (1 + 1e-9)  # stages update beside each other
     assert report.predicted - drawn.end > 0.9 * report.update / stages
     assert report.course.bubble == pytest.approx(drawn.bubble)
@@ -72,6 +74,7 @@ def test_a_stage_of_several_ranks_pays_for_its_own_moves_and_for_gradients_once(
     late = ("backward", "update")
     ends = [row for row in report.moves if row.direction in late and row.src.placement == pair and not row.free]
     assert ends
+    assert report.predicted is not None
     assert report.predicted > drawn.end  # the gradients of weights are brought together behind all micro-batches
     assert report.predicted < drawn.end + report.update + 2 * sum(
         row.spent for row in ends

@@ -91,7 +91,9 @@ def test_a_pipeline_on_meta_is_looked_at_before_it_runs(type_: Any, schedule: st
     step = step_of(model, None, micro_batches=4, schedule=schedule)
     step.plan(torch.empty(8, 64, device="meta"))
     assert all(value.is_meta for value in model.parameters())
-    assert len(step.explain().memory.ranks) == 3
+    memory = step.explain().memory
+    assert memory is not None
+    assert len(memory.ranks) == 3
     assert step.draw(tmp_path / "step.svg").exists()
     assert step.draw_actors(tmp_path / "actors.svg").exists()
     assert step.explain().html(tmp_path / "step.html")

@@ -164,7 +164,9 @@ def test_memory_of_a_pipeline_grows_with_what_is_under_way() -> None:
     def activations(schedule: str, stages: int = 4) -> list[int]:
         step = piped(layers(4), stages, schedule, 8)
         step(*batch(64))
-        return [held.activations for _, held in sorted(step.explain().memory.ranks.items())]
+        memory = step.explain().memory
+        assert memory is not None
+        return [held.activations for _, held in sorted(memory.ranks.items())]
 
     one, all_, two = activations("1f1b"), activations("gpipe"), activations("pipedream")
     assert one[0] > one[3]
