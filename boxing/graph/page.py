@@ -146,6 +146,8 @@ def _memory(memory: Memory | None) -> Iterator[str]:
         yield f'<span>rank {rank}</span><span class="bar">{bars}</span>'
         yield f'<span class="n{" over" if over else ""}">{said}{", too much" if over else ""}</span>'
     yield "</div>"
+    if memory.doubt:
+        yield f'<p class="pale">{escape(memory.doubt)}</p>'
 
 
 def _moves(rows: Sequence[MoveRow]) -> Iterator[str]:

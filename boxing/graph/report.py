@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sbp import Layout
-from ..look import duration, user_path, volume
+from ..look import duration
 from .blocks import Blocks
 from .ledger import MoveRow, Total, moves_of, totals
 from .physical import Graph, Op
@@ -39,7 +39,6 @@ __all__ = [
     "totals",
 ]
 
-SHOWN = 24  # rows of a table of text
 STAGES = 4  # that are named, those that work most
 
 
@@ -66,10 +65,16 @@ class Held:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of each rank, and how much there is on each, if that is known."""
+    """Of each rank, and how much there is on each, if that is known; why the inside of some segments is estimated."""
 
     ranks: Mapping[int, Held]
     limit: int | None = None
+    estimates: Sequence[str] = ()
+
+    @property
+    def doubt(self) -> str:
+        many = len(self.estimates)
+        return f"memory of {many} segment{'s' * (many > 1)} is an estimate: {self.estimates[0]}" if many else ""
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,9 @@ class Report:
 
     def full(self) -> str:
         """Every rank, move and op, in tables of text."""
-        return "\n".join(_text(self))
+        from .full import full
+
+        return "\n".join(full(self))
 
     def map(self) -> str:
         """The model on one page, as SVG: modules down, axes across, cells coloured by S, B, P; and memory by kind."""
@@ -249,6 +256,7 @@ class Report:
             "memory": self.memory
             and {
                 "limit": self.memory.limit,
+                "estimates": list(self.memory.estimates),
                 "ranks": {str(rank): asdict(held) for rank, held in self.memory.ranks.items()},
             },
             "modules": [
@@ -332,60 +340,6 @@ def time_line(report: Report) -> str:
     if report.course is not None:
         return f"{duration(report.predicted)} predicted: {report.course}\n          of one micro-batch, {parts}"
     return f"{duration(report.predicted)} predicted: {parts}"
-
-
-def _text(report: Report) -> Iterator[str]:
-    yield headline(report)
-    yield f"  time    {time_line(report)}"
-    yield f"  choice  {report.solution or 'unknown'}"
-    yield ""
-    yield from _memory(report.memory)
-    sent = [row for row in report.moves if not row.free]
-    free = sum(row.count for row in report.moves if row.free)
-    yield ""
-    yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
-    rows = [
-        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
-         change(r.src, r.dst), r.route, user_path(r.line))
-        for r in sent[:SHOWN]
-    ]  # fmt: skip
-    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
-    if len(sent) > SHOWN:
-        left = sum(r.spent for r in sent[SHOWN:])
-        yield f"  and {len(sent) - SHOWN} more of {duration(left)}"
-    yield ""
-    yield "totals"
-    of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in report.totals]
-    yield from table(("time", "a rank", "", "", "route"), of, "rr")
-    yield ""
-    yield "ops"
-    yield from _ops(report)
-
-
-def _memory(memory: Memory | None) -> Iterator[str]:
-    if memory is None:
-        yield "memory: unknown"
-        return
-    most = max((held.total for held in memory.ranks.values()), default=0)
-    full = memory.limit or most or 1
-    yield f"memory of a rank{f', of {volume(memory.limit)}' if memory.limit else ''}"
-    rows = []
-    for rank, held in memory.ranks.items():
-        bar = "#" * min(24, round(24 * held.total / full))
-        over = "  too much" if memory.limit and held.total > memory.limit else ""
-        parts = map(volume, (held.parameters, held.gradients, held.states, held.activations, held.total))
-        rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}"))
-    yield from table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
-
-
-def _ops(report: Report) -> Iterator[str]:
-    rows = []
-    for row in report.ops:
-        cost = "?" if row.seconds is None else duration(row.seconds * row.count)
-        other = f"{row.runner_up} (+{duration(row.extra)})" if row.runner_up else ""
-        many = f"x {row.count}" if row.count > 1 else ""
-        rows.append((cost, many, row.module, row.op, row.signature, other, user_path(row.line)))
-    yield from table(("time", "", "module", "op", "signature", "runner-up", "line"), rows, "r")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:

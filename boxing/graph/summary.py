@@ -40,6 +40,8 @@ def _memory(memory: Memory | None) -> Iterator[str]:
     where = f"on rank {rank}; on others from {volume(least)}" if least < most.total else "on every rank"
     yield f"  memory  {volume(most.total)}{of} at most {where}{over}"
     yield f"          {kinds(most)}"
+    if memory.doubt:
+        yield f"          {memory.doubt}"
 
 
 def kinds(held: Held) -> str:

@@ -66,4 +66,5 @@ def _mean(numbers: Sequence[int]) -> float:
 
 
 def _sum(a: Memory, b: Memory) -> Memory:
-    return Memory(a.parameters + b.parameters, a.gradients + b.gradients, a.activations + b.activations)
+    estimates = (*a.estimates, *b.estimates)
+    return Memory(a.parameters + b.parameters, a.gradients + b.gradients, a.activations + b.activations, estimates)

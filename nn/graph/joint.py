@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ...placement.errors import ShapeError
 from .local import Local
 
-__all__ = ["Traced", "ancestors", "cut", "gradients", "trace"]
+__all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace"]
 
 aten = torch.ops.aten
 # An op that fails on fakes is run another way; torch logs it as a crash.
@@ -31,6 +31,10 @@ _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # Nothing but views where autograd is off; whether a tensor can be seen so depends on strides that are not known here.
 SAME = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
+
+
+class Untraceable(RuntimeError):
+    """A segment's ops cannot be run on fakes: one needs values, has no fake of itself, or writes to an input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +52,10 @@ class Traced:
 def trace(
     local: Local, decompositions: dict[Any, Callable[..., Any]] | None = None, *, strided: bool = False
 ) -> Traced:
-    """The graphs of a local segment; with `strided` they count on inputs that are contiguous."""
+    """The graphs of a local segment; with `strided` they count on inputs that are contiguous.
+
+    Raises `Untraceable` for what only autograd can run; any other error is a mistake.
+    """
     # Inductor keeps what it compiled only of graphs with an environment of shapes, though all are known.
     fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     specs = local.makes
@@ -61,10 +68,12 @@ def trace(
         if _writes(whole.graph):  # a cut by what depends on what would lose these
             with torch.no_grad():
                 whole = make_fx(torch.func.functionalize(whole))(inputs, cotangents)
-        if _writes(whole.graph):
-            raise ValueError("an input is written to")
+    except RuntimeError as error:  # of which all are that torch has for what fakes cannot do
+        raise Untraceable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
     finally:
         _fake_log.disabled = silent
+    if _writes(whole.graph):
+        raise Untraceable("an input is written to")
     _clean(whole.graph, strided=strided)
     nodes = [node for node in whole.graph.nodes if node.op == "placeholder"]
     flat: Any = whole.graph.output_node().args[0]

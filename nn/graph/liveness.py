@@ -1,24 +1,24 @@
 """Memory: the bytes that a step takes at its peak on a rank, from when values are made and let go.
 
 What is counted is storages, so that a view costs nothing and a value in two registers counts once. Inside a segment the
-traced graph says what is made; what kernels take for themselves while they run is not seen.
+traced graph says what is made, or an estimate where none can be traced; what kernels take for themselves while they run
+is not seen.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from ...boxing.graph.physical import Graph
 from ...boxing.moves import LOCAL
 from ...boxing.plan import Plan
 from ...sbp import Layout
-from ...sbp.call import tensors_in
-from .joint import Traced, trace
+from .inside import Estimate, Inside, estimated, inside_of, quietly_traced
+from .joint import Traced, Untraceable
 from .local import Local, Localiser
 from .overlap import Do
 from .schedule import Schedule, schedule
@@ -30,11 +30,12 @@ __all__ = ["Memory", "kept", "memory"]
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
-    and gradients when most is."""
+    and gradients when most is. `estimates` has of each segment that could not be traced the reason."""
 
     parameters: int
     gradients: int
     activations: int
+    estimates: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -62,77 +63,29 @@ def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regathe
 def _ranks(
     graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
 ) -> "Iterator[tuple[int, _Rank]]":
-    known: dict[Any, Traced | None] = {}
+    known: dict[Any, Traced | Estimate] = {}
     placements = {value.layout.placement for value in graph.values.values()}
     for rank in sorted({rank for where in placements for rank in where.flat}):
         traced = {}
         for number, stage in enumerate(stages):
             if isinstance(stage, Segment) and rank in stage.placement:
                 traced[number] = _traced(known, localiser.segment(stage, rank))
-        again = {n: tuple(stages[n].inputs[at] for at in made.again) for n, made in traced.items() if made}
+        again = {
+            n: tuple(stages[n].inputs[at] for at in made.again)
+            for n, made in traced.items()
+            if isinstance(made, Traced)
+        }
         plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
         yield rank, _Rank(graph, stages, plan, traced, rank)
 
 
-def _traced(known: dict[Any, Traced | None], local: Local) -> Traced | None:
+def _traced(known: dict[Any, Traced | Estimate], local: Local) -> Traced | Estimate:
     if local.key not in known:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of its own parts
-                known[local.key] = trace(local)
-        except Exception:  # it runs by autograd, which keeps what goes in and comes out at least
-            known[local.key] = None
+            known[local.key] = quietly_traced(local)
+        except Untraceable as error:  # it runs by autograd
+            known[local.key] = estimated(local, str(error))
     return known[local.key]
-
-
-class _Inside(NamedTuple):
-    """What running a traced graph makes: the bytes at its peak, and of each result the storage: the number of the
-    input that it is a view of, or else a new one, by a name, and its bytes."""
-
-    peak: int
-    results: tuple[tuple[int | None, int, int], ...]
-
-
-def _inside(module: fx.GraphModule) -> _Inside:
-    nodes = list(module.graph.nodes)
-    (result,) = module.graph.output_node().args
-    ends: list[fx.Node] = []
-    fx.map_arg(result, ends.append)
-    last = {source: at for at, node in enumerate(nodes) for source in node.all_input_nodes}
-    last.update(dict.fromkeys(ends, len(nodes)))
-    given: dict[int, int] = {}
-    size: dict[int, int] = {}
-    until: dict[int, int] = {}
-    made: list[list[int]] = []
-    for at, node in enumerate(nodes):
-        found = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in _tensors(node)}
-        made.append([])
-        for storage, nbytes in found.items():
-            if node.op == "placeholder":
-                given.setdefault(storage, len([n for n in nodes[:at] if n.op == "placeholder"]))
-            elif storage not in given:
-                if storage not in size:
-                    made[at].append(storage)
-                    size[storage] = nbytes
-                until[storage] = max(until.get(storage, at), last.get(node, at))
-    live = peak = 0
-    gone: dict[int, list[int]] = {}
-    for storage, at in until.items():
-        gone.setdefault(at, []).append(storage)
-    for at in range(len(nodes)):
-        live += sum(size[storage] for storage in made[at])
-        peak = max(peak, live)
-        live -= sum(size[storage] for storage in gone.get(at, ()))
-    results = []
-    for node in ends:
-        (value,) = _tensors(node)
-        storage = value.untyped_storage()
-        results.append((given.get(storage._cdata), storage._cdata, storage.nbytes()))
-    return _Inside(peak, tuple(results))
-
-
-def _tensors(node: fx.Node) -> list[Tensor]:
-    return tensors_in(node.meta.get("val"))
 
 
 class _Rank:
@@ -143,11 +96,11 @@ class _Rank:
         graph: Graph,
         stages: Sequence[Stage],
         plan: Schedule,
-        traced: Mapping[int, Traced | None],
+        traced: Mapping[int, Traced | Estimate],
         rank: int,
     ) -> None:
         self.graph, self.stages, self.plan, self.traced, self.rank = graph, stages, plan, traced, rank
-        self.insides: dict[fx.GraphModule, _Inside] = {}
+        self.insides: dict[fx.GraphModule, Inside] = {}
         self.fresh = count()
         self.bytes: dict[int, int] = {}
         self.held: dict[str, tuple[int, ...]] = {}
@@ -179,7 +132,8 @@ class _Rank:
         for do in self.plan.todo:
             self.do(do)
         gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())
-        return Memory(parameters, gradients, max(self.most - gradients, 0))
+        estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
+        return Memory(parameters, gradients, max(self.most - gradients, 0), estimates)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""
@@ -241,12 +195,14 @@ class _Rank:
         if do.number not in self.traced or not isinstance(stage, Segment):
             return
         made = self.traced[do.number]
-        if made is None:
+        if isinstance(made, Estimate):
+            self.passing(made.forward if do.what == "run" else made.backward)
             for register in do.writes:
                 if register in self.plan.layouts:
                     self.hold(register, [self.new(self.size(self.plan.layouts[register]))])
                 else:
-                    self.hold(register, [self.held[name][0] for name in (*do.reads, *do.writes[: len(stage.outputs)])])
+                    there = [self.held[name][0] for name in (*do.reads, *do.writes[: len(stage.outputs)])]
+                    self.hold(register, [*there, self.new(made.kept)])
         elif do.what == "run":
             given = [self.held[name][0] for name in do.reads]
             found = self.run(made.forward, given)
@@ -264,7 +220,7 @@ class _Rank:
     def run(self, module: fx.GraphModule, given: Sequence[int]) -> list[int]:
         inside = self.insides.get(module)
         if inside is None:
-            inside = self.insides[module] = _inside(module)
+            inside = self.insides[module] = inside_of(module)
         self.passing(inside.peak)
         made: dict[int, int] = {}
         found = []

@@ -29,7 +29,9 @@ def report(
     belong to the optimizer for each of them."""
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    memory = Memory(with_states(live, trained.values(), kept), None if limit is None else int(limit))
+    estimates = max((held.estimates for held in live.values()), key=len, default=())
+    ranks = with_states(live, trained.values(), kept)
+    memory = Memory(ranks, None if limit is None else int(limit), estimates)
     update, exposed, hidden = _times(decided)
     costs = tuple(_costs(decided))
     return Report(graph, costs, memory, solution, exposed, hidden, update, again)

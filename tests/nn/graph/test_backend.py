@@ -168,7 +168,7 @@ def test_what_cannot_be_traced_is_run_by_autograd() -> None:
 
 def test_an_input_that_is_written_to_is_left_to_autograd() -> None:
     made = compiled(local([(4,)], [(torch.relu_, Ref(0))], [1], wants=[]), "code")
-    assert (made.backend, made.reason) == ("autograd", "code: ValueError: an input is written to")
+    assert (made.backend, made.reason) == ("autograd", "code: Untraceable: an input is written to")
 
 
 def test_a_wrong_rule_is_an_error_and_not_another_backend() -> None:
