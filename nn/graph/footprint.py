@@ -6,6 +6,7 @@ from math import prod
 
 from ...actors.simulate import Run
 from ...boxing.graph.physical import vars_in
+from ...sbp import Layout
 from .liveness import Memory, kept, memory
 from .local import Localiser
 from .pipelined import Pipelined
@@ -18,7 +19,8 @@ __all__ = ["footprint", "left"]
 
 def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
-    where weights are kept in several versions or on two routes, they count so often."""
+    where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
+    twice, added up and those of one micro-batch, and what hops send and receive may wait for all of a step's."""
     total: dict[int, Memory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
@@ -31,6 +33,7 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     localiser = Localiser(variant.graph)
     one = memory(variant.graph, variant.stages, localiser, regather=regather, overlap=False)
     stays = kept(variant.graph, variant.stages, localiser, regather=regather)
+    many = sum(of == route for of, _ in program.keys)
     found = {}
     for rank, peak in one.items():
         mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
@@ -40,6 +43,9 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
         sequences = -(-slots // program.slices)  # that have begun and not ended
         extra = round(more * stays[rank] + max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
+        extra += summed(variant, rank) if many > 1 else 0
+        # What the slots keep of forward hops is counted with them.
+        extra += many * hopping(variant, rank, "BW") + round(max(0.0, many - slots)) * hopping(variant, rank, "F")
         found[rank] = replace(peak, activations=peak.activations + extra)
     return found
 
@@ -54,6 +60,22 @@ def left(variant: Variant, rank: int) -> int:
                     *rows, _, width = of.local_shape(rank)
                     found += 2 * prod(rows) * op.args[5] * width * of.dtype.itemsize
     return found
+
+
+def summed(variant: Variant, rank: int) -> int:
+    """The gradients of weights as they are added up."""
+    tasks = variant.tasks
+    added = {slot: tasks.layouts[part] for part, slot in tasks.sums.items()}
+    return sum(_bytes(of, rank) for of in added.values())
+
+
+def hopping(variant: Variant, rank: int, kinds: str) -> int:
+    """What a rank sends to tasks of these kinds elsewhere and receives for its own, of one micro-batch."""
+    return sum(_bytes(of, rank) for hop in variant.tasks.hops if hop.target.kind in kinds for of in hop.pair)
+
+
+def _bytes(of: Layout, rank: int) -> int:
+    return prod(of.local_shape(rank)) * of.dtype.itemsize if rank in of.placement else 0
 
 
 def _slots(run: Run, chunk: int) -> int:

@@ -1,0 +1,39 @@
+"""The footprint of a pipelined step is at or above what its ranks are seen to take."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.placement.world import world
+from tests.ranks import Ranks
+
+from .pipes import ALONE4, mlp, numbers, sgd, square_loss, staged
+from .test_liveness import Live
+
+
+def peaks(schedule: str, pieces: int, width: int, rows: int) -> tuple[int, int]:
+    """Bytes that a step was seen to take here beside what the optimizer keeps, and those that `explain` tells."""
+    torch.manual_seed(0)
+    model: nn.Module = staged(mlp(4, width).double(), ALONE4, schedule)
+    step: Any = flow.compile(model, square_loss, sgd(model), schedule=schedule, micro_batches=pieces)
+    batch = numbers(0, rows=rows, width=width)
+    for _ in range(2):
+        step(*batch)
+    rank = world().rank
+    assert rank is not None
+    live = Live()
+    held = [x for of in step.step.held.values() for x in of._shards]
+    live.known.update(x.untyped_storage()._cdata for x in held)
+    with live:
+        step(*batch)
+    return live.peak + sum(x.nbytes for x in held), step.step.memory()[rank].total
+
+
+@pytest.mark.parametrize("pieces", [4, 8])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, schedule: str, pieces: int) -> None:
+    for seen, told in ranks4(peaks, schedule, pieces, 64, 64):
+        assert seen <= told <= 1.5 * seen
