@@ -36,4 +36,4 @@ def peaks(schedule: str, pieces: int, width: int, rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, schedule: str, pieces: int) -> None:
     for seen, told in ranks4(peaks, schedule, pieces, 64, 64):
-        assert seen <= told <= 1.5 * seen
+        assert seen <= told <= 2 * seen  # how much of what hops hold is alive at once depends on who is quicker
