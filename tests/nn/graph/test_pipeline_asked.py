@@ -257,5 +257,6 @@ def test_every_micro_batch_under_way_is_said_to_keep_what_its_backward_reads() -
     one = 16 * 32 * 8  # an activation: a stage has four linear layers, each behind what it reads, and four tanh
     assert all(4 * one <= bytes_ <= 8 * one for bytes_ in each)
     early = said("1f1b", 4)
-    assert early == said("1f1b", 7)
-    assert [a - b for a, b in zip(four, early, strict=True)] == [2 * each[0], 3 * each[1]]
+    hops = 2 * one  # an activation and its gradient, whose buffers wait for the end of a step
+    assert [b - a for a, b in zip(early, said("1f1b", 7), strict=True)] == [3 * hops] * 2
+    assert [a - b for a, b in zip(four, early, strict=True)] == [2 * (each[0] - hops), 3 * (each[1] - hops)]
