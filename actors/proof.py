@@ -70,7 +70,7 @@ class Waits(tuple[Wait, ...]):
 
 
 def waits(desk: Desk, travel: Sequence[Send | Receive | None] = ()) -> Waits:
-    """What every actor that has not ended waits for. `travel` has for each what it sends or receives, if it does.
+    """Each actor that has not ended, with what it waits for. `travel` has for each what it sends or receives, if any.
 
     What was sent is posted before anybody waits for it, and may have been taken long ago: only those are named whose
     slots are missing.

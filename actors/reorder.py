@@ -17,7 +17,7 @@ MOST = 8  # changes
 
 @dataclass(frozen=True, slots=True)
 class Sooner:
-    """What an actor does sooner, and before what; each a case and how often that was done before."""
+    """Work that an actor does sooner, and before what; each a case and how often that was done before."""
 
     actor: str
     what: tuple[str, int]

@@ -87,8 +87,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Preview:
-    """What every device does and when. Print it, or write it as SVG; notebooks draw it. Neither gets wider than a page,
-    however much longer one stage takes than another."""
+    """Work of every device, with its times. Print it, or write it as SVG; notebooks draw it. Neither gets wider than a
+    page, however much longer one stage takes than another."""
 
     schedule: Schedule
     shape: Shape
@@ -233,7 +233,7 @@ class Preview:
 
 
 def _few(values: Sequence[object], between: str) -> str:
-    """What is said of each device, of the first ones where there are many."""
+    """Values of the devices in a row, of the first ones where there are many."""
     more = len(values) - DEVICES
     return between.join(map(str, values[:DEVICES])) + (f"{between}and {more} more" if more > 0 else "")
 

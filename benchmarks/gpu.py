@@ -1,4 +1,4 @@
-"""What only a card can time, a part a process: `tools/gpu.py` runs them all, each under its own limit.
+"""Timings that only a card can give, a part a process: `tools/gpu.py` runs them all, each under its own limit.
 
     python -m benchmarks.gpu eager [--device cpu] [--quick]
 
@@ -216,7 +216,7 @@ def started(name: str, device: str) -> "subprocess.Popen[str]":
 
 
 def first_loss(run: "subprocess.Popen[str]") -> float | str:
-    """What the first step told, after which the run is ended; the last line of one that told nothing."""
+    """The loss that the first step told, after which the run is ended; the last line of one that told nothing."""
     last = "it said nothing"
     assert run.stdout is not None
     with run.stdout:

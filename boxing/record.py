@@ -76,7 +76,7 @@ class Moved:
 
 
 class Moves(list[Moved]):
-    """What a record collects; prints as a line a move, and their totals."""
+    """Moves that a record collects; prints as a line a move, and their totals."""
 
     @property
     def bytes(self) -> int:
@@ -160,7 +160,7 @@ def _layer() -> str:
 
 
 def asker() -> Asker | None:
-    """Who asks now, if anybody wants to know."""
+    """The one who asks now, if anybody wants to know."""
     return Asker(user_line(), _layer()) if _open else None
 
 

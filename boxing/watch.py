@@ -113,7 +113,7 @@ class Watch:
         return "\n".join(lines + self._seeds(turn))
 
     def _seeds(self, turn: Turn) -> list[str]:
-        """Who alone compares seeds: where all others go on, that one was seeded alone, or otherwise than they were."""
+        """Ranks that alone compare seeds: where all others go on, those were seeded alone, or otherwise than they."""
         latest = {rank: entry for rank in turn.group if (entry := self.ledger.latest(rank))}
         here = turn.key, turn.number
         texts = {rank: entry.text for rank, entry in latest.items() if (entry.group, entry.turn) == here}

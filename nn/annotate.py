@@ -205,7 +205,7 @@ def _read(sbp: SbpLike) -> Hint:
 
 
 def spared(sbp: Any, value: Tensor) -> Any:
-    """What is said of many tensors, for one of them: what has no dims cannot be split, and is B."""
+    """A hint for many tensors, as it is for one of them: what has no dims cannot be split, and is B."""
     if is_lazy(value) or value.ndim:
         return sbp
     given = parse(sbp) if isinstance(sbp, str) else sbp

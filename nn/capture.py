@@ -161,7 +161,7 @@ def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
 
 
 def _as_returned(function: Any, calls: Sequence[Seen], result: Any) -> Any:
-    """What the function returns where nobody watches: torch makes tuples of the lists of its ops."""
+    """The result as the function returns it where nobody watches: torch makes tuples of the lists of its ops."""
     is_op = isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
     is_list = type(result) is list and any(result is call.out for call in calls)
     return tuple(result) if is_list and not is_op else result

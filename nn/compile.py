@@ -169,7 +169,7 @@ def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 
 def _base_of(y: Tensor, call: Call) -> int | None:
-    """Which input an output is a view of. What an unsafe_ op gives shares memory too, and yet stands for itself."""
+    """The input that an output is a view of. What an unsafe_ op gives shares memory too, and yet stands for itself."""
     if "unsafe_" in call.op.__name__:
         return None
     mine = y.untyped_storage()._cdata

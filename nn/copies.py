@@ -37,7 +37,7 @@ _OURS = {*GlobalTensor.__annotations__, *vars(GlobalTensor), "_is_param"}
 
 
 def attributes(x: Tensor) -> dict[str, Any]:
-    """What users hang on a tensor."""
+    """Attributes that users hang on a tensor."""
     return {name: value for name, value in vars(x).items() if name not in _OURS}
 
 

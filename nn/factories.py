@@ -174,7 +174,7 @@ def from_local(
 
 
 def _computed(pieces: tuple[Tensor, ...], of: Layout) -> tuple[Tensor, ...]:
-    """What may be the shards of a tensor that is no leaf: no leaves themselves, and each in memory of its own."""
+    """Shards for a tensor that is no leaf: no leaves themselves, and each in memory of its own."""
     wants, state = torch.is_grad_enabled(), of.state
     alike = [a for a in range(of.placement.ndim) if a not in (*state.split, *state.partial, *of.grad_partial)]
     ranks: dict[Any, list[int]] = {}  # that were given one tensor, and hold the same

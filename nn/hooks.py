@@ -20,7 +20,7 @@ __all__ = ["register_hook", "register_post_hook", "retain_grad", "retained"]
 
 
 class Hooks:
-    """What is to be called with a tensor's gradient, as one global tensor; and with a leaf after it got one.
+    """Functions to be called with a tensor's gradient, as one global tensor; and with a leaf after it got one.
 
     They stay with the tensor whatever becomes of its `requires_grad`.
     """

@@ -69,7 +69,7 @@ def _terms(
     ord: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """What one rank adds to each; of what several ranks hold alike, the first."""
+    """A rank's part of each norm; of what several ranks hold alike, the first rank counts it."""
     if ord == math.inf:  # of nothing torch knows no maximum
         shards = [shard if shard.numel() else shard.new_zeros(1) for shard in shards]
     local = torch._foreach_norm(shards, ord, dtype)

@@ -69,6 +69,6 @@ def table(x: GlobalTensor) -> str:
 
 
 def html(x: GlobalTensor) -> str:
-    """Who holds what, for notebooks: ranks in their grid, and what a process may know of the value."""
+    """Ranks in their grid with what each holds, for notebooks, and what a process may know of the value."""
     of = x._layout
     return of._repr_html_() + (f"<pre>{escape(text(x))}</pre>" if of.numel <= MOST_SHOWN else "")

@@ -112,7 +112,7 @@ def _meet(timeout: float) -> None:
 
 
 def _absent() -> str:
-    """Who of the ranks did not come, as far as the store that they meet at can tell."""
+    """Ranks that did not come, as far as the store that they meet at can tell."""
     from torch._C._distributed_c10d import PrefixStore
 
     if _base is None:

@@ -106,7 +106,7 @@ class Layout:
         return text + (f" [{'; '.join(notes)}]" if notes else "")
 
     def held(self, rank: int) -> str:
-        """What a rank holds, in words: the indices of each dim, and which addend where it is one."""
+        """The part that a rank holds, in words: the indices of each dim, and which addend where it is one."""
         indices = ", ".join(" + ".join(f"{lo}:{hi}" for lo, hi in dim) or "nothing" for dim in self.spans(rank))
         where = self.placement.coords(rank)
         number = ", ".join(str(where[axis]) for axis in self.state.partial)

@@ -33,7 +33,7 @@ def layer(
     both: bool,
     narrow: torch.dtype | None,
 ) -> list[Tensor]:
-    """What the op computes, by torch's own function where tensors have values."""
+    """The op's results, by torch's own function where tensors have values."""
     if isinstance(x, FakeTensor):
         made: list[Tensor] = recurrent(x, lengths, list(states), list(weights), kind, biases, both, narrow)
         return made

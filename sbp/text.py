@@ -47,7 +47,7 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
 
 
 def on_all_axes(sbp: SbpLike, placement: Placement) -> SbpLike:
-    """What is said of a parameter, where a lone entry is meant for every axis: `S(0)` cuts it over all ranks.
+    """A parameter's signature, where a lone entry is meant for every axis: `S(0)` cuts it over all ranks.
 
     >>> from ..placement import placement
     >>> p = placement("cpu:[0-3] as (data=2, tensor=2)")

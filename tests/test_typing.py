@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(tmp_path: Path, *command: str) -> str:
-    """What a checker says of the script where it lies alone, as at a user's; empty if it finds nothing."""
+    """Output of a checker for the script where it lies alone, as at a user's; empty if it finds nothing."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.read_text())
     ours = {"MYPYPATH", "PYTHONPATH"}  # a user's shows no way to here

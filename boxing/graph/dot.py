@@ -138,7 +138,7 @@ def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: st
 
 
 def _loose(what: Scene) -> Iterator[str]:
-    """What is outside stands in no frame."""
+    """Nodes that are outside stand in no frame."""
     yield from ("  " + _node(node) for node in what.nodes.values() if not node.place)
 
 
@@ -166,7 +166,7 @@ def _look(look: str, dashed: bool = False, note: bool = False) -> str:
 
 
 def _edge(edge: Edge, levels: dict[str, int], *, apart: bool) -> str:
-    """What goes straight on is kept straight; what skips over something is led around it. Those between placements
+    """An edge, kept straight where it goes straight on, led around what it skips over. Those between placements
     do not say what stands above what."""
     words = "xlabel" if apart else "label"  # a label would be a stop on the way, which is found beside everything
     look = [f"{words}={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []

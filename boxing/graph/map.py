@@ -106,7 +106,7 @@ def _key(y: int) -> Iterator[str]:
 
 
 def _ranks(memory: Memory | None) -> Mapping[str, Held]:
-    """What bars there are: of each rank, or of the fullest and the emptiest where there are many."""
+    """The bars by name: of each rank, or of the fullest and the emptiest where there are many."""
     if memory is None or not memory.ranks:
         return {}
     if len(memory.ranks) <= RANKS:

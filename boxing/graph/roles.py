@@ -42,7 +42,7 @@ class Role:
 
     @property
     def name(self) -> str:
-        """What it is called in there."""
+        """Its name in there."""
         return self.module[len(self.within) :].removeprefix(".") or self.module
 
     def on(self, axis: str) -> str:
@@ -128,7 +128,7 @@ def _word(op: Op, axis: int, used: Layout, stored: Layout, home: Layout, acts: L
 
 
 def _split(op: Op, acts: Layout, axis: int) -> str:
-    """What is done on an axis where weights are whole, by how what they are applied to lies."""
+    """The word for an axis where weights are whole, by how what they are applied to lies."""
     entry, many = acts.sbp[axis], len(acts.shape)
     if not isinstance(entry, Split):
         return "on addends" if isinstance(entry, Partial) else "replicated"

@@ -45,7 +45,7 @@ def _memory(memory: Memory | None) -> Iterator[str]:
 
 
 def kinds(held: Held) -> str:
-    """What memory is taken by."""
+    """Parts of the memory that is taken, each with its bytes."""
     parts = ("parameters", "gradients", "states", "activations")
     return ", ".join(f"{part} {volume(getattr(held, part))}" for part in parts)
 

@@ -24,7 +24,7 @@ def trained(graph: Graph) -> list[Layout]:
 
 
 def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
-    """What a step takes, and what an optimizer keeps besides of what lies so."""
+    """Bytes that a step takes, with those that an optimizer keeps besides of what lies so."""
     homes, ranks = list(homes), {}
     for rank, held in live.items():
         states = sum(kept * _bytes(home, rank) for home in homes if rank in home.placement.flat)

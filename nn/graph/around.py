@@ -130,7 +130,7 @@ def _refused_grad(*args: Any, **kwargs: Any) -> Any:
 
 
 def _within(region: Region) -> Callable[..., Iterator[None]]:
-    """What `checkpoint(use_reentrant=False)` has around the function that it calls."""
+    """The context that `checkpoint(use_reentrant=False)` has around the function that it calls."""
 
     def around_call(*args: Any, **kwargs: Any) -> Iterator[None]:
         with region():

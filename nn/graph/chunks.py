@@ -150,7 +150,7 @@ class _Chunker:
                 self.level[at] = max(self.level[at], last)
 
     def join(self) -> None:
-        """What is in no layer, as the op of a skip connection, goes to the next chunk of layers on its ranks."""
+        """Put what is in no layer, as the op of a skip connection, into the next chunk of layers on its ranks."""
         layers: dict[int, list[int]] = {}
         for at, level in self.level.items():
             if at not in self.hops and _module(self.stages[at]) in self.placed:

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Options(TypedDict, total=False):
-    """What `Graph` and `compile` take by name."""
+    """Arguments that `Graph` and `compile` take by name."""
 
     placement: Placement | None
     backend: Backend
@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
 
 
 class _Compiled(Graph, Generic[M, Args, Result]):
-    """What `compile` returns: it takes what the loss function takes besides the model, and returns what that returns.
+    """The graph that `compile` makes: it takes what the loss function takes besides the model, and returns its result.
 
     `build` of a subclass of `Graph` is the user's, and no type of `Graph.__call__` can follow it; here it is known.
     """

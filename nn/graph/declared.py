@@ -1,4 +1,4 @@
-"""What a program says of single tensors while it is captured: factories with a placement, and `to_global`.
+"""Declarations that a program makes of single tensors while captured: factories with a placement, and `to_global`.
 
 A captured tensor is the whole one, without values; where it lives and how it lies are notes on the op that makes it.
 """

@@ -54,7 +54,7 @@ class Drawer:
         return [*self(*inputs), chance]
 
     def again(self, *given: Any) -> list[tuple[Tensor, ...]]:
-        """What was drawn from there on."""
+        """Numbers as they were drawn from there on."""
         *inputs, chance = given
         with _drawing:
             before = self.generator.get_state()

@@ -138,7 +138,7 @@ def formula_of(op: LogicalOp, call: Call) -> Logical | None:
 
 
 def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[tuple[LogicalOp, ...], Any] | None:
-    """What a function makes of an op's inputs, which have the first numbers: ops that write nowhere, and its result."""
+    """Ops that write nowhere, of a function on an op's inputs, which have the first numbers; and its result."""
     (args, kwargs), layouts = _in_order(op), [_one(x) for x in call.inputs]
     try:
         seen = capture(function, args, kwargs, layouts, grad=False)
@@ -162,7 +162,7 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
 def _functional(
     function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]
 ) -> tuple[list[LogicalOp], Any]:
-    """What a function does that writes in place, as a step that does is captured: cells of LSTMs are such."""
+    """Ops and result of a function that writes in place, as a step that does is captured: cells of LSTMs are such."""
     tape, inputs = Tape(), fakes_of(layouts)
     for x in inputs:
         tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))

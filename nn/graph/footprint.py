@@ -70,7 +70,7 @@ def summed(variant: Variant, rank: int) -> int:
 
 
 def hopping(variant: Variant, rank: int, kinds: str) -> int:
-    """What a rank sends to tasks of these kinds elsewhere and receives for its own, of one micro-batch."""
+    """Bytes that a rank sends to tasks of these kinds elsewhere and receives for its own, of one micro-batch."""
     return sum(_bytes(of, rank) for hop in variant.tasks.hops if hop.target.kind in kinds for of in hop.pair)
 
 

@@ -123,7 +123,7 @@ class Graph:
         return self
 
     def _names(self) -> tuple[str, ...]:
-        """What the user calls the arguments."""
+        """Names of the arguments, as the user calls them."""
         return parameter_names(self.build)
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -218,7 +218,7 @@ class Graph:
         return self.step.explain()
 
     def costs(self) -> tuple[Costs, ...]:
-        """What each chunk of a pipelined step is predicted to take for one micro-batch, in seconds: to try schedules
+        """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
         with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
         return self.step.costs()
 

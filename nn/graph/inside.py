@@ -24,7 +24,7 @@ def quietly_traced(local: Local) -> Traced:
 
 
 class Inside(NamedTuple):
-    """What running a traced graph makes: the bytes at its peak, and of each result the storage: the number of the
+    """Memory that a traced graph makes as it runs: bytes at the peak, and of each result the storage: the number of the
     input that it is a view of, or else a new one, by a name, and its bytes."""
 
     peak: int

@@ -51,7 +51,7 @@ class OwnOp(FunctionOp):
         return self.cls.__name__
 
     def answer(self, call: Call) -> Match | None:
-        """Which dims of a call may be split, where the rule book has no rule of this name."""
+        """The dims of a call that may be split, where the rule book has no rule of this name."""
         named = numbered(list(call.args))
         key = str(named), tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in call.inputs)
         if key not in self._known:
@@ -66,7 +66,7 @@ def _op(cls: type[Function], kinds: tuple[bool, ...], outputs: int) -> OwnOp:
 
 
 def called(apply: Callable[..., Any], cls: Any, args: tuple[Any, ...], tape: Tape, watch: Watch) -> Any:
-    """What a Function makes of fakes, with one op on the tape."""
+    """The result that a Function makes of fakes, with one op on the tape."""
     line = user_line()
     given = [watch.fake(x) if isinstance(x, Tensor) else x for x in args]
     before = [x._version for x in tensors_in(given)]
@@ -107,7 +107,7 @@ def _fake(y: Tensor, given: Sequence[Any]) -> Tensor:
 
 
 class _Context:
-    """What forward and backward are given for a context: it keeps what the one leaves to the other."""
+    """The context that forward and backward are given: it keeps what the one leaves to the other."""
 
     def __init__(self, needs: Sequence[bool]) -> None:
         self.needs_input_grad, self.saved_tensors = tuple(needs), ()

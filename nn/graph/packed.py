@@ -59,7 +59,7 @@ def repacked(value: Any) -> Any:
 
 
 def unpacked(result: Any) -> Any:
-    """What a step returns, in which nothing may be packed."""
+    """The result of a step, in which nothing may be packed."""
     if isinstance(result, PackedSequence) and isinstance(result.data, Rows):
         _refuse("a result")
     for part in result.values() if isinstance(result, dict) else result if isinstance(result, list | tuple) else ():
@@ -156,7 +156,7 @@ def packing() -> Iterator[None]:
 
 
 def packed(x: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> PackedSequence:
-    """What stands for samples of these lengths, packed."""
+    """A stand-in for samples of these lengths, packed."""
     first = x.transpose(0, 1) if batch_first else x
     given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
     many, most = given.shape[0], first.shape[0]
@@ -240,7 +240,7 @@ def _(lengths: Tensor, *_: Any) -> Tensor:
 
 @torch.library.custom_op("sbpflow::packed_noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _noise(lengths: Tensor, time: int, features: int, p: float, dtype: torch.dtype) -> Tensor:
-    """What dropout multiplies packed samples by, padded: the numbers in the order in which torch packs."""
+    """Factors that dropout multiplies packed samples by, padded: the numbers in the order in which torch packs."""
     many = lengths.shape[0]
     place = torch.ones(time, many, 1, dtype=torch.bool, device=lengths.device)
     sizes = pack_padded_sequence(place, lengths.cpu(), enforce_sorted=False)

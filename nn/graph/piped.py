@@ -174,7 +174,7 @@ class PipedStep(Step):
 
     @cached_property
     def program(self) -> Pipelined:
-        """What runs."""
+        """The pipeline that runs."""
         sizes = [piece.sizes for piece in self.batch.pieces]
         if self.schedule.synchronous or not self.trains:
             return Pipelined(self.variants, sizes, self.schedule, self.name, self.batch.slices)
@@ -274,13 +274,13 @@ class PipedStep(Step):
         return picture(drawn(self.program.network), path)
 
     def costs(self) -> tuple[Costs, ...]:
-        """What every chunk takes for a micro-batch of the first kind, as predicted; on a second route it is alike."""
+        """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
         key = 0, self.batch.pieces[0].sizes
         first = self.variants[key]
         return chunk_costs(first.graph, self.sized[key].decided, first.stages, first.where)
 
     def explain(self) -> Report:
-        """What was chosen and why; ops and moves are those of one micro-batch."""
+        """Choices and their reasons; ops and moves are those of one micro-batch."""
         pieces, slices = self.batch.pieces, self.batch.slices
         routes = [one for (_, size), one in self.variants.items() if size == pieces[0].sizes]
         first, costs = routes[0], self.costs() * len(routes)

@@ -85,12 +85,12 @@ class Pipelined:
 
     @cached_property
     def once(self) -> dict[tuple[int, Size], Once]:
-        """What is done once a step, before and behind all micro-batches."""
+        """Work done once a step, before and behind all micro-batches."""
         return {key: Once(self.variants[key]) for key in dict.fromkeys(self.keys)}
 
     @cached_property
     def runtime(self) -> Runtime:
-        """What drives the actors: threads, and lines to other processes, which the first step asks for."""
+        """The driver of the actors: threads, and lines to other processes, which the first step asks for."""
         return self.alone(self.name) if world().rank is None else self.together(self.name)
 
     def prepare(self) -> None:

@@ -80,7 +80,7 @@ class Program:
 
     @property
     def schedule(self) -> Schedule:
-        """What a step does, in order."""
+        """The work of a step, in order."""
         return self._made[0]
 
     @property

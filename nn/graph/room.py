@@ -78,7 +78,7 @@ def fitted(
 
 
 class _Counted:
-    """What the chooser counts of each plan: what stays, and a share of what the backward keeps; a rank's mean."""
+    """Memory as the chooser counts it of a plan: what stays, and a share of what the backward keeps; a rank's mean."""
 
     def __init__(self, posed: Formulated, where: Homes) -> None:
         self.posed = posed
@@ -109,7 +109,7 @@ class _Counted:
 def _refusal(
     posed: Formulated, limit: float, found: Fitted[Made], worst: Held, names: Callable[[Made, int], str]
 ) -> str:
-    """What takes most of the plan that takes least, and what would help."""
+    """Text of the error: what takes most of the plan that takes least, and what would help."""
     kinds = {kind: getattr(worst, kind) for kind in ("parameters", "gradients", "states", "activations")}
     said = ", ".join(f"{kind} {volume(size)}" for kind, size in sorted(kinds.items(), key=lambda kind: -kind[1]))
     held = zip(posed.nodes, posed.problem.memory, found.solution.choice, strict=True)

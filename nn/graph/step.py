@@ -272,14 +272,14 @@ class Step:
         )
 
     def costs(self) -> tuple[Costs, ...]:
-        """What the chunks of a pipeline take, where it was made to be one."""
+        """Costs of the chunks of a pipeline, where it was made to be one."""
         raise SbpError(
             f"{self.name} runs as one function, without chunks\n"
             "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it cut into some"
         )
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
-        """What each of some modules is predicted to take."""
+        """Seconds that each of some modules is predicted to take."""
         paths = {
             id(part): joined_path(prefix, path)
             for prefix, module in self.modules.items()

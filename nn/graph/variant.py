@@ -46,7 +46,7 @@ class Variant:
 
     @cached_property
     def tasks(self) -> Tasks:
-        """What is done for one micro-batch, by chunk."""
+        """The tasks of one micro-batch, by chunk."""
         localiser = Localiser(self.graph)
         weights = derived(self.stages, self.where)
         for number, stage in enumerate(self.stages):

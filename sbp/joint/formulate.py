@@ -155,7 +155,7 @@ class _Formulation:
         return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread)
 
     def _room(self) -> tuple[Vector, ...]:
-        """What is computed beside which weights and their gradients move; nothing where they do not."""
+        """Costs of what is computed beside which weights and their gradients move; nothing where they do not."""
         if not any(edge.hidden is not None for edge in self.edges):
             return ()
         zeros = {id(node.cost): np.zeros_like(node.cost) for node in self.nodes}

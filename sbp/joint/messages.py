@@ -75,7 +75,7 @@ class _Chains:
             self.share[n] = 1 / max(1, before, len(self.around[n]) - before)
 
     def seen(self, n: int) -> Vector:
-        """What each candidate costs with all that its node was told."""
+        """Costs of each candidate, with all that its node was told."""
         total = self.costs[n]
         for pair, at in self.around[n]:
             total = total + pair.told[at][pair.sides[at].mine]

@@ -45,7 +45,7 @@ class Step:
 
 
 class Model:
-    """What is left to choose: nodes, their live candidates and the tables between them.
+    """Choices that are left: nodes, their live candidates and the tables between them.
 
     With `memory` what is done is right at every price of a byte: candidates are dropped for others that hold no more,
     and nodes eliminated of whose candidates all hold as much; `held` is what these hold.

@@ -30,7 +30,7 @@ def weights(logical: Logical) -> frozenset[int]:
 
 
 def static(op: LogicalOp, call: Call) -> Hashable:
-    """What of a call decides its options, without its place in the graph."""
+    """Parts of a call that decide its options, without its place in the graph."""
     shapes = tuple((tuple(x.shape), x.dtype) for x in (*call.inputs, *call.outputs))
     order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
 

@@ -20,7 +20,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 
 def relayed(card: Card, queues: tuple[str, str, str]) -> list[float]:
-    """What goes through three actors, each on a stream of its own."""
+    """Numbers that go through three actors, each on a stream of its own."""
     actors = (
         Actor("a", queues[0], (), (Give("x"),), 6),
         Actor("b", queues[1], (Take("x"),), (Give("y"),)),
@@ -71,7 +71,7 @@ class Wire:
 
 
 class Pipe:
-    """What a link does with tensors, on the current stream."""
+    """A link of tensors, which works on the current stream."""
 
     def __init__(self, card: Card) -> None:
         self.card, self.sent = card, list[float]()

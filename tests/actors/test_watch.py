@@ -22,7 +22,7 @@ def network(*queues: str) -> Network:
 
 
 def told(capfd: pytest.CaptureFixture[str]) -> str:
-    """What comes to stderr while the thread that asks is the one that is stuck."""
+    """Text that comes to stderr while the thread that asks is the one that is stuck."""
     text = ""
     for _ in range(2000):
         time.sleep(0.01)

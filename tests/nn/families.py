@@ -191,7 +191,7 @@ def distance(mine: Tensor, wanted: Tensor) -> float:
 
 
 def table() -> dict[tuple[str, str], str]:
-    """What docs/families.md says of each family and way."""
+    """Words of docs/families.md on each family and way."""
     rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
     head, _, *rest = [[entry.strip() for entry in row] for row in rows]
     return {(row[0], way): said for row in rest for way, said in zip(head[1:], row[1:], strict=True)}

@@ -1,4 +1,4 @@
-"""What every process passes as one value is compared: a batch that differs between ranks trains on without a word."""
+"""Values that every process passes as one are compared: a batch that differs between ranks trains on without a word."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What `flow.record` says of a model's moves: which layer each is for, and their totals."""
+"""Moves of a model as `flow.record` tells them: which layer each is for, and their totals."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What hangs on a parameter stays with it when it becomes global: hooks, gradient, attributes, requires_grad."""
+"""Belongings of a parameter stay with it when it becomes global: hooks, gradient, attributes, requires_grad."""
 
 # mypy: disallow-untyped-calls=False
 

@@ -87,7 +87,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What comes out, and what its tensors are afterwards; None if it raises."""
+    """The result, and what the arguments are afterwards; None if it raises."""
     torch.manual_seed(0)
     try:
         result = function(*args)

@@ -1,4 +1,4 @@
-"""What is said of many parameters at once fits all of them, on any grid: one entry is for every axis, scalars are B."""
+"""Hints for many parameters at once fit all of them, on any grid: one entry is for every axis, scalars are B."""
 
 from typing import Any
 

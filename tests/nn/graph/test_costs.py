@@ -1,4 +1,4 @@
-"""What a pipelined step is said to take is what its schedule takes with the costs of its chunks."""
+"""A pipelined step is said to take what its schedule takes with the costs of its chunks."""
 
 import pytest
 import torch

@@ -81,7 +81,7 @@ def learnt(model: nn.Module, x: Tensor, hints: Any = None, **how: Any) -> list[T
 
 
 def alike(make: Callable[[bool | None], nn.Module], x: Tensor, hints: Any = None, **how: Any) -> list[Tensor]:
-    """What is learnt is the same with and without regions of both kinds."""
+    """Values that are learnt, the same with and without regions of both kinds."""
     wanted = learnt(make(None), x, hints, **how)
     for kind in REENTRANT:
         same(learnt(make(kind), x, hints, **how), wanted)

@@ -1,4 +1,4 @@
-"""What is made of buffers and constants alone is made where it is used, and does not travel between stages."""
+"""Values made of buffers and constants alone are made where they are used, and do not travel between stages."""
 
 import copy
 from typing import Any

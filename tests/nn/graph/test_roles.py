@@ -1,4 +1,4 @@
-"""What each module does on each axis is told in the words that people use, and code is named as a reader finds it."""
+"""Roles of each module on each axis are told in words that people use, and code is named as a reader finds it."""
 
 from pathlib import Path
 

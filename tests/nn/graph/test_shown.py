@@ -1,4 +1,4 @@
-"""What a reader sees of a step and its parts: names that they wrote, a map of a page, tables in notebooks."""
+"""Views that a reader has of a step and its parts: names that they wrote, a map of a page, tables in notebooks."""
 
 import re
 import sys

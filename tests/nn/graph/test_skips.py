@@ -27,7 +27,7 @@ class Stack(nn.Module):
 
 
 def around(use: Callable[[Tensor, Tensor], Tensor]) -> Callable[[nn.ModuleList, Tensor], Tensor]:
-    """What the first layer makes is used behind the last."""
+    """A way in which the first layer's output is used behind the last."""
 
     def way(layers: nn.ModuleList, x: Tensor) -> Tensor:
         y = first = layers[0](x)

@@ -1,4 +1,4 @@
-"""What messages drop is in no plan as good as the best, and little is left where a bound meets it."""
+"""Candidates that messages drop are in no plan as good as the best, and few are left where a bound meets it."""
 
 import numpy as np
 import pytest
