@@ -226,6 +226,7 @@ def test_one_weird_trick() -> None:
     assert forward(graph, "flatten") == {"all_to_all": 1}
 
 
+@pytest.mark.sweep
 def test_plans_for_many_ranks_are_the_best() -> None:
     """96 layers on 64 and on 4096 ranks; how long that takes is in benchmarks/graph_planning.py."""
     with torch.device("meta"):
