@@ -35,6 +35,6 @@ def peaks(schedule: str, pieces: int, width: int, rows: int) -> tuple[int, int]:
 @pytest.mark.parametrize("pieces", [4, 8])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, schedule: str, pieces: int) -> None:
-    """What is alive at once depends on which rank is quicker, so that a run may see a little more, or much less."""
+    """Bytes that are alive at once depend on which rank is quicker: a run may see a little more, or much less."""
     for seen, told in ranks4(peaks, schedule, pieces, 64, 64):
         assert 0.9 * seen <= told <= 2 * seen
