@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..look import duration, user_path, volume
-from .report import Memory, Report, change, headline, table, time_line
+from .report import Memory, Report, headline, table, table_of_moves, time_line
 
 __all__ = ["full"]
 
@@ -21,12 +21,7 @@ def full(report: Report) -> Iterator[str]:
     free = sum(row.count for row in report.moves if row.free)
     yield ""
     yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
-    rows = [
-        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
-         change(r.src, r.dst), r.route, user_path(r.line))
-        for r in sent[:SHOWN]
-    ]  # fmt: skip
-    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
+    yield from table_of_moves(sent[:SHOWN])
     if len(sent) > SHOWN:
         left = sum(r.spent for r in sent[SHOWN:])
         yield f"  and {len(sent) - SHOWN} more of {duration(left)}"

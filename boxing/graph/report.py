@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sbp import Layout
-from ..look import duration
+from ..look import duration, user_path, volume
 from .blocks import Blocks
 from .ledger import MoveRow, Total, moves_of, totals
 from .physical import Graph, Op
@@ -35,6 +35,7 @@ __all__ = [
     "moves_of",
     "ops_of",
     "table",
+    "table_of_moves",
     "time_line",
     "totals",
 ]
@@ -352,3 +353,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> It
     for row in [heads, *rows]:
         cells = (row[c].rjust(wide[c]) if sides[c : c + 1] == "r" else row[c].ljust(wide[c]) for c in kept)
         yield ("  " + "  ".join(cells)).rstrip()
+
+
+def table_of_moves(moves: Sequence[MoveRow]) -> Iterator[str]:
+    """Moves in a table of text, a row each."""
+    rows = [
+        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
+         change(r.src, r.dst), r.route, user_path(r.line))
+        for r in moves
+    ]  # fmt: skip
+    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")

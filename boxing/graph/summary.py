@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from ..look import counted, duration, user_path, volume
-from .report import Held, Memory, Report, change, headline, table, time_line
+from ..look import counted, duration, volume
+from .report import Held, Memory, Report, headline, table, table_of_moves, time_line
 from .roles import Role, together
 
 __all__ = ["summary"]
@@ -109,9 +109,4 @@ def _moves(report: Report) -> Iterator[str]:
         return
     of = sum(row.count for row in sent)
     yield f"the largest of {of} moves, which take {duration(report.moving)}" if len(sent) > MOVES else "moves"
-    rows = [
-        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
-         change(r.src, r.dst), r.route, user_path(r.line))
-        for r in sent[:MOVES]
-    ]  # fmt: skip
-    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
+    yield from table_of_moves(sent[:MOVES])
