@@ -340,9 +340,11 @@ def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
     return x.to_global(placement=there)
 
 
-@answers(torch._C.TensorBase.const_data_ptr)  # type: ignore[attr-defined]
-def _const_data_ptr(x: GlobalTensor) -> int:
-    return x.data_ptr()
+if hasattr(torch._C.TensorBase, "const_data_ptr"):  # of torch 2.13; 2.11 has no such name
+
+    @answers(torch._C.TensorBase.const_data_ptr)  # type: ignore[attr-defined]
+    def _const_data_ptr(x: GlobalTensor) -> int:
+        return x.data_ptr()
 
 
 @answers(torch.Tensor.type)
