@@ -1,7 +1,8 @@
 """nn: what users write. Global tensors and their factories, modules with global parameters."""
 
 from . import functions as _functions
-from .annotate import pipeline, place, shard
+from .annotate import place, shard
+from .balance import pipeline
 from .explain import explain
 from .explanation import Explanation
 from .explicit import explicit

@@ -10,28 +10,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from itertools import accumulate, pairwise
-from math import inf
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..actors.published import published
-from ..actors.schedule import Schedule
 from ..placement import Placement
 from ..placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 from ..sbp import B, Broadcast, Partial, Sbp, SbpLike, Split, layout
 from ..sbp.text import _one, on_all_axes, parse
-from .balance import balanced
 
 __all__ = [
     "Hint",
+    "Moved",
     "checked_hints",
     "chunk_of",
     "hints_of",
     "near",
-    "pipeline",
+    "note",
     "place",
     "placement_of",
     "shard",
@@ -39,11 +36,13 @@ __all__ = [
 ]
 
 Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
+Moved: TypeAlias = Mapping[nn.Module, tuple[Placement, int]]  # modules elsewhere than is said of them, and their chunks
 Modules = TypeVar("Modules", bound=nn.Module | Sequence[nn.Module])
 
 PLACE = "_sbpflow_place"  # said of the module itself
 PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
 CHUNK = "_sbpflow_chunk"  # of a pipeline
+CUT = "_sbpflow_cut"  # of a layer, where nobody said at which layers the stages of a pipeline end
 HINTS = "_sbpflow_hints"  # of the parameters that the module itself holds, by their short names
 
 
@@ -71,37 +70,41 @@ def place(modules: Modules, placement: Placement | None, *, chunk: int | None = 
             f"place: chunk={chunk!r}\n  give the number of a chunk of the pipeline, from 0, or leave it out"
         )
     for module in each:
-        _note(module, PLACE, placement)
-        _note(module, CHUNK, chunk)
+        note(module, PLACE, placement)
+        note(module, CHUNK, chunk)
+        note(module, CUT, None)  # now somebody did
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for child in module.children():
-                _note(child, PART, placement)
+                note(child, PART, placement)
     return modules
 
 
-def _note(module: nn.Module, key: str, value: object) -> None:
+def note(module: nn.Module, key: str, value: object) -> None:
+    """Have a module keep what is said of it; None takes it back."""
     if value is None:
         module.__dict__.pop(key, None)
     else:
         module.__dict__[key] = value
 
 
-def placement_of(root: nn.Module) -> dict[str, Placement]:
+def placement_of(root: nn.Module, moved: Moved = {}) -> dict[str, Placement]:  # noqa: B006
     """Where every module lives that has a place, its own or that of a module around it, by its path from the root."""
-    return _inherited(root, PLACE, PART)
+    return _inherited(root, {module: place for module, (place, _) in moved.items()}, PLACE, PART)
 
 
-def chunk_of(root: nn.Module) -> dict[str, int]:
+def chunk_of(root: nn.Module, moved: Moved = {}) -> dict[str, int]:  # noqa: B006
     """The chunk of every module that has one, its own or that of a module around it, by its path from the root."""
-    return _inherited(root, CHUNK)
+    return _inherited(root, {module: chunk for module, (_, chunk) in moved.items()}, CHUNK)
 
 
-def _inherited(root: nn.Module, *keys: str) -> dict[str, Any]:
-    """What is said of every module under the first of these keys, or else of a module around it, by its path."""
+def _inherited(root: nn.Module, instead: Mapping[nn.Module, Any], *keys: str) -> dict[str, Any]:
+    """What is said of every module under the first of these keys, or else of a module around it, by its path; of some
+    something else instead."""
     found: dict[str, Any] = {}
 
     def visit(module: nn.Module, path: str, outer: object) -> None:
         here = next((said for key in keys if (said := module.__dict__.get(key)) is not None), outer)
+        here = instead.get(module, here)
         if here is not None:
             found[path] = here
         for name, child in module._modules.items():
@@ -110,38 +113,6 @@ def _inherited(root: nn.Module, *keys: str) -> dict[str, Any]:
 
     visit(root, "", None)
     return found
-
-
-def pipeline(
-    layers: Iterable[nn.Module],
-    placements: Sequence[Placement],
-    schedule: str | Schedule = "1f1b",
-    *,
-    chunks: int = 0,
-    costs: Sequence[float] | None = None,
-) -> None:
-    """Place layers that run one after the other as the stages of a schedule, in runs as even as can be: by number, or
-    by what each takes, which `step.layer_costs(layers)` tells of a planned step.
-
-    `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
-    it is not the usual 2; they are placed round and round, or there and back again.
-    """
-    plan = schedule if isinstance(schedule, Schedule) else published(schedule)
-    shape = plan.shape(len(placements), 1, v=chunks)
-    count = len(placements) if plan.way == "routes" else shape.p * shape.v
-    listed = list(layers)
-    if len(listed) < count:
-        raise PlacementError(
-            f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
-            "  give fewer placements or chunks, or more layers"
-        )
-    if costs is not None and not (len(costs) == len(listed) and all(0 <= cost < inf for cost in costs)):
-        raise PlacementError(
-            f"pipeline: costs={list(costs)!r} of {len(listed)} layers\n  give a number of 0 or more for each layer"
-        )
-    ends = balanced(costs if costs and any(costs) else [1.0] * len(listed), count)
-    for number, (first, end) in enumerate(pairwise([0, *ends])):
-        place(listed[first:end], placements[plan.device(shape, number)], chunk=number)
 
 
 class Slot(NamedTuple):
@@ -185,7 +156,7 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
     for slot in known:
         if id(slot.value) in said:
             kept = {**slot.module.__dict__.get(HINTS, {}), slot.name: said[id(slot.value)]}
-            _note(slot.module, HINTS, {name: hint for name, hint in kept.items() if hint is not None} or None)
+            note(slot.module, HINTS, {name: hint for name, hint in kept.items() if hint is not None} or None)
     return model
 
 

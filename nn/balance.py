@@ -1,10 +1,119 @@
-"""The balance of a pipeline: layers in runs that take as long as each other, as far as they can."""
+"""The balance of a pipeline: layers in runs that take as long as each other, as far as they can.
 
-from collections.abc import Sequence
-from itertools import accumulate
+Before shapes are known layers are cut by their weights, as a guess; whoever captures a step cuts them anew by what they
+take (`open_cuts`), unless it was said where.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import inf
 
-__all__ = ["balanced"]
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..actors.published import published
+from ..actors.schedule import Schedule
+from ..placement import Placement
+from ..placement.errors import PlacementError
+from .annotate import CHUNK, CUT, PART, PLACE, Moved, note
+
+__all__ = ["Cut", "Work", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it."""
+
+    placements: tuple[Placement, ...]
+    layers: int
+
+
+def pipeline(
+    layers: Iterable[nn.Module],
+    placements: Sequence[Placement],
+    schedule: str | Schedule = "1f1b",
+    *,
+    chunks: int = 0,
+    costs: Sequence[float] | None = None,
+) -> None:
+    """Place layers that run one after the other as the stages of a schedule, in runs that take as long as each other,
+    as far as they can.
+
+    `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
+    it is not the usual 2; they are placed round and round, or there and back again.
+
+    A step that is planned cuts the layers by what they take in it, with what is before, between and behind them; until
+    then they are cut by their weights. `costs` cuts by numbers of one's own, one for each layer, and that remains.
+    """
+    plan = schedule if isinstance(schedule, Schedule) else published(schedule)
+    shape = plan.shape(len(placements), 1, v=chunks)
+    count = len(placements) if plan.way == "routes" else shape.p * shape.v
+    listed = list(layers)
+    if len(listed) < count:
+        raise PlacementError(
+            f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
+            "  give fewer placements or chunks, or more layers"
+        )
+    if costs is not None and not (len(costs) == len(listed) and all(0 <= cost < inf for cost in costs)):
+        raise PlacementError(
+            f"pipeline: costs={list(costs)!r} of {len(listed)} layers\n  give a number of 0 or more for each layer"
+        )
+    given = _weights(listed) if costs is None else costs
+    work = Work(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
+    cut = Cut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
+    settle(runs(cut, listed, work.ends(cut.placements)))
+    for at, layer in enumerate(listed):
+        note(layer, CUT, (cut, at) if costs is None else None)
+
+
+def settle(moved: Moved) -> None:
+    """Note in modules that each is on such a placement, in such a chunk."""
+    for layer, (placement, chunk) in moved.items():
+        note(layer, PLACE, placement)
+        note(layer, CHUNK, chunk)
+        if isinstance(layer, nn.ModuleList | nn.Sequential):
+            for child in layer.children():
+                note(child, PART, None)  # what an earlier `place` said of it with the layer
+
+
+def runs(cut: Cut, layers: Sequence[nn.Module], ends: Sequence[int]) -> Moved:
+    """The placement and the chunk of each layer, where runs end there."""
+    each = enumerate(pairwise([0, *ends]))
+    return {layer: (cut.placements[n], n) for n, (first, end) in each for layer in layers[first:end]}
+
+
+def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[Cut, list[nn.Module]]]:
+    """The pipelines in some modules of which nobody said where stages end, each with its layers."""
+    found: dict[Cut, dict[int, nn.Module]] = {}
+    for root in roots:
+        for module in root.modules():
+            if CUT in module.__dict__:
+                cut, at = module.__dict__[CUT]
+                found.setdefault(cut, {})[at] = module
+    return [(cut, [held[at] for at in range(cut.layers)]) for cut, held in found.items() if len(held) == cut.layers]
+
+
+def ends_of(layers: Sequence[nn.Module]) -> list[int]:
+    """Where the runs of layers end that were placed."""
+    chunk = [layer.__dict__[CHUNK] for layer in layers]
+    return [at for at in range(1, len(chunk) + 1) if at == len(chunk) or chunk[at] != chunk[at - 1]]
+
+
+def _weights(layers: Sequence[nn.Module]) -> list[float]:
+    """A guess of what layers take: what is multiplied in each, and a little for one that multiplies nothing."""
+    held = [
+        [value for part in layer.modules() if not isinstance(part, _LOOKS_UP) for value in part._parameters.values()]
+        for layer in layers
+    ]
+    if any(value is not None and is_lazy(value) for each in held for value in each):
+        return [1.0] * len(layers)
+    found = [float(sum(v.numel() for v in each if v is not None and v.ndim > 1)) for each in held]
+    return [one + LITTLE * sum(found) / len(found) for one in found]
+
+
+_LOOKS_UP = (nn.Embedding, nn.EmbeddingBag)
+LITTLE = 0.01  # of the mean
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
@@ -33,6 +142,54 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
         at = best[left][at][1]
         ends.append(at)
     return ends
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step has to do, in seconds: layers, what they hand on to the next, and in how many micro-batches."""
+
+    layers: Sequence[float]
+    hops: Sequence[float]  # behind each layer but the last
+    micro_batches: int = 1000
+
+    def seconds(self, ends: Sequence[int], stages: Sequence[Hashable]) -> float:
+        """Of the step, if runs of layers end there and are on such stages: the first micro-batch goes through all of
+        them, the others come behind it as fast as the busiest stage or the slowest hop lets them."""
+        each = [self.hops[end - 1] for end in ends[:-1]]
+        slowest = max(by_stage(self.layers, ends, stages) + each)
+        return slowest + (sum(self.layers) + sum(each) - slowest) / self.micro_batches
+
+    def ends(self, stages: Sequence[Hashable]) -> list[int]:
+        """Where runs are to end for a short step, as far as moving single ends of even runs gets.
+
+        >>> Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("ab"), Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("abab")
+        ([1, 8], [1, 5, 6, 8])
+        """
+        ends = balanced(self.layers, len(stages))
+        whole = sum(self.layers) or 1.0
+
+        def long(ends: Sequence[int]) -> tuple[float, float]:
+            runs = [sum(self.layers[first:end]) for first, end in pairwise([0, *ends])]
+            return round(self.seconds(ends, stages) / whole, 9), round(max(runs) / whole, 9)
+
+        while True:
+            tried = [
+                [*ends[:n], end, *ends[n + 1 :]]
+                for n, (before, after) in enumerate(zip([0, *ends], ends[1:], strict=False))
+                for end in range(before + 1, after)
+            ]
+            best = min(tried, key=long, default=ends)
+            if long(best) >= long(ends):
+                return ends
+            ends = best
+
+
+def by_stage(costs: Sequence[float], ends: Sequence[int], stages: Sequence[Hashable]) -> list[float]:
+    """What the runs of each stage take together, in the order of their first runs."""
+    found = dict.fromkeys(stages, 0.0)
+    for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
+        found[stage] += sum(costs[first:end])
+    return list(found.values())
 
 
 def _least(long: Sequence[Sequence[float]], parts: int) -> float:

@@ -161,6 +161,7 @@ class Report:
     update: float = 0.0
     again: Sequence[str] = ()
     course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
+    cut: str = ""  # how its layers were cut into stages, where nobody said it
 
     @cached_property
     def moves(self) -> list[MoveRow]:
@@ -252,6 +253,7 @@ class Report:
                 "exposed": self.exposed,
                 "course": self.course and asdict(self.course),
             },
+            "cut": self.cut,
             "choice": chosen,
             "recomputed": {"ops": self.recomputed[0], "regions": self.recomputed[1]},
             "memory": self.memory
@@ -338,9 +340,10 @@ def time_line(report: Report) -> str:
         return f"compute unknown; {moves}"
     update = f"optimizer {duration(report.update)}, " if report.update else ""
     parts = f"compute {duration(report.compute)}, {update}{moves}"
+    cut = f"\n          cut in {report.cut}" if report.cut else ""
     if report.course is not None:
-        return f"{duration(report.predicted)} predicted: {report.course}\n          of one micro-batch, {parts}"
-    return f"{duration(report.predicted)} predicted: {parts}"
+        return f"{duration(report.predicted)} predicted: {report.course}{cut}\n          of one micro-batch, {parts}"
+    return f"{duration(report.predicted)} predicted: {parts}{cut}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:

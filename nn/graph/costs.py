@@ -23,6 +23,7 @@ from .chunks import Chunks
 from .decide import Decided
 from .lower import skeleton
 from .segments import Draw, Segment, Stage, made_by
+from .stage_balance import layer_of_each
 from .tasks import derived
 
 __all__ = ["chunk_costs", "course", "layer_costs", "once"]
@@ -31,13 +32,11 @@ __all__ = ["chunk_costs", "course", "layer_costs", "once"]
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
     """The seconds that each of these modules takes, forward and backward, for what the graph is of. What is in none of
     them counts for the one before it, as a head does, or for the first."""
+    nodes = zip(decided.formulated.nodes, decided.solution.choice, strict=True)
+    ops = [(decided.logical.ops[node.index], float(node.cost[k])) for node, k in nodes if node.kind == "op"]
     found = [0.0] * len(paths)
-    last = 0
-    for at, node in enumerate(decided.formulated.nodes):
-        if node.kind == "op":
-            inside = decided.logical.ops[node.index].origin.module + "."
-            last = next((n for n, path in enumerate(paths) if inside.startswith(f"{path}.")), last)
-            found[last] += float(node.cost[decided.solution.choice[at]])
+    for at, (_, seconds) in zip(layer_of_each((op.origin.module for op, _ in ops), paths), ops, strict=True):
+        found[at] += seconds
     return found
 
 

@@ -14,7 +14,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout, Sbp, State
 from ...sbp.logical import Logical
-from ..annotate import checked_hints, chunk_of, hints_of, placement_of
+from ..annotate import Moved, checked_hints, chunk_of, hints_of, placement_of
 from ..materialise import materialise
 from ..modules import _stale
 from ..tensor import GlobalTensor
@@ -58,12 +58,13 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
     return next((v.placement for v in named_values(modules).values() if isinstance(v, GlobalTensor)), None)
 
 
-def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement]) -> Logical:
-    """The graph with the annotated placements on its ops and parameters; of some parameters it is known already."""
+def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: Moved) -> Logical:
+    """The graph with the annotated placements on its ops and parameters; of some parameters it is known already, and
+    some modules are elsewhere."""
     where = {
         joined_path(prefix, path): there
         for prefix, module in modules.items()
-        for path, there in placement_of(module).items()
+        for path, there in placement_of(module, moved).items()
     }
     held = named_values(modules)
     if not where and not homes and not any(isinstance(v, GlobalTensor) for v in held.values()):

@@ -111,7 +111,7 @@ class PipedStep(Step):
                     f"the argument {path} requires grad, which a step in micro-batches does not give\n"
                     "  leave micro_batches= and schedule= out, or pass it detached"
                 )
-        self.schedule = schedule
+        self.schedule, self.many = schedule, micro_batches
         self.size: Size = self.batch.pieces[0].sizes  # of the micro-batches that are looked at
         self.micros: dict[Size, Micro] = {}
         self.learning = Lock()
@@ -146,10 +146,11 @@ class PipedStep(Step):
 
     def _all_sizes(self, build: Callable[..., Any]) -> None:
         """The same step for micro-batches of other sizes, and for those that go the other way, on the same weights."""
+        moved = self.balance.moved if self.balance else {}
         said = {
             joined_path(prefix, path): number
             for prefix, module in self.modules.items()
-            for path, number in chunk_of(module).items()
+            for path, number in chunk_of(module, moved).items()
         }
         placed = {joined_path(prefix, path) for prefix, module in self.modules.items() for path in placement_of(module)}
         self.variants: dict[tuple[int, Size], Variant] = {}

@@ -28,17 +28,19 @@ from ...placement.world import device, owned
 from ...sbp import Layout
 from ...sbp.logical import Logical
 from ..agree import same, told
+from ..balance import settle
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
 from .costs import layer_costs
 from .decide import Decided, decide
 from .inputs import cutter, flat, input_titles, tensors_by_path
 from .liveness import Memory
-from .model import default_placement, globalised, joined_path, named_values, pins_of, placed, reading, said_of
+from .model import default_placement, globalised, named_values, pins_of, placed, reading, said_of
 from .optimizers import Trained, adopt, clip, refuse_closures, states_of
 from .program import Program
 from .reporting import report
 from .shardwise import step_on_shards
+from .stage_balance import Balance, even_stages, paths_of
 from .trace import trace
 
 __all__ = ["Step"]
@@ -46,6 +48,8 @@ __all__ = ["Step"]
 
 class Step:
     """What a graph does for arguments of one kind."""
+
+    many = 1  # micro-batches
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class Step:
         refuse_closures(optimizers)
         _refuse_history(tensors_by_path(args, kwargs))
         self.kept: dict[str, Layout] = {}  # how parameters and buffers lie, once that is decided
+        self.balance: Balance | None = None  # of the stages of pipelines, once a step was captured
         logical = self.captured(build, args, kwargs)
         self.trains, self.rebuild = bool(logical.losses), logical.rebuild
         if optimizers and not self.trains and torch.is_grad_enabled():
@@ -96,7 +101,10 @@ class Step:
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
                 raise
         self.reads.settle([owner, *(part for module in self.modules.values() for part in module.modules())])
-        return placed(logical, self.modules, {name: of.placement for name, of in self.kept.items()})
+        if self.balance is None:
+            self.balance = even_stages(logical, self.modules, self.many)
+        homes = {name: of.placement for name, of in self.kept.items()}
+        return placed(logical, self.modules, homes, self.balance.moved)
 
     def decide(
         self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any], rest: Placement | None = None
@@ -168,6 +176,7 @@ class Step:
         sources = {s.value.name: s for s in self.graph.sources}
         others = rest or next(value.layout.placement for value in self.graph.values.values())
         self.changed = globalised(self.modules, self.kept, others)
+        settle(self.balance.moved if self.balance else {})
         values = named_values(self.modules)
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in self.kept}  # type: ignore[misc]
         self.trained = {
@@ -280,11 +289,7 @@ class Step:
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
         """Seconds that each of some modules is predicted to take."""
-        paths = {
-            id(part): joined_path(prefix, path)
-            for prefix, module in self.modules.items()
-            for path, part in module.named_modules()
-        }
+        paths = paths_of(self.modules)
         listed = list(layers)
         strange = next((part for part in listed if id(part) not in paths), None)
         if strange is not None:
@@ -297,7 +302,8 @@ class Step:
     def explain(self) -> Report:
         """What was chosen and why."""
         kept, again = states_of(self.optimizers), self.program.again
-        return report(self.graph, self.decided, self.memory(), self.homes_of_trained(), kept, self.limit, again)
+        made = report(self.graph, self.decided, self.memory(), self.homes_of_trained(), kept, self.limit, again)
+        return replace(made, cut=self.balance.said if self.balance else "")
 
     def homes_of_trained(self) -> dict[str, Layout]:
         """Where the gradient of each parameter ends, by its name, if the step trains."""

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
-from torch import Tensor
 
 from ...placement.cluster import Device
 from ..call import Call
 from .prices import Lie, local_numel
 
-__all__ = ["LINEAR", "flops", "is_view", "rate", "seconds"]
+__all__ = ["LINEAR", "alone", "flops", "is_view", "rate", "seconds"]
 
 
 def flops(call: Call) -> float:
@@ -85,11 +84,18 @@ def seconds(
 ) -> float:
     """Of one rank, where the work is shared among so many; the backward of a product is two products."""
 
-    def held(tensors: Sequence[Tensor], lies: Sequence[Lie]) -> int:
-        pairs = zip(tensors, lies, strict=True)
-        return sum(local_numel(lie.state, tuple(x.shape), call.sizes) * x.dtype.itemsize for x, lie in pairs)
+    moved = sum(
+        local_numel(lie.state, tuple(x.shape), call.sizes) * x.dtype.itemsize
+        for x, lie in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)
+    )
+    return _roofline(call, moved, share, device, backward)
 
-    times = 3.0 if backward else 1.0
-    moved = (held(call.inputs, inputs) + held(call.outputs, outputs)) / device.memory_bandwidth
+
+def alone(call: Call, device: Device, backward: bool) -> float:
+    """Of one device that does all of it."""
+    return _roofline(call, sum(x.nbytes for x in (*call.inputs, *call.outputs)), 1, device, backward)
+
+
+def _roofline(call: Call, moved: int, share: int, device: Device, backward: bool) -> float:
     computed = flops(call) / share / rate(device, call.outputs[0].dtype) if call.outputs else 0.0
-    return times * max(computed, moved)
+    return (3.0 if backward else 1.0) * max(computed, moved / device.memory_bandwidth)
