@@ -12,14 +12,15 @@ from torch import Tensor
 from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
+from ..sbp.precision import adds_up
 from .capture import Captured, Node, asks_for_grad, capture
 from .dispatch import dispatch, name_of, on_first
 from .factories import whole_everywhere
 from .moving import shards_as
-from .recipe import Outputs, Recipe, Single, assembled
+from .recipe import Outputs, Recipe, Single, assembled, wants_grad
 from .special import handler
 from .tensor import GlobalTensor
-from .verdict import lies, statistics, verdict
+from .verdict import cast_first, lies, statistics, verdict
 from .whole import Whole
 
 __all__ = ["Program", "first", "is_the_node", "makers", "single"]
@@ -94,10 +95,11 @@ def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
     if found.formula is not None:
         return found.formula
     if found.way is not None:
-        return single(func, node, found.call, found.way, tensors)
+        return _unless_rounded(single(func, node, found.call, found.way, tensors), node, tensors)
     if found.apart is not None:
         return Program(found.apart)
-    return Whole(name_of(func), writes=node.op._schema.is_mutable or bool(statistics(found.call)))
+    writes = node.op._schema.is_mutable or bool(statistics(found.call))
+    return Whole(name_of(func), writes=writes, adds_up=adds_up(node.op, found.call.inputs, found.call.outputs))
 
 
 def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
@@ -170,7 +172,7 @@ def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 def _base_of(y: Tensor, call: Call) -> int | None:
     """The input that an output is a view of. What an unsafe_ op gives shares memory too, and yet stands for itself."""
-    if "unsafe_" in call.op.__name__:
+    if "unsafe_" in call.name:
         return None
     mine = y.untyped_storage()._cdata
     return next((i for i, x in enumerate(call.inputs) if x.untyped_storage()._cdata == mine), None)
@@ -256,6 +258,31 @@ class _Widened(Recipe):
             return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
         return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
+
+
+def _unless_rounded(made: Recipe, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
+    """The recipe, or one that casts some inputs before."""
+    assert isinstance(made, Single)
+    narrow = cast_first(node, tensors, made.targets or [x._layout for x in tensors])
+    if any(wants_grad([tensors[i] for i in narrow])):
+        return _CastFirst(narrow, node.outputs[0].dtype)
+    made.by_grad = bool(narrow)
+    return made
+
+
+class _CastFirst(Recipe):
+    """The call with some of its inputs cast to the dtype of what comes out."""
+
+    by_grad = True
+
+    def __init__(self, which: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.which, self.dtype = which, dtype
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        named = numbered((args, kwargs))
+        cast = [x.to(self.dtype) if i in self.which else x for i, x in enumerate(tensors)]
+        args, kwargs = fill(named, cast)
+        return func(*args, **kwargs)
 
 
 class _Into(Recipe):

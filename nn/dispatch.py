@@ -189,7 +189,7 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
         if not getattr(error, "__notes__", ()):
             error.add_note("\n  ".join([f"in {name_of(func)} of global tensors", *map(describe, tensors[:8])]))
         raise
-    if isinstance(made, Single) and made.moves(tensors):
+    if made.by_grad or (isinstance(made, Single) and made.moves(tensors)):
         cases = ByGrad(_made)
         cases.known[wants_grad(tensors)] = made
         made, cases.any_float = cases, made.any_float

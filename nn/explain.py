@@ -6,6 +6,8 @@ of a call comes from the same `verdict` that running it would go by.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import count
 from math import isinf
 from typing import Any
 
@@ -19,6 +21,7 @@ from ..placement import Placement
 from ..placement.errors import SbpError
 from ..sbp import B, Layout
 from ..sbp.call import fill, map_tensors, numbered, tensors_in
+from ..sbp.precision import adds_up
 from ..sbp.recurrent import KINDS
 from ..sbp.state import State
 from .capture import Captured, Node, asks_for_grad, capture
@@ -29,9 +32,10 @@ from .explanation import Choice, Explanation, Kind, Step, input_names, suggested
 from .functions import Applied, node_of
 from .ghost import Ghost, Unknown, ghost
 from .moving import flat
+from .recipe import wants_grad
 from .special import handler
 from .tensor import GlobalTensor, has_grad
-from .verdict import Verdict, lies, price, verdict
+from .verdict import Verdict, cast_first, lies, price, verdict
 
 __all__ = ["explain"]
 
@@ -179,6 +183,9 @@ class Teller(TorchFunctionMode):
             if not isinf(seconds):
                 choices.setdefault((way.inputs, way.outputs), Choice.of(tensors, *lies(way, node, tensors), seconds))
         assert found.way is not None
+        narrow = cast_first(node, tensors, lies(found.way, node, tensors)[0])
+        if any(wants_grad([tensors[i] for i in narrow])):
+            return self._cast(func, node, tensors, seen, narrow)
         chosen = choices[found.way.inputs, found.way.outputs]
         self._say(found.call.name, "rule", tensors, found, tuple(choices.values()), chosen)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -196,6 +203,20 @@ class Teller(TorchFunctionMode):
             return made[0] if len(made) == 1 else made
         values = [outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))]
         return fill(seen.result, values)
+
+    def _cast(
+        self, func: Any, node: Node, tensors: Sequence[Ghost], seen: Captured | None, narrow: tuple[int, ...]
+    ) -> Any:
+        """A call some of whose inputs are cast before, so that their gradients are added up before they are rounded."""
+        dtype = node.outputs[0].dtype
+        self._say(name_of(func), "parts", tensors, why=f"a gradient is added up in {dtype} before it is rounded")
+        with self._inside(), self:
+            homes: list[Any] = [x.to(dtype) if i in narrow else x for i, x in enumerate(tensors)]
+            number = count()
+            wide = map_tensors(
+                (node.fake_args, node.fake_kwargs), lambda t: t.to(dtype) if next(number) in narrow else t
+            )
+            return self._node(func, replace(node, fake_args=wide[0], fake_kwargs=wide[1]), homes, seen)
 
     def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
         """Several calls, each answered on its own."""
@@ -222,7 +243,8 @@ class Teller(TorchFunctionMode):
         where = tensors[0].placement
         floats = [x for x in tensors if has_grad(x._layout)]
         axes = [a for a in range(where.ndim) if where.shape[a] > 1]
-        partial = tuple(a for a in axes if floats and all(a in x._layout.grad_partial for x in floats))
+        linear = floats and found is not None and adds_up(found.call.op, found.call.inputs, found.call.outputs)
+        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
         targets = [flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()) for x in tensors]
         fakes = seen.fakes[len(tensors) :] if seen is not None else found.call.outputs if found is not None else ()
         outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]

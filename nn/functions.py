@@ -53,6 +53,7 @@ class FunctionOp:
 
     tags: tuple[()] = ()
     _overloadname = "default"
+    namespace = "function"
 
     def __init__(self, cls: type[Function], args: Sequence[Any], outputs: int) -> None:
         names = [name for name in inspect.signature(cls.forward).parameters if name != "ctx"]

@@ -37,6 +37,7 @@ class Recipe:
 
     any_float = False
     bookish = False  # by a rule of the book, not by one of the user's
+    by_grad = False  # another recipe answers where other tensors require grad
     writes: tuple[int, ...] = ()  # which inputs are written to
     # Where a process owns one rank, nothing moves and one tensor comes out, that is all there is to know: its layout,
     # the shell it is made on, and which inputs would have to be taken for others if they required grad.

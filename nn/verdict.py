@@ -7,9 +7,10 @@ import torch
 
 from ..placement import Placement, default_cluster
 from ..sbp import Layout
-from ..sbp.call import Call, Way, numbered
+from ..sbp.call import Call, Way, numbered, tensors_in
 from ..sbp.choose import Price, candidates, choose, quick
 from ..sbp.layout import memory_order
+from ..sbp.precision import adds_up, promotes, rounded
 from ..sbp.registry import find, has_rule
 from ..sbp.state import State
 from .capture import Captured, Node, capture
@@ -20,7 +21,7 @@ from .tensor import GlobalTensor, has_grad
 # Taken apart on fakes it may become another kernel than tensors that require grad would get.
 _WHOLE = {"scaled_dot_product_attention"}
 
-__all__ = ["Verdict", "active_axes", "lies", "options", "price", "statistics", "verdict"]
+__all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "price", "statistics", "verdict"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +162,8 @@ def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[L
     written = [tensors[n] for n in node.numbers if n < len(tensors)] if node.op._schema.is_mutable else []
     floats = written or [x for x in tensors if has_grad(x._layout)]  # what is written to keeps its gradient's way
     flexible = {a for a in free if floats and all(a in x._layout.grad_partial for x in floats)}
+    if not written and not adds_up(node.op, tensors_in((node.fake_args, node.fake_kwargs)), node.outputs):
+        flexible = set()
 
     def grads(state: State, dtype: torch.dtype) -> tuple[int, ...]:
         if not (dtype.is_floating_point or dtype.is_complex):
@@ -177,6 +180,17 @@ def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[L
         for y, state in zip(node.outputs, way.outputs, strict=True)
     )
     return targets, outs
+
+
+def cast_first(node: Node, tensors: Sequence[GlobalTensor], targets: Sequence[Layout]) -> tuple[int, ...]:
+    """The inputs that are cast to the dtype of what comes out before the call, which would else round addends.
+
+    A bfloat16 `B` times float32 rows has a float32 gradient, of which each rank has an addend.
+    """
+    if not promotes(node.op):
+        return ()
+    fakes = tensors_in((node.fake_args, node.fake_kwargs))
+    return tuple(i for i in rounded(fakes, node.outputs) if targets[i].grad_partial)
 
 
 def _same_or(have: Layout, to: Layout) -> Layout:

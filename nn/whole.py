@@ -25,17 +25,21 @@ __all__ = ["Whole", "bring_back"]
 
 
 class Whole(Recipe):
-    """Every rank runs the function on whole tensors. What it changed in place is brought back to where it lay."""
+    """Every rank runs the function on whole tensors. What it changed in place is brought back to where it lay.
 
-    def __init__(self, name: str, *, writes: bool = False) -> None:
-        self.name, self.changes = name, writes
+    `adds_up`: its backward may take addends of a gradient. Of a function that nothing is known of it may not.
+    """
+
+    def __init__(self, name: str, *, writes: bool = False, adds_up: bool = False) -> None:
+        self.name, self.changes, self.adds_up = name, writes, adds_up
         self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         where = tensors[0].placement
         floats = [x for x in tensors if has_grad(x._layout)]
         axes = [a for a in range(where.ndim) if where.shape[a] > 1]
-        partial = tuple(a for a in axes if floats and all(a in x._layout.grad_partial for x in floats))
+        linear = self.adds_up and floats
+        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
         label = f"{self.name} (gathered)"
         shards = [
             shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)

@@ -20,6 +20,7 @@ from ...sbp.call import Call, Ref, fill, map_tensors, refs_in
 from ...sbp.joint.ways import DRAWN_LIKE, answer_of
 from ...sbp.layout import memory_order
 from ...sbp.logical import Logical, LogicalOp, Source
+from ...sbp.precision import holds, promotes, rounded
 from ...sbp.registry import has_rule
 from ...sbp.state import State
 from .. import composites
@@ -123,6 +124,9 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
         return None
     if answer_of(call) is None and not has_rule(call.op) and call.op._can_decompose():
         return call.op.decompose
+    narrow = rounded(call.inputs, call.outputs) if promotes(call.op) and len(call.inputs) > 1 else ()
+    if any(call.inputs[i].numel() < call.outputs[0].numel() for i in narrow):
+        return partial(_cast_first, call.op, call.outputs[0].dtype)
     return None
 
 
@@ -227,6 +231,15 @@ def _drawn_in_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     order = memory_order(x)
     made: Tensor = op(x.detach().permute(order), *args, **kwargs)
     return made.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _cast_first(op: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    """The op of inputs as wide as what comes out, so that their gradients are added up before they are cast."""
+    return op(*map_tensors(args, lambda t: _wider(t, dtype)), **map_tensors(kwargs, lambda t: _wider(t, dtype)))
+
+
+def _wider(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype) if t.is_floating_point() and not holds(t.dtype, dtype) else t
 
 
 def _attention(

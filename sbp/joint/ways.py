@@ -17,6 +17,7 @@ import torch
 from ...placement.errors import SbpError
 from ..call import NEVER, Call, Match, Way
 from ..choose import Doing, everywhere, way_by
+from ..precision import adds_up, promotes, rounded
 from ..registry import find, has_rule
 from ..state import Factors, State
 from .prices import Lie
@@ -69,11 +70,14 @@ def options(call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool]) ->
     answer = answer_of(replace(call, states=_whole(call)))
     found: dict[tuple[tuple[Lie, ...], tuple[Lie, ...]], int] = {}
 
+    narrow = [i for i in rounded(call.inputs, call.outputs) if reach[i].grad] if promotes(call.op) else []
+
     def add(way: Way, same: frozenset[int]) -> None:
         inputs, outputs, share = _lies(call, way, same)
-        found.setdefault((inputs, outputs), share)
+        if not any(inputs[i].grads for i in narrow):
+            found.setdefault((inputs, outputs), share)
 
-    grads = any(outputs_grad) and isinstance(call.op, torch._ops.OpOverload)  # of others the backward may not be linear
+    grads = any(outputs_grad) and adds_up(call.op, call.inputs, call.outputs)
     if isinstance(answer, Match):
         for way, same in _of_match(call, answer, reach, grads):
             add(way, same)

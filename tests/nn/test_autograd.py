@@ -472,3 +472,28 @@ def from_a_maximum() -> tuple[Tensor, Tensor]:
 def test_backward_from_a_maximum_over_ranks_reaches_its_holders_only(ranks4: Ranks) -> None:
     for mine, plain in [*ranks4(from_a_maximum), from_a_maximum()]:
         assert torch.equal(mine, plain)
+
+
+class Clipped(torch.autograd.Function):
+    """Nothing, but for the gradient, which is kept within 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.clamp(-1, 1)
+
+
+@pytest.mark.parametrize("ruled", [False, True], ids=["gathered", "by a rule"])
+def test_a_function_that_clips_gradients_clips_the_sum_not_each_ranks_addend(ruled: bool) -> None:
+    kind = type("Clipped2", (Clipped,), {"__qualname__": f"Clipped{ruled}"})
+    if ruled:
+        flow.rule(kind, "n -> n")
+    p = flow.placement("cpu", range(2))
+    w = flow.ones(3, placement=p, sbp=B).requires_grad_()
+    x = flow.tensor([[0.5, 9.0, -3.0], [0.25, -9.0, 2.5]], placement=p, sbp=S(0))
+    (x * kind.apply(w)).sum().backward()  # type: ignore[attr-defined]
+    assert w.grad is not None
+    assert torch.equal(w.grad.full_tensor(), torch.tensor([0.75, 0.0, -0.5]))

@@ -56,6 +56,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "gathered, and on": (lambda x: torch.linalg.svd(x)[1] + 1, (filled(4, 6, sbp=S(1)),)),
     "attention": (attention, (filled(2, 4, 12, sbp=S(0)),)),
     "by hand": (by_hand, (filled(4, 4, sbp=S(0)),)),
+    "a cast of addends of a gradient": (
+        lambda w, x: w.to(torch.float32).mul(x).sum(),
+        (flow.ones(3, placement=LINE, sbp=B, dtype=torch.bfloat16).requires_grad_(), filled(4, 3)),
+    ),
+    "a product of two dtypes": (
+        lambda w, x: (w * x).sum(),
+        (flow.ones(3, placement=LINE, sbp=B, dtype=torch.bfloat16).requires_grad_(), filled(4, 3)),
+    ),
     "two axes": (torch.matmul, (filled(4, 8, sbp=(S(0), B), p=GRID), filled(8, 6, sbp=(B, S(1)), p=GRID))),
 }
 

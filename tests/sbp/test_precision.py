@@ -103,3 +103,71 @@ def test_the_sum_before_a_cast_is_priced_in_the_wide_dtype() -> None:
         assert x.float().sbp == (S(0),)  # type: ignore[attr-defined]
     assert [(move.route, move.bytes) for move in moves] == [("reduce_scatter", 8 * 4 * 8 // 2)]
     assert "S(0) -> S(0)  60 us  128 bytes" in str(flow.explain(torch.Tensor.float, x))
+
+
+ROWS = torch.tensor([[1000.3], [-1000.0]])
+WIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "a cast of a weight": lambda w, x: x * w.float(),
+    "a cast of what is made of one": lambda w, x: x * (w * 2).float(),
+    "a cast of a view": lambda w, x: x * w[None].float(),
+    "a product of both": lambda w, x: x * w,
+    "a product in place": lambda w, x: (x * 1).mul_(w),
+    "a sum in place of addends": lambda w, x: (w.float() * x).sum(0).add_(w).mul(x),
+    "a choice": lambda w, x: torch.where(x > 2000, x, w) * x,
+    "softmax": lambda w, x: torch.softmax(w.expand(2), 0, dtype=torch.float32)[0] * w.float() * x,
+    "a sum": lambda w, x: w.sum(dtype=torch.float32) * x,
+    "joined": lambda w, x: torch.cat([w, x.sum(0)])[0] * x,
+    "gathered": lambda w, x: w.masked_select(w > 0).float() * x,
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_gradient_is_added_up_before_a_cast_rounds_it(name: str) -> None:
+    grads = []
+    for whole in (True, False):
+        w = torch.ones(1, dtype=HALF) if whole else one(dtype=HALF) + 1
+        x = ROWS if whole else flow.tensor(ROWS, placement=PAIR, sbp=S(0))
+        WIDE[name](w.requires_grad_(), x).sum().backward()
+        assert w.grad is not None
+        grads.append(w.grad if whole else w.grad.full_tensor())  # type: ignore[attr-defined]
+    assert grads[0] > 0.1
+    torch.testing.assert_close(grads[1], grads[0], rtol=2**-7, atol=0)
+
+
+def test_the_sum_before_a_gradients_cast_is_one_reduction_of_the_wide_dtype() -> None:
+    w, x = one(dtype=HALF).requires_grad_(), flow.tensor(ROWS, placement=PAIR, sbp=S(0))
+    with flow.record() as moves:
+        torch.autograd.backward((x * w.float()).sum())
+    assert [(move.route, move.bytes) for move in moves if move.bytes] == [("all_reduce_once", 4)]
+    with flow.record() as moves, torch.no_grad():
+        w.float().add(w)
+    assert not moves
+
+
+def test_a_cast_whose_gradient_gets_wider_leaves_addends() -> None:
+    w, x = one().requires_grad_(), flow.tensor(ROWS.to(HALF), placement=PAIR, sbp=S(0))
+    with flow.record() as moves:
+        torch.autograd.backward((x * w.bfloat16()).sum())
+    assert [(move.op, move.bytes) for move in moves if move.bytes] == [("gradient", 4)]
+
+
+@pytest.mark.parametrize("name", [name for name in WIDE if "place" not in name and name != "gathered"])
+def test_a_graph_adds_up_a_gradient_before_it_rounds_it(name: str) -> None:
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1, dtype=HALF))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return WIDE[name](self.w, x).sum()  # type: ignore[no-any-return]
+
+    many = ROWS.repeat_interleave(1 << 16, 0)  # too many to gather
+    alone, model = Rows(), Rows()
+    alone(many).backward()
+    assert alone.w.grad is not None
+    wanted = alone.w.detach() - alone.w.grad * 2**-16
+    flow.nn.to_global(model, PAIR, B)
+    step = flow.compile(model, lambda m, x: m(x), torch.optim.SGD(model.parameters(), lr=2.0**-16))
+    step(flow.tensor(many, placement=PAIR, sbp=S(0)))
+    assert isinstance(model.w, flow.GlobalTensor)
+    torch.testing.assert_close(model.w.full_tensor(), wanted, rtol=0, atol=2**-8)
