@@ -14,7 +14,7 @@ from ...placement.world import device, owned
 from ...sbp import Layout, State
 from .overlap import Transfer
 
-__all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "plain", "to_holders"]
+__all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "plain", "to_holders", "trimmed"]
 
 Shards: TypeAlias = tuple[Tensor, ...]
 
@@ -42,6 +42,18 @@ def ones(layout: Layout) -> Shards:
 
 def own(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def trimmed(shards: Shards) -> Shards:
+    """Results in no more memory than they need: on CPU torch leaves a mean loss, as that of mse_loss, smooth_l1_loss,
+    binary_cross_entropy and soft_margin_loss, in the memory of all the numbers that it is the mean of."""
+    if any(_loose(x) for x in shards):
+        return tuple(own(x) if _loose(x) else x for x in shards)
+    return shards
+
+
+def _loose(x: Tensor) -> bool:
+    return x.ndim == 0 and not x._is_view() and x.untyped_storage().nbytes() > x.itemsize
 
 
 def hold(shards: Shards, src: Layout, dst: Layout) -> tuple[Shards, tuple[Shards, Shards]]:

@@ -31,7 +31,7 @@ from ...placement.world import device, world
 from ...sbp import Layout
 from ...sbp.call import tensors_in
 from ..seeds import agree
-from .called import Shards, ones, plain
+from .called import Shards, ones, plain, trimmed
 from .hops import BundleLink, labels_of
 from .lower import Lowered, lowered
 from .parts import Size
@@ -241,7 +241,7 @@ class Pipelined:
         """The results of a micro-batch."""
         at = 0
         for register, many in entry.values:
-            self.values[k][register] = tensors[at : at + many]
+            self.values[k][register] = trimmed(tensors[at : at + many])
             at += many
 
     @staticmethod

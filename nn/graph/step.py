@@ -31,6 +31,7 @@ from ..agree import same, told
 from ..balance import settle
 from ..tensor import GlobalTensor, wrap
 from .backend import Backend
+from .called import trimmed
 from .costs import layer_costs
 from .decide import Decided, decide
 from .inputs import cutter, flat, input_titles, tensors_by_path
@@ -241,7 +242,7 @@ class Step:
     def _result(self, values: Mapping[str, tuple[Tensor, ...]]) -> Any:
         def put(value: Any) -> Any:
             if isinstance(value, Var):
-                return wrap(values[value.name], self.graph.layout(value.name))
+                return wrap(trimmed(values[value.name]), self.graph.layout(value.name))
             if isinstance(value, list | tuple):
                 return type(value)([put(part) for part in value])
             if isinstance(value, dict):

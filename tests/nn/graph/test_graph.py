@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.nn.graph.pipelined import Pipelined
 from tests.nn.graph.alike import (
     F64,
     GRID,
@@ -218,3 +219,35 @@ def test_what_a_step_says_that_it_sends_is_what_it_sends(hints: dict[str, Any], 
         assert sent > 0
         assert sent == sum(row.total * row.count for row in step.explain().moves)
         assert repr(step).endswith(f" {sent} bytes sent in all")
+
+
+MEANS = [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.soft_margin_loss]
+
+
+@pytest.mark.parametrize("pieces", [None, 4], ids=["whole", "micro-batches"])
+@pytest.mark.parametrize("mean", MEANS, ids=lambda mean: mean.__name__)
+def test_a_loss_does_not_keep_the_memory_of_what_it_is_the_mean_of(
+    mean: Any, pieces: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPU torch leaves these numbers in memory of that size, which lives as long as they do."""
+    parts: list[Tensor] = []
+    run = Pipelined.__call__
+
+    def seen(self: Pipelined, *args: Any) -> Any:
+        made = run(self, *args)
+        parts.extend(x for values in made.values for shards in values.values() for x in shards)
+        return made
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = mean(model(x).sigmoid(), y.sigmoid())
+        return found
+
+    x, y = batch(64)[0], torch.ones(64, 8, dtype=F64)
+    model = nn.Linear(4, 8).double()
+    wanted = loss(model, x, y).item()
+    options: Any = {"micro_batches": pieces} if pieces else {}
+    monkeypatch.setattr(Pipelined, "__call__", seen)
+    found = flow.compile(model, loss, sgd(model), placement=flow.placement("cpu", [0]), **options)(x, y)
+    assert found.item() == pytest.approx(wanted)
+    assert len(parts) == (pieces or 0)
+    assert [x.untyped_storage().nbytes() for x in (*found._shards, *parts)] == [8] * (1 + len(parts))
