@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from .desk import Firing
-from .link import Broken, Link, Waits
+from .link import Broken, Link, Waits, bytes_of
 from .plan import Work
 
 if TYPE_CHECKING:
     from .bus import Bus
 
-__all__ = ["CardLine", "CardLink", "Later", "OnStream"]
+__all__ = ["CardLine", "CardLink", "Later", "OnStream", "OnWire"]
 
 POLL = 20e-6  # seconds between looks at an event
 
@@ -85,10 +85,10 @@ class CardLine:
         bus.hang_up.append(self.group.abort)
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> "OnWire":
-        return OnWire(peer, self._asked(self.group.send, peer, tag, tensor))
+        return OnWire(peer, self._asked(self.group.send, peer, tag, tensor), tensor.nbytes)
 
     def receive(self, peer: int, tag: int, tensor: Tensor) -> "OnWire":
-        return OnWire(peer, self._asked(self.group.recv, peer, tag, tensor))
+        return OnWire(peer, self._asked(self.group.recv, peer, tag, tensor), tensor.nbytes)
 
     def _asked(self, way: Callable[..., Any], peer: int, tag: int, tensor: Tensor) -> Any:
         try:
@@ -103,12 +103,23 @@ class OnWire:
 
     peer: int
     work: Any
+    bytes: int
 
     def wait(self) -> None:
         try:
             self.work.wait()
         except RuntimeError as error:
             raise Broken(self.peer, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Messages for which streams wait and the host does not; by their bytes it is known how many may be posted."""
+
+    bytes: int
+
+    def wait(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +162,7 @@ class CardLink:
             for message in works:
                 message.wait()
             there = _later(value(), stream)
-        return (), lambda: there
+        return [Asked(bytes_of(works))], lambda: there
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -17,7 +17,20 @@ from torch import Tensor
 from ..placement.errors import ScheduleError
 from .desk import Firing
 
-__all__ = ["Broken", "GlooLine", "Line", "Link", "Receive", "Send", "TensorLink", "Waits", "tag_of", "token"]
+__all__ = [
+    "Broken",
+    "GlooLine",
+    "Line",
+    "Link",
+    "Receive",
+    "Send",
+    "TensorLink",
+    "Waits",
+    "ahead",
+    "bytes_of",
+    "tag_of",
+    "token",
+]
 
 LABELS = 1 << 16  # after so many a tag comes again; slots are far fewer
 REGISTERS = 1 << 15
@@ -177,13 +190,15 @@ class Send:
             if label not in self.begun:
                 start = perf_counter()
                 works = self.link.send(label, value)
-                nbytes = _bytes(works)
+                nbytes = bytes_of(works)
                 self.posted[label] = works, nbytes, start, perf_counter()
                 self.begun.add(label)
                 self.put += nbytes
 
     def wait(self, label: int) -> None:
         """Wait until it is gone, if nobody has."""
+        if label not in self.posted:  # it may be gone while another thread waits for a later one
+            return
         with self.waiting:
             sent = self.posted.get(label)
             if sent is None:
@@ -194,9 +209,9 @@ class Send:
                 work.wait()
             end = perf_counter()
             self.gone += nbytes
-            del self.posted[label]
             # What was over before anybody waited ended no one knows when; it is shown as long as it took to post it.
             self.spans[label] = start, end if end - since > AT_ONCE else left
+            del self.posted[label]
 
     def __call__(self, firing: Firing) -> Sequence[Any]:
         if firing.held:
@@ -236,7 +251,7 @@ class Receive:
                 works, value = self.link.receive(self.next)
                 self.posted[self.next] = works, value, since
                 self.next += 1
-                self.most = self.most or max(1 + AHEAD, min(MANY, SMALL // max(_bytes(works), 1)))
+                self.most = self.most or ahead(bytes_of(works))
 
     def wait(self, turn: int) -> Any:
         """What comes in this turn, when it is there."""
@@ -255,7 +270,12 @@ class Receive:
         return self.last
 
 
-def _bytes(works: Sequence[Waits]) -> int:
+def ahead(nbytes: int) -> int:
+    """How many receives of so many bytes are posted and not waited for, at most."""
+    return max(1 + AHEAD, min(MANY, SMALL // max(nbytes, 1)))
+
+
+def bytes_of(works: Sequence[Waits]) -> int:
     """Of messages that do not say it, more than anything."""
     return sum([getattr(work, "bytes", VAST) for work in works])
 

@@ -43,6 +43,7 @@ class Plan:
     here: str | None = None
     initial: Mapping[str, Callable[[], Sequence[Any]]] = field(default_factory=dict)
     guard: Guard | None = None
+    answers: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)  # by what receives: what is sent
     timeout: float | None = None  # seconds without progress; None: those of flow.init
     name: str = ""
 

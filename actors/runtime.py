@@ -91,7 +91,8 @@ class Runtime:
     `order` names, by queue, the actors that run in that order whatever becomes ready first: for schedules that leave
     the order open, and for queues that take part in collectives. `here` is the queue that the calling thread drives, by
     default the first. `initial` gives the values of slots that are filled at the start, by register. `guard` is the bus
-    where the network goes on in other processes. `timeout` is in seconds without any progress, by default those of
+    where the network goes on in other processes, and `answers` says, where all keep to an order, of each message that
+    comes how much of what was sent is over then. `timeout` is in seconds without any progress, by default those of
     `flow.init(timeout=)` when a step begins.
     """
 
@@ -104,6 +105,7 @@ class Runtime:
         here: str | None = None,
         initial: Mapping[str, Callable[[], Sequence[Any]]] | None = None,
         guard: Guard | None = None,
+        answers: Mapping[str, Sequence[Mapping[str, int]]] | None = None,
         timeout: float | None = None,
         name: str = "",
     ) -> None:
@@ -114,7 +116,9 @@ class Runtime:
             raise ScheduleError(f"{network.name}: no queue is called {here!r}\n  there are {', '.join(network.queues)}")
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}
         self.network = network
-        self._plan = Plan(network, work, local, here, initial or {}, guard, timeout, name or network.name)
+        self._plan = Plan(
+            network, work, local, here, initial or {}, guard, answers or {}, timeout, name or network.name
+        )
         self._crew: Crew | Solo | None = None
         self._end: Callable[[], object] | None = None
         mine = weakref.ref(self)

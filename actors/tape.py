@@ -55,9 +55,11 @@ class Tape:
         home = next(actor.queue for actor, work in pairs if not isinstance(work, Send | Receive))
         self.home = network.queues.index(home)
         self.order = [self.wiring.number[name] for name in plan.order[home]] if home in plan.order else None
+        self.answers = plan.answers
         self.turn = 0  # how much of the order is done
         self.readers: list[int] = []  # of each cell, those that have not freed it
         self.asked = [(0, 0)] * len(self.work)  # how many a receive got, and for how many more there were slots
+        self.over: dict[int, int] = {}  # of those that send: how much is known to be taken, and not waited for yet
         self.initial = self.filled()
         self.first = self.ask()
         self.entries: list[Entry] = []
@@ -91,6 +93,9 @@ class Tape:
             return self.desk.next(self.home)
         if self.turn == len(self.order):
             return next((at for at, q in enumerate(queue) if q != self.home and at in ready[q]), None)
+        for at, over in self.over.items():
+            if self.desk.states[at].fired < over and at in ready[queue[at]]:
+                return at  # the wait for it is over at once, and what it holds is let go
         at = self.order[self.turn]
         if at in ready[self.home]:
             self.turn += 1
@@ -143,11 +148,20 @@ class Tape:
             for n, cell in enumerate(cells)
         ]
         work = self.work[at]
+        if isinstance(work, Receive):
+            self.answered(wired.actor.name, firing.label)
         link = work if isinstance(work, Send | Receive) else None
         if isinstance(work, Send):
             firing = firing._replace(held=())  # it was posted when the slot was filled
         width = len(wired.actor.gives)
         return Entry(firing, work, link, width, tuple(given), tuple(sends), self.ask(), tuple(drops))
+
+    def answered(self, actor: str, turn: int) -> None:
+        """Note what the arrival of a message says of those that were sent."""
+        known = self.answers.get(actor, ())
+        for name, over in known[turn].items() if turn < len(known) else ():
+            at = self.wiring.number[name]
+            self.over[at] = max(over, self.over.get(at, 0))
 
     def carry(self, at: int, messages: tuple[Message, ...]) -> None:
         for kind, port, slots in messages:

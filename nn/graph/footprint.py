@@ -1,9 +1,12 @@
 """The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
+from typing import NamedTuple
 
+from ...actors.link import ahead
 from ...actors.simulate import Run
 from ...boxing.graph.physical import vars_in
 from ...sbp import Layout
@@ -12,6 +15,7 @@ from .local import Localiser
 from .pipelined import Pipelined
 from .segments import Segment
 from .sliced import attend
+from .tasks import Hop
 from .variant import Variant
 
 __all__ = ["footprint", "left"]
@@ -20,7 +24,7 @@ __all__ = ["footprint", "left"]
 def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
-    twice, added up and those of one micro-batch, and what hops send and receive may wait for all of a step's."""
+    twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead."""
     total: dict[int, Memory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
@@ -34,6 +38,7 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     one = memory(variant.graph, variant.stages, localiser, regather=regather, overlap=False)
     stays = kept(variant.graph, variant.stages, localiser, regather=regather)
     many = sum(of == route for of, _ in program.keys)
+    hops, shift = list(_hops(program, variant, many)), route * program.count
     found = {}
     for rank, peak in one.items():
         mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
@@ -42,10 +47,11 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         more = max(0.0, slots - 1) if mine else 0.0
         versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
         sequences = -(-slots // program.slices)  # that have begun and not ended
-        extra = round(more * stays[rank] + max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
+        extra = round(more * stays[rank].bytes + max(0.0, versions - 1) * peak.parameters)
+        extra += round(sequences * left(variant, rank))
         extra += summed(variant, rank) if many > 1 else 0
-        # What the slots keep of forward hops is counted with them.
-        extra += many * hopping(variant, rank, "BW") + round(max(0.0, many - slots)) * hopping(variant, rank, "F")
+        there = partial(_kept_slots, program, stays[rank].values, shift)
+        extra += sum(_hopping(way, rank, there) for way in hops)
         found[rank] = replace(peak, activations=peak.activations + extra)
     return found
 
@@ -69,13 +75,44 @@ def summed(variant: Variant, rank: int) -> int:
     return sum(_bytes(of, rank) for of in added.values())
 
 
-def hopping(variant: Variant, rank: int, kinds: str) -> int:
-    """Bytes that a rank sends to tasks of these kinds elsewhere and receives for its own, of one micro-batch."""
-    return sum(_bytes(of, rank) for hop in variant.tasks.hops if hop.target.kind in kinds for of in hop.pair)
+class UnderWay(NamedTuple):
+    """The hops of one register that a step fills so often, and how many are sent, and have come and wait, at most."""
+
+    hops: tuple[Hop, ...]
+    fillings: int
+    sent: int
+    waiting: int
+
+
+def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[UnderWay]:
+    """Ranks that keep to an order let go what they sent with the answer to it, and receive what they read next; others
+    receive whatever is there, as much as the simulation has in a register."""
+    mine = {id(hop) for hop in variant.tasks.hops}
+    held = program.answers.under_way() if program.ordered else program.proof.peak
+    for register, bundle in program.lowered[program.sizes[0]].bundles.items():
+        if any(id(hop) in mine for hop in bundle.hops):
+            peak = program.proof.peak[register]
+            yield UnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)
+
+
+def _hopping(way: UnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
+    """Bytes that hops hold on a rank beside what is counted already: of each value as many as `slots` says."""
+    found, message = 0, sum(_bytes(hop.pair[1], rank) for hop in way.hops)
+    for hop in way.hops:
+        sent, come = (_bytes(of, rank) for of in hop.pair)
+        found += sent * max(0, way.sent - slots(hop.sent, hop.source.chunk))
+        most = way.waiting + ahead(message)
+        found += come * max(0, min(most, way.fillings - slots(hop.come, hop.target.chunk)))
+    return found
 
 
 def _bytes(of: Layout, rank: int) -> int:
     return prod(of.local_shape(rank)) * of.dtype.itemsize if rank in of.placement else 0
+
+
+def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str, chunk: int) -> int:
+    """How many of a value are counted already: those that a chunk keeps for its backward, or the one at work."""
+    return _slots(program.proof, chunk + shift) if value in kept else 1
 
 
 def _slots(run: Run, chunk: int) -> int:

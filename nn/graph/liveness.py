@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -24,7 +24,7 @@ from .overlap import Do
 from .schedule import Schedule, schedule
 from .segments import Segment, Stage
 
-__all__ = ["Memory", "kept", "memory"]
+__all__ = ["Kept", "Memory", "kept", "memory"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,15 @@ def memory(
     return {rank: made.peak() for rank, made in ranks}
 
 
-def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, int]:
-    """The bytes on every rank that the forward leaves for the backward, beside parameters."""
+class Kept(NamedTuple):
+    """What the forward leaves for the backward on a rank: bytes beside parameters, and values whose memory it is."""
+
+    bytes: int
+    values: frozenset[str]
+
+
+def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
+    """What every rank keeps from forward to backward."""
     return {rank: made.behind() for rank, made in _ranks(graph, stages, localiser, regather, False)}
 
 
@@ -104,6 +111,7 @@ class _Rank:
         self.fresh = count()
         self.bytes: dict[int, int] = {}
         self.held: dict[str, tuple[int, ...]] = {}
+        self.first: dict[str, tuple[int, ...]] = {}  # of each register, where it first lay
         self.uses: Counter[int] = Counter()
         self.live = self.most = 0
 
@@ -117,7 +125,7 @@ class _Rank:
             self.hold(source.value.name, [self.new(size if source.kind == "input" else 0)])
         return parameters
 
-    def behind(self) -> int:
+    def behind(self) -> Kept:
         """What is live between forward and backward."""
         self.sources()
         runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and " again " not in do.writes[0])
@@ -125,7 +133,8 @@ class _Rank:
         for do in self.plan.todo[: last + 2]:
             if do.what in ("run", "draw", "box", "free"):
                 self.do(do)
-        return self.live
+        values = frozenset(name for name, held in self.first.items() if any(self.uses[storage] for storage in held))
+        return Kept(self.live, values)
 
     def peak(self) -> Memory:
         parameters = self.sources()
@@ -157,6 +166,7 @@ class _Rank:
                 self.live += self.bytes[storage]
         self.drop(register)
         self.held[register] = held
+        self.first.setdefault(register, held)
         self.most = max(self.most, self.live)
 
     def drop(self, register: str) -> None:

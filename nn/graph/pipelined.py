@@ -12,6 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ...actors.answers import Answers
 from ...actors.bus import Bus, bus
 from ...actors.cut import Edge, cut
 from ...actors.desk import Firing
@@ -89,6 +90,15 @@ class Pipelined:
         return {key: Once(self.variants[key]) for key in dict.fromkeys(self.keys)}
 
     @cached_property
+    def ordered(self) -> bool:
+        """Whether ranks keep to the order of the proof."""
+        return max(map(len, self.places.values()), default=0) > 1 or settled(self.proof)
+
+    @cached_property
+    def answers(self) -> Answers:
+        return Answers(self.proof)
+
+    @cached_property
     def runtime(self) -> Runtime:
         """The driver of the actors: threads, and lines to other processes, which the first step asks for."""
         return self.alone(self.name) if world().rank is None else self.together(self.name)
@@ -130,14 +140,15 @@ class Pipelined:
         for edge in part.edges:
             links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
         work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
-        held_to = max(map(len, where.values())) > 1 or settled(self.proof)
-        order = order_of(self.proof) if held_to else None
+        order = order_of(self.proof) if self.ordered else None
+        answers = self.answers.of(part, where) if self.ordered else None
         every = {**work, **part.work(links)}
         return Runtime(
             part.network,
             every,
             order=order,
             guard=joint,
+            answers=answers,
             initial=self.initial(part.network),
             name=name,
         )

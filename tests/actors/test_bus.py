@@ -16,6 +16,7 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B, P
+from sbpflow.actors.answers import Answers
 from sbpflow.actors.bus import Bus, bus
 from sbpflow.actors.cut import Cut, Edge, cut
 from sbpflow.actors.desk import Firing
@@ -55,8 +56,9 @@ def runtime(
     line = bus(range(size))
     part = cut(run, where, line.rank)
     links = {edge.actor: link(line, edge) for edge in part.edges}
-    order = order_of(run) if ordered else None
-    return Runtime(part.network, {**work(part), **part.work(links)}, order=order, guard=line, timeout=timeout)
+    order, answers = (order_of(run), Answers(run).of(part, where)) if ordered else (None, None)
+    every = {**work(part), **part.work(links)}
+    return Runtime(part.network, every, order=order, guard=line, answers=answers, timeout=timeout)
 
 
 # -- as in one process --

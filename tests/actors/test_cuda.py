@@ -7,7 +7,8 @@ import pytest
 from torch import Tensor
 
 from sbpflow.actors import cuda
-from sbpflow.actors.cuda import CardLine, CardLink, Later, OnStream
+from sbpflow.actors.cuda import CardLine, CardLink, Later, OnStream, OnWire
+from sbpflow.actors.link import Receive
 from sbpflow.actors.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.plan import Work
 from sbpflow.actors.runtime import Runtime
@@ -99,3 +100,20 @@ def test_a_link_sends_what_is_there_and_gives_what_its_reader_must_wait_for(card
             card.read(arrived().value)
         assert card.read(arrived().on(card.here.stream)) == 7.0
     assert card.log == ["wire waits for maker", "reader waits for wire"]
+
+
+class Sized(Pipe):
+    """A link whose messages say how large they are."""
+
+    def receive(self, label: int) -> tuple[Sequence[Any], Callable[[], Tensor]]:
+        return [OnWire(0, Wire(), 1 << 20)], lambda: self.card.write(0.0)
+
+
+def test_large_receives_are_not_posted_far_ahead_on_a_card(card: Card) -> None:
+    """Each holds its buffer from then on: it is one beside that which is waited for, as on CPU."""
+    line = CardLine.__new__(CardLine)
+    line.stream = card.stream("wire")
+    receive = Receive(CardLink(Sized(card), line), 16)
+    receive.post(0, 16)
+    receive.post(0, 16)
+    assert len(receive.posted) == 2

@@ -33,8 +33,8 @@ def peaks(schedule: str, pieces: int, width: int, rows: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("pieces", [4, 8])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe"])
 def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, schedule: str, pieces: int) -> None:
-    """Bytes that are alive at once depend on which rank is quicker: a run may see a little more, or much less."""
+    """Under GPipe, which is held to no order, bytes that are alive at once depend on which rank is quicker."""
     for seen, told in ranks4(peaks, schedule, pieces, 64, 64):
-        assert 0.9 * seen <= told <= 2 * seen
+        assert seen <= told <= (2 if schedule == "gpipe" else 1.5) * seen

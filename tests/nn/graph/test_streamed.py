@@ -170,10 +170,7 @@ def test_memory_of_a_pipeline_grows_with_what_is_under_way() -> None:
 
     one, all_, two = activations("1f1b"), activations("gpipe"), activations("pipedream")
     assert one[0] > one[3]
-    # Here a layer keeps no more than came by its hop, whose buffers wait for the end of a step under any schedule.
-    assert all(a >= b for a, b in zip(all_, one, strict=True))
-    assert all_[0] > one[0]
-    assert all_[3] > one[3]
+    assert all(a > b for a, b in zip(all_, one, strict=True))
     assert two[0] > one[0]  # versions of the weights
 
 
