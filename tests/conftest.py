@@ -107,7 +107,9 @@ def children() -> dict[str, str]:
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            # multiprocessing's own tracker lives until we exit; a zombie has stopped running.
-            if state != "Z" and "multiprocessing.resource_tracker" not in command:
+            # multiprocessing's own tracker and server live until we exit; a zombie has stopped running.
+            if state != "Z" and not any(
+                f"multiprocessing.{own}" in command for own in ("resource_tracker", "forkserver")
+            ):
                 found[f"process {pid}"] = command
     return found

@@ -22,7 +22,8 @@ from tests.nn.systems import RANKS, SYSTEMS
 __all__ = ["Results", "main", "run"]
 
 START = 120.0  # seconds that a worker may take to load
-SPAWN = multiprocessing.get_context("spawn")
+FORKS = multiprocessing.get_context("forkserver")  # one process loads the database, which takes seconds
+FORKS.set_forkserver_preload(["tests.nn.opdb", "torch.testing._internal.common_methods_invocations"])
 
 
 class Results(dict[str, Verdict]):
@@ -70,8 +71,8 @@ class Worker:
     since: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=work, args=(theirs, self.system), daemon=True)
+        self.pipe, theirs = FORKS.Pipe()
+        self.process = FORKS.Process(target=work, args=(theirs, self.system), daemon=True)
         self.process.start()
         theirs.close()
 
