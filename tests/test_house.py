@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -145,6 +146,14 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_the_core_needs_four_packages() -> None:
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split(r"[\[<>=!~; ]", need)[0] for need in needs} == {"torch", "numpy", "lark", "graphviz"}
+
+
+def test_what_takes_long_to_load_is_not_loaded_before_it_is_needed() -> None:
+    code = (
+        "import sys, sbpflow; sbpflow.placement('cpu', [0]); print({'lark', 'sympy', 'torch._dynamo'} & {*sys.modules})"
+    )
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run([sys.executable, "-c", code], env=path, stdout=-1, check=True).stdout == b"set()\n"
 
 
 def test_the_wheel_holds_only_sbpflow(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ...placement.errors import ShapeError
 from .local import Local
@@ -56,6 +55,10 @@ def trace(
 
     Raises `Untraceable` for what only autograd can run; any other error is a mistake.
     """
+    from torch.fx.experimental.symbolic_shapes import (
+        ShapeEnv,
+    )  # loads sympy, which takes as long as half of this package
+
     # Inductor keeps what it compiled only of graphs with an environment of shapes, though all are known.
     fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     specs = local.makes

@@ -1,9 +1,5 @@
 """The text form of a placement: free in its spaces, and pointing at what it cannot read."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from sbpflow.placement import PlacementError, placement
@@ -99,9 +95,3 @@ def test_the_right_line_of_several_is_shown() -> None:
 def test_what_is_no_text_is_refused() -> None:
     with pytest.raises(PlacementError, match="a placement needs a text, or a type and ranks\n  found 3\n"):
         placement(3)  # type: ignore[arg-type]
-
-
-def test_the_parser_loads_with_the_first_text() -> None:
-    code = "import sys, sbpflow; sbpflow.placement('cpu', [0]); sys.exit('lark' in sys.modules)"
-    path = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    assert subprocess.run([sys.executable, "-c", code], env=path).returncode == 0
