@@ -22,6 +22,7 @@ from torch import Tensor
 from ...placement.errors import MissingError, ShapeError
 from .apart import Apart, apart
 from .apart import by_autograd as halves_by_autograd
+from .inside import remember
 from .joint import Traced, gradients, trace
 from .local import Local
 from .tidy import tidied
@@ -96,6 +97,7 @@ def by_autograd(local: Local, weights: Sequence[bool] | None = None) -> Compiled
 
 def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
     made = trace(local)
+    remember(local, made)  # else `explain` traces it again
     forward = tidied(made.forward, made.fakes)
     backward = made.backward and tidied(made.backward, made.fakes)
     halves = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, fx
 
@@ -13,7 +13,9 @@ from ...sbp.call import Ref, fill, refs_in, tensors_in
 from .joint import Traced, Untraceable, trace
 from .local import Local, LocalCall, Spec
 
-__all__ = ["Estimate", "Inside", "estimated", "inside_of", "quietly_traced"]
+__all__ = ["Estimate", "Inside", "Insides", "estimated", "inside_of", "insides", "remember"]
+
+MOST = 1024  # segments whose bytes are remembered
 
 
 def quietly_traced(local: Local) -> Traced:
@@ -29,6 +31,43 @@ class Inside(NamedTuple):
 
     peak: int
     results: tuple[tuple[int | None, int, int], ...]
+
+
+class Insides(NamedTuple):
+    """Of a segment's two graphs, and which inputs the backward takes again."""
+
+    forward: Inside
+    backward: Inside | None
+    again: tuple[int, ...]
+
+
+_known: "dict[Any, Insides | Estimate]" = {}
+Known = TypeVar("Known", bound="Insides | Estimate")
+
+
+def insides(local: Local) -> "Insides | Estimate":
+    """The bytes of a segment. One is traced of those that are equal, of whatever rank, plan or step they are."""
+    found = _known.get(local.key)
+    if found is None:
+        try:
+            return remember(local, quietly_traced(local))
+        except Untraceable as error:  # it runs by autograd
+            found = estimated(local, str(error))
+    return _remember(local, found)
+
+
+def remember(local: Local, made: Traced) -> Insides:
+    """Its bytes, which need no second trace."""
+    backward = inside_of(made.backward) if made.backward else None
+    return _remember(local, Insides(inside_of(made.forward), backward, made.again))
+
+
+def _remember(local: Local, found: Known) -> Known:
+    _known.pop(local.key, None)
+    _known[local.key] = found  # the last used is the last
+    if len(_known) > MOST:
+        _known.pop(next(iter(_known)))
+    return found
 
 
 def inside_of(module: fx.GraphModule) -> Inside:

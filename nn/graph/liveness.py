@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
-
-from torch import fx
+from typing import NamedTuple
 
 from ...boxing.graph.physical import Graph
 from ...boxing.moves import LOCAL
 from ...boxing.plan import Plan
 from ...sbp import Layout
-from .inside import Estimate, Inside, estimated, inside_of, quietly_traced
-from .joint import Traced, Untraceable
-from .local import Local, Localiser
+from .inside import Estimate, Inside, Insides, insides
+from .local import Localiser
 from .overlap import Do
 from .schedule import Schedule, schedule
 from .segments import Segment, Stage
@@ -70,29 +67,19 @@ def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regathe
 def _ranks(
     graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
 ) -> "Iterator[tuple[int, _Rank]]":
-    known: dict[Any, Traced | Estimate] = {}
     placements = {value.layout.placement for value in graph.values.values()}
     for rank in sorted({rank for where in placements for rank in where.flat}):
         traced = {}
         for number, stage in enumerate(stages):
             if isinstance(stage, Segment) and rank in stage.placement:
-                traced[number] = _traced(known, localiser.segment(stage, rank))
+                traced[number] = insides(localiser.segment(stage, rank))
         again = {
             n: tuple(stages[n].inputs[at] for at in made.again)
             for n, made in traced.items()
-            if isinstance(made, Traced)
+            if isinstance(made, Insides)
         }
         plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
         yield rank, _Rank(graph, stages, plan, traced, rank)
-
-
-def _traced(known: dict[Any, Traced | Estimate], local: Local) -> Traced | Estimate:
-    if local.key not in known:
-        try:
-            known[local.key] = quietly_traced(local)
-        except Untraceable as error:  # it runs by autograd
-            known[local.key] = estimated(local, str(error))
-    return known[local.key]
 
 
 class _Rank:
@@ -103,11 +90,10 @@ class _Rank:
         graph: Graph,
         stages: Sequence[Stage],
         plan: Schedule,
-        traced: Mapping[int, Traced | Estimate],
+        traced: Mapping[int, Insides | Estimate],
         rank: int,
     ) -> None:
         self.graph, self.stages, self.plan, self.traced, self.rank = graph, stages, plan, traced, rank
-        self.insides: dict[fx.GraphModule, Inside] = {}
         self.fresh = count()
         self.bytes: dict[int, int] = {}
         self.held: dict[str, tuple[int, ...]] = {}
@@ -227,10 +213,7 @@ class _Rank:
             for register, storage in zip(do.writes, self.run(made.backward, given), strict=True):
                 self.hold(register, [storage])
 
-    def run(self, module: fx.GraphModule, given: Sequence[int]) -> list[int]:
-        inside = self.insides.get(module)
-        if inside is None:
-            inside = self.insides[module] = inside_of(module)
+    def run(self, inside: Inside, given: Sequence[int]) -> list[int]:
         self.passing(inside.peak)
         made: dict[int, int] = {}
         found = []

@@ -9,15 +9,16 @@ from torch import Tensor
 from sbpflow import B
 from sbpflow.boxing.graph.physical import Graph, Op, Value, Var
 from sbpflow.boxing.graph.report import Held, Memory, Report
-from sbpflow.nn.graph import inside, joint
+from sbpflow.nn.graph import inside, joint, program
 from sbpflow.nn.graph.backend import compiled
 from sbpflow.nn.graph.inside import estimated
-from sbpflow.nn.graph.local import Localiser
+from sbpflow.nn.graph.joint import Traced
+from sbpflow.nn.graph.local import Local, Localiser
 from sbpflow.nn.graph.program import Program
 from sbpflow.nn.graph.segments import Segment
 from sbpflow.sbp.call import Ref
 
-from .graphs import LINE, Build, aten, total
+from .graphs import LINE, Build, aten, attention, total
 from .test_backend import local
 from .test_liveness import Live
 
@@ -78,12 +79,37 @@ def test_a_mistake_of_ours_is_an_error_and_no_estimate(monkeypatch: pytest.Monke
     def wrong(*_: Any) -> Any:
         raise RuntimeError("our own")
 
+    monkeypatch.setattr(inside, "_known", {})
     monkeypatch.setattr(joint, "_needed", wrong)
     with pytest.raises(RuntimeError, match="our own"):
         Program(deep(1), backend="autograd").memory()
     monkeypatch.setattr(inside, "inside_of", wrong)
     with pytest.raises(RuntimeError, match="our own"):
         estimated(local([(4,)], [(aten.sin.default, Ref(0))], [1]), "why")
+
+
+def test_memory_traces_no_segment_that_was_compiled_or_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second explain() took as long as the first, and the first as long as to compile the step."""
+    traced: list[Local] = []
+    trace = inside.quietly_traced
+
+    def counting(local: Local) -> Traced:
+        traced.append(local)
+        return trace(local)
+
+    monkeypatch.setattr(inside, "quietly_traced", counting)
+    monkeypatch.setattr(inside, "_known", {})
+    looked = Program(attention(), backend="code").memory()
+    once = len(traced)
+    assert once
+    assert Program(attention(), backend="code").memory() == looked
+    assert len(traced) == once
+    monkeypatch.setattr(inside, "_known", {})
+    monkeypatch.setattr(program, "_made", {})
+    step = Program(attention(), backend="code")
+    step.prepare()
+    assert step.memory() == looked
+    assert len(traced) == once
 
 
 def test_a_report_says_what_is_an_estimate() -> None:
