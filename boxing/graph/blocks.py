@@ -1,18 +1,20 @@
-"""Repeated blocks of a graph: what belongs to each, and which of them are alike, so that one can stand for all.
+"""Repeated blocks and stages of a graph: what belongs to each, and which are alike, so that one can stand for all.
 
     blocks.0  blocks.1  blocks.2  ...  blocks.11     12 alike: one is drawn, "x 12"
     a b a b a b                                      3 times a pair: both are drawn, "x 3"
+    cpu:[0]  cpu:[1]  ...  cpu:[6]  cpu:[7]          stages of a pipeline: those between the first and the last, "x 6"
 
 Alike are blocks of the same calls, layouts, moves, moves of gradients and parameters, wired the same way.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+from ...sbp import Layout
 from .physical import Back, Box, Graph, Op, Source, Step, Var
 
-__all__ = ["Blocks", "Run"]
+__all__ = ["Blocks", "Run", "Stages", "repeated"]
 
 LONGEST = 6  # blocks of a pattern that repeats
 
@@ -56,7 +58,7 @@ class Blocks:
     """
 
     def __init__(self, graph: Graph, *, overview: bool = False) -> None:
-        self.graph, self.fewest = graph, 2 if overview else 3
+        self.graph = graph
         names = dict.fromkeys(step.origin.block for step in graph.steps if step.origin.block)
         self._blocks = {name: _Block() for name in names}
         self._home: dict[str, str] = {}  # of each value: its block
@@ -68,16 +70,16 @@ class Blocks:
         for step in graph.steps:
             block = step.origin.block
             # A move of what comes from outside stands before all blocks, as the first of them is the one to ask for it.
-            enters = isinstance(step, Box) and (not self.of(step.source) or (overview and self._crosses(step)))
+            enters = isinstance(step, Box) and (not self.of(step.source) or (overview and _crosses(graph, step)))
             if block and not enters:
                 self._home.update((y.name, block) for y in step.outputs)
                 self._blocks[block].steps.append(step)
-        for back in graph.backs:
-            if self.of(back.of):
-                self._blocks[self.of(back.of)].backs.append(back)
-
-    def _crosses(self, box: Box) -> bool:
-        return self.graph.layout(box.source).placement is not box.output.layout.placement
+        families: dict[str, list[str]] = {}
+        for name in self._blocks:
+            families.setdefault(name.rpartition(".")[0], []).append(name)
+        found = _Repeats(graph, self._blocks, self._home, 2 if overview else 3, lambda of: of)
+        self.runs = tuple(run for listed in families.values() for run in found.runs(listed))
+        self.folded, self.stand_in = found.folded(self.runs), found.stand_in(self.runs)
 
     def of(self, value: str) -> str:
         """The block that a value is made in, or whose parameter it is; "" outside of all."""
@@ -100,31 +102,110 @@ class Blocks:
         inside = block and (path == block or path.startswith(block + "."))
         return f"{block.rpartition('.')[0]}.*{path[len(block) :]}".removeprefix(".") if inside else path
 
-    @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        """Every run of several blocks, in order."""
-        families: dict[str, list[str]] = {}
-        for name in self._blocks:
-            families.setdefault(name.rpartition(".")[0], []).append(name)
-        return tuple(run for names in families.values() for run in self._runs(names))
 
-    @cached_property
-    def folded(self) -> dict[str, str]:
+class Stages:
+    """The stages of a pipeline that are alike, from three on; a stage is all that is done on one placement, with the
+    moves to there and the sources that are used nowhere else."""
+
+    def __init__(self, graph: Graph) -> None:
+        names = dict.fromkeys(str(step.outputs[0].layout.placement) for step in graph.steps)
+        stages = {name: _Block() for name in names}
+        self._home: dict[str, str] = {}
+        used: dict[str, set[str]] = {}
+        for step in graph.steps:
+            stage = str(step.outputs[0].layout.placement)
+            stages[stage].steps.append(step)
+            self._home.update((y.name, stage) for y in step.outputs)
+            for name in step.inputs:
+                used.setdefault(name, set()).add(stage)
+        for source in graph.sources:
+            name, stage = source.value.name, str(source.value.layout.placement)
+            if source.kind != "input" and used.get(name) == {stage}:
+                self._home[name] = stage
+                stages[stage].sources.append(source)
+        found = _Repeats(graph, stages, self._home, 3, _anywhere)
+        self.runs = tuple(found.runs(list(names)))
+        self.folded, self.stand_in = found.folded(self.runs), found.stand_in(self.runs)
+
+    def of(self, value: str) -> str:
+        """The stage that a value is made in, or whose parameter it is."""
+        return self._home.get(value, "")
+
+    def last(self, blocks: Blocks) -> dict[str, str]:
+        """For each block of a stage that stands for others, that of the last of these."""
+        return {blocks.of(here): blocks.of(there) for there, here in self.stand_in.items() if blocks.of(here)}
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What stages are called that stand for others."""
+        alike = [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
+        return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in alike}
+
+
+def repeated(run: Run, path: str, last: Mapping[str, str]) -> str:
+    """What a block is called that stands for those like it, also on other stages, of which `last` has the last.
+
+    >>> repeated(Run(("h.2", "h.3"), 1), "h.2", {}), repeated(Run(("h.2", "h.3"), 1), "h.2", {"h.3": "h.13"})
+    ('h.2 to 3:  x 2', 'h.2 to 13:  x 2 each')
+    """
+    like = run.like(run.members.index(path))
+    end = last.get(like[-1], "").rpartition(".")[2]
+    if run.times == 1:
+        return f"{path} to {end}:  one each" if end else path
+    between = f", {like[1].rpartition('.')[2]}, ..., " if run.period > 1 else " to "
+    return f"{like[0]}{between}{end or like[-1].rpartition('.')[2]}:  x {run.times}{' each' * bool(end)}"
+
+
+def _crosses(graph: Graph, box: Box) -> bool:
+    return graph.layout(box.source).placement is not box.output.layout.placement
+
+
+def _anywhere(of: Layout) -> Any:
+    """A layout, on whatever ranks."""
+    return (
+        of.placement.type,
+        of.placement.shape,
+        of.placement.names,
+        of.sbp,
+        of.state,
+        of.shape,
+        of.dtype,
+        of.grad_partial,
+    )
+
+
+class _Repeats:
+    """Blocks in which values have their homes, and which of them are alike, where layouts are equal by `like`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        blocks: Mapping[str, _Block],
+        home: Mapping[str, str],
+        fewest: int,
+        like: Callable[[Layout], Any],
+    ) -> None:
+        self.graph, self.blocks, self.home, self.fewest, self.like = graph, blocks, home, fewest, like
+        for back in graph.backs:
+            if back.of in home:
+                blocks[home[back.of]].backs.append(back)
+
+    def folded(self, runs: Sequence[Run]) -> dict[str, str]:
         """For each block that another one stands for, that one."""
-        pairs = ((like, run.members[at]) for run in self.runs for at in range(run.period) for like in run.like(at)[1:])
+        pairs = ((like, run.members[at]) for run in runs for at in range(run.period) for like in run.like(at)[1:])
         return dict(pairs)
 
-    @cached_property
-    def stand_in(self) -> dict[str, str]:
+    def stand_in(self, runs: Sequence[Run]) -> dict[str, str]:
         """For each value of a block that another one stands for, the value there."""
         found: dict[str, str] = {}
-        for name, other in self.folded.items():
-            found.update(zip(self._blocks[name].numbers, self._blocks[other].numbers, strict=True))
+        for name, other in self.folded(runs).items():
+            found.update(zip(self.blocks[name].numbers, self.blocks[other].numbers, strict=True))
         return found
 
-    def _runs(self, names: Sequence[str]) -> Iterator[Run]:
+    def runs(self, names: Sequence[str]) -> Iterator[Run]:
+        """Every run of several of these blocks, in order."""
         at = {name: i for i, name in enumerate(names)}
-        keys = [self._key(self._blocks[name]) for name in names]
+        keys = [self._key(self.blocks[name]) for name in names]
         wires = [list(self._wires(i, name, at)) for i, name in enumerate(names)]
         start = 0
         while start < len(names):
@@ -152,11 +233,11 @@ class Blocks:
         def known(name: str) -> Any:
             if name in block.numbers:
                 return block.numbers[name]
-            return outside.setdefault(name, ("from outside", len(outside), self.graph.layout(name)))
+            return outside.setdefault(name, ("from outside", len(outside), self.like(self.graph.layout(name))))
 
         steps: list[tuple[Any, ...]] = []
         for step in block.steps:
-            made = tuple((y.layout, y.grad) for y in step.outputs)
+            made = tuple((self.like(y.layout), y.grad) for y in step.outputs)
             if isinstance(step, Op):
                 again = bool(step.origin.recompute)
                 steps.append(
@@ -164,17 +245,18 @@ class Blocks:
                 )
             else:
                 steps.append((known(step.source), made))
-        sources = tuple((s.kind, s.value.layout, s.update) for s in block.sources)
-        backs = tuple((known(back.of), known(back.into), back.src, back.dst) for back in block.backs)
+        like = self.like
+        sources = tuple((s.kind, like(s.value.layout), s.update and like(s.update)) for s in block.sources)
+        backs = tuple((known(back.of), known(back.into), like(back.src), like(back.dst)) for back in block.backs)
         return sources, tuple(steps), backs
 
     def _wires(self, index: int, name: str, at: dict[str, int]) -> Iterator[Wire]:
         """Where each tensor comes from that enters a block."""
-        block = self._blocks[name]
+        block = self.blocks[name]
         for value in dict.fromkeys(v for step in block.steps for v in step.inputs if v not in block.numbers):
-            home = self.of(value)
+            home = self.home.get(value, "")
             if home in at:
-                yield index - at[home], self._blocks[home].numbers[value]
+                yield index - at[home], self.blocks[home].numbers[value]
             else:
                 yield None, value
 

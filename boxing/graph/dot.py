@@ -51,7 +51,7 @@ def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None, 
     levels = _levels(what)
     at = {node.name: node.place for node in what.nodes.values()}
     edges = (_edge(edge, levels, apart=_apart(at[edge.tail], at[edge.head])) for edge in what.edges if not edge.side)
-    body = [*_frame(what, places), *_abreast(what, places), *_loose(what), *_legend(graph, levels), *edges]
+    body = [*_frame(what, places), *_abreast(what, places, full=full), *_loose(what), *_legend(graph, levels), *edges]
     return "\n".join([*_head(title), *body, "}", ""])
 
 
@@ -91,12 +91,20 @@ def _apart(tail: str, head: str) -> bool:
     return bool(tail and head) and tail != head
 
 
-def _abreast(what: Scene, places: Sequence[str]) -> Iterator[str]:
+def _abreast(what: Scene, places: Sequence[str], *, full: bool) -> Iterator[str]:
     """Placements side by side, in the order in which they first run."""
-    tops = [next(node.name for node in what.nodes.values() if node.place == place) for place in places]
-    if len(tops) > 1:
-        names = " -> ".join(_quoted([name]) for name in tops)
-        yield f"  {{ rank=same; {names} [style=invis] }}"
+    if len(places) > 1:
+        # Order among nodes in frames is not kept; points that nobody sees stand in order above them.
+        tops = [next(node.name for node in what.nodes.values() if node.place == place) for place in places]
+        points = [f'"abreast {k}"' for k in range(len(tops))]
+        yield f"  {{ rank=same; node [style=invis, shape=point]; {' -> '.join(points)} [style=invis] }}"
+        for point, top in zip(points, tops, strict=True):
+            yield f"  {point} -> {_quoted([top])} [style=invis, weight=10]"
+        # The others begin where the first one ends, or what it hands on would have to climb.
+        firsts = {node.name for node in what.nodes.values() if node.place == places[0] and not full}
+        hands_on = [e.tail for e in what.edges if e.tail in firsts and e.head == tops[1] and not e.back]
+        row = "; ".join(_quoted([name]) for name in [*hands_on[:1], *tops[1:]])
+        yield f"  {{ rank=same; {row} }}"
 
 
 def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
@@ -107,7 +115,7 @@ def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
         if several:
             yield f"  subgraph cluster_p{k} {{"
             look = f'style="rounded,dashed", color="{LINE}", class=place, labeljust=r, margin=14, fontsize=12'
-            yield f"    graph [label={_roomy(place)}, {look}]"
+            yield f"    graph [label={_roomy(what.titles.get(place, place))}, {look}]"
         yield from _modules(here, (), what, str(k), narrow=several)
         if several:
             yield "  }"
@@ -205,7 +213,12 @@ class _Chip(NamedTuple):
 def _chips(graph: Graph) -> list[_Chip]:
     """Every move that sends something, the heaviest first; buckets of one kind are one where there are many."""
     rows = moves_of(replace(graph, backs=tuple(back for back in graph.backs if back.bucket is None)))
-    chips = [_chip(row) for row in rows if not row.free]
+    alike: dict[object, list[MoveRow]] = {}  # hops from stage to stage
+    for row in rows:
+        hop = row.src.placement is not row.dst.placement
+        same = (row.direction, ways_of(row.plan), row.seconds, row.bytes) if hop else id(row)
+        alike.setdefault(same, []).extend([row] if not row.free else [])
+    chips = [_chip(of) for of in alike.values() if of]
     together = [group for group in buckets(graph.backs) if group[0].bucket is not None]
     found: dict[object, list[tuple[int, int, Plan]]] = {}
     for group in together:
@@ -220,9 +233,11 @@ def _chips(graph: Graph) -> list[_Chip]:
     return sorted(chips, key=lambda chip: -chip.seconds)
 
 
-def _chip(row: MoveRow) -> _Chip:
-    name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}"
-    return _Chip(row.spent, row.bytes * row.count, row.count, name, row.plan, row.direction)
+def _chip(rows: Sequence[MoveRow]) -> _Chip:
+    row = rows[0]
+    many, times = f" and {len(rows) - 1} like it" * (len(rows) > 1), sum(each.count for each in rows)
+    name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}{many}"
+    return _Chip(row.seconds * times, row.bytes * times, times, name, row.plan, row.direction)
 
 
 def _legend(graph: Graph, levels: dict[str, int]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from ...placement.errors import SbpError
 from ..look import volume
 from ..plan import Plan
-from .blocks import Blocks, Run
+from .blocks import Blocks, Run, Stages, repeated
 from .buckets import exchange
 from .joined import Joined
 from .ledger import buckets, update_of
@@ -52,7 +52,11 @@ class _Painter:
         self.graph, self.depth, self.scene = graph, depth, Scene()
         self.blocks = Blocks(graph, overview=overview)
         whole = focus is None or not self.blocks.around(focus)
-        self.stand_in = self.blocks.stand_in if whole else {}
+        self.stages = Stages(graph) if whole and overview else None
+        self.stand_in = dict(self.blocks.stand_in) if whole else {}
+        self.far = self.stages.last(self.blocks) if self.stages else {}
+        for name, other in self.stages.stand_in.items() if self.stages else ():
+            self.stand_in[name] = self.stand_in.get(other, other)
         self.runs: dict[str, Run] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
         self.steps = _chosen(graph, focus, self._shown if whole else lambda step: True)
         self.makers: dict[str, Step] = {y.name: step for step in graph.steps for y in step.outputs}
@@ -77,7 +81,9 @@ class _Painter:
 
     def _shown(self, step: Step) -> bool:
         """Whether no other step stands for this one."""
-        return self.blocks.of(step.outputs[0].name) not in self.blocks.folded
+        name = step.outputs[0].name
+        far = self.stages is not None and self.stages.of(name) in self.stages.folded
+        return not far and self.blocks.of(name) not in self.blocks.folded
 
     def stand(self, name: str) -> str:
         return self.stand_in.get(name, name)
@@ -98,6 +104,7 @@ class _Painter:
         self._ends()
         for path in self.frames:
             self.scene.titles[path] = self._title(path)
+        self.scene.titles.update(self.stages.titles if self.stages else {})
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
@@ -113,10 +120,13 @@ class _Painter:
         return tuple(p for p in (".".join(levels[: k + 1]) for k in range(len(levels))) if p in self.frames)
 
     def _title(self, path: str) -> str:
-        run = self.runs.get(path)
         around = self._path(path)[:-1]
-        title = path.removeprefix(around[-1] + "." if around else "") if run is None else _repeated(run, path)
+        title = self._repeated(path, path.removeprefix(around[-1] + "." if around else ""))
         return f"{title}, recomputed" if self._again(path) else title
+
+    def _repeated(self, path: str, alone: str) -> str:
+        run = self.runs.get(path) or (Run((path,), 1) if path in self.far else None)
+        return alone if run is None else repeated(run, path, self.far)
 
     def _again(self, path: str) -> bool:
         """Whether the backward runs all ops in a module again."""
@@ -165,9 +175,8 @@ class _Painter:
     def _module(self, name: str, steps: Sequence[Step]) -> None:
         """All of a module in one box: how much there is of ops, parameters and moves."""
         module = name.removeprefix("module ")
-        run = self.runs.get(module)
         path = self._path(".".join(tokens(module)[:-1]))
-        title = _repeated(run, module) if run else module.removeprefix(path[-1] + "." if path else "")
+        title = self._repeated(module, module.removeprefix(path[-1] + "." if path else ""))
         ops = [step for step in steps if isinstance(step, Op)]
         lines = [title, op_name(ops[0].op) if len(ops) == 1 else f"{len(ops)} ops"]
         used = dict.fromkeys(n for step in steps for n in map(self.joined.root, step.inputs) if n in self.sources)
@@ -386,11 +395,3 @@ def _frames(modules: Iterable[tuple[str, bool]]) -> set[str]:
             if k + 1 < len(levels) or not op:
                 inner.add(path)
     return {path for path, n in counts.items() if n > 1 and path in inner}
-
-
-def _repeated(run: Run, path: str) -> str:
-    like = run.like(run.members.index(path))
-    if run.times == 1:
-        return path
-    between = f", {like[1].rpartition('.')[2]}, ..., " if run.period > 1 else " to "
-    return f"{like[0]}{between}{like[-1].rpartition('.')[2]}:  x {run.times}"

@@ -3,6 +3,7 @@
 import re
 import sys
 import xml.etree.ElementTree as ET
+from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,9 @@ import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing import draw as pictures
 from sbpflow.boxing.draw import picture, written
+from sbpflow.boxing.graph.dot import graph_dot
 from sbpflow.boxing.graph.map import PARTS
+from sbpflow.boxing.graph.overview import overview
 from sbpflow.boxing.graph.report import Held, Memory, Report
 from tests.boxing.graph.gpt import gpt, piped, tiny
 
@@ -151,3 +154,56 @@ def test_a_png_without_anything_that_can_make_it_says_what_to_install(
             make()
     with pytest.raises(flow.SbpflowError, match="svg or png"):
         written("<svg/>", tmp_path / "b.pdf")
+
+
+def pipeline_of(layers: int, stages: int, odd: int | None = None, schedule: str = "1f1b") -> Any:
+    """The graph of a pipeline of equal layers, of which one may be wider, between words and a loss."""
+    wide = [6 if n == odd else 4 for n in range(layers)]
+    made = (OrderedDict(up=nn.Linear(4, n), act=nn.Tanh(), down=nn.Linear(n, 4)) for n in wide)
+    inner = nn.Sequential(*map(nn.Sequential, made))
+    model = nn.Sequential(OrderedDict(words=nn.Embedding(8, 4), layers=inner, head=nn.Linear(4, 8)))
+    placements = [flow.placement("cpu", [rank]) for rank in range(stages)]
+    flow.nn.pipeline(inner, placements, schedule, costs=[1.0] * layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = flow.compile(model, lambda m, x: m(x).square().mean(), optimizer, micro_batches=8, schedule=schedule)
+    return step.plan(torch.zeros(32, dtype=torch.long)).physical
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "odd", "drawn"),
+    [
+        (8, 8, None, ["cpu:[0]", "cpu:[1] to cpu:[6]:  x 6", "cpu:[7]"]),
+        (16, 8, None, ["cpu:[0]", "cpu:[1] to cpu:[6]:  x 6", "cpu:[7]"]),
+        (8, 8, 4, ["cpu:[0]", "cpu:[1] to cpu:[3]:  x 3", "cpu:[4]", "cpu:[5]", "cpu:[6]", "cpu:[7]"]),
+        (4, 4, None, ["cpu:[0]", "cpu:[1]", "cpu:[2]", "cpu:[3]"]),
+    ],
+    ids=["one_layer_each", "two_layers_each", "one_differs", "too_few"],
+)
+def test_equal_stages_of_a_pipeline_are_drawn_once(layers: int, stages: int, odd: int | None, drawn: list[str]) -> None:
+    graph = pipeline_of(layers, stages, odd)
+    scene = overview(graph)
+    places = list(dict.fromkeys(node.place for node in scene.nodes.values() if node.place))
+    assert [scene.titles.get(place, place) for place in places] == drawn
+    assert len(re.findall(r'label="\s*cpu:', graph_dot(graph, full=False))) == len(drawn)
+    assert len(re.findall(r'label="\s*cpu:', graph_dot(graph, full=True))) == stages  # opened
+    assert len(re.findall(r'label="\s*cpu:', graph_dot(graph, 1, full=False))) <= len(drawn)
+    assert all(edge.tail in scene.nodes and edge.head in scene.nodes for edge in scene.edges)
+
+
+def test_layers_in_folded_stages_are_counted_to_the_last_of_them() -> None:
+    text = graph_dot(pipeline_of(16, 8), full=False)
+    assert "layers.2 to 13:  x 2 each" in text
+    assert "in 7 moves" in text  # of hops, in the legend
+    assert "layers.1 to 6:  one each" in graph_dot(pipeline_of(8, 8), full=False)
+
+
+def test_stages_stand_in_the_order_in_which_they_run() -> None:
+    points = re.search(r"rank=same; node .*?; (.*?) \[style=invis\]", graph_dot(pipeline_of(4, 4), full=False))
+    assert points is not None
+    assert points[1] == " -> ".join(f'"abreast {n}"' for n in range(4))
+
+
+def test_interleaved_stages_that_are_alike_are_drawn_once() -> None:
+    graph = pipeline_of(16, 8, schedule="interleaved")
+    titles = overview(graph).titles
+    assert "cpu:[1] to cpu:[6]:  x 6" in titles.values()
