@@ -117,7 +117,7 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
     if on:
         axes = tuple(a for a in range(x.placement.ndim) if _is_b(x._layout, a))
         of = x._layout
-        x._layout = Layout(of.placement, of.state, of.shape, of.dtype, axes, of.sbp, of.order)
+        x._layout = Layout(of.placement, of.state, of.shape, of.dtype, axes, of.sbp, of.order, of.gaps)
         x._leaf = Leaf(direct=not axes and not x._layout.state.partial and x._hooks is None)
         if not x._leaf.direct:
             _heed(x._shards)

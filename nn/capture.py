@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..sbp import Layout
 from ..sbp.call import Ref, fill, map_tensors, tensors_in
+from .memory_formats import as_laid
 
 __all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
 
@@ -72,7 +73,7 @@ class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = as_laid(func, args, func(*args, **(kwargs or {})))
         self.calls.append(Seen(func, args, kwargs or {}, out, torch.is_grad_enabled()))
         return out
 
@@ -190,7 +191,7 @@ def _of_builtin(
     known = _ops.get(kind)
     if known is not None:
         fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
-        out = known.op(*fake_args, **fake_kwargs)
+        out = as_laid(known.op, fake_args, known.op(*fake_args, **fake_kwargs))
         calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
         return _read(calls, _as_returned(function, calls, out), inputs)
     calls, result = _watched(function, args, kwargs, inputs)

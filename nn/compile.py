@@ -45,7 +45,12 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
     try:
         seen = capture(func, named[0], named[1], [x._layout for x in tensors])
     except Exception:  # data decides the shape, torch has no fake of it, or the call is wrong: then running it tells
-        return Whole(name_of(func), writes=name_of(func).endswith("_"))
+        if func is torch.Tensor.view and any(x._layout.gaps for x in tensors):  # but what is gathered has no gaps
+            raise RuntimeError(
+                "view size is not compatible with input tensor's size and stride (at least one dimension spans across "
+                "two contiguous subspaces). Use .reshape(...) instead."
+            ) from None
+        return Whole(name_of(func), writes=name_of(func).endswith("_") and name_of(func) != "__getitem__")
     if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
         made = _of_node(func, seen.nodes[0], tensors)
         if isinstance(made, Single):

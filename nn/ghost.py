@@ -36,7 +36,7 @@ class Ghost(GlobalTensor):
         return torch.device(self.placement.type)
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        return memory_format is torch.contiguous_format and not self._layout.order
+        return memory_format is torch.contiguous_format and self._layout.in_rows
 
     def data_ptr(self) -> int:
         return id(self)

@@ -142,7 +142,7 @@ class GlobalTensor(torch.Tensor):
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
         of = self._layout
         if memory_format is torch.contiguous_format:
-            return not of.order
+            return of.in_rows
         one = torch.empty_strided(of.shape, of.strides, device="meta")
         return one.is_contiguous(memory_format=memory_format)
 
@@ -296,7 +296,7 @@ class GlobalTensor(torch.Tensor):
         else:
             there = self._layout.to(sbp, where, grad_sbp)
         there = there.in_order(self._layout.order)
-        if there is self._layout:
+        if there is self._layout.in_order(self._layout.order):
             return self
         return wrap(own_shards(self, there, "to_global"), there)
 

@@ -9,7 +9,7 @@ from ..placement import Placement, default_cluster
 from ..sbp import Layout
 from ..sbp.call import Call, Way, numbered, tensors_in
 from ..sbp.choose import Price, candidates, choose, quick
-from ..sbp.layout import memory_order
+from ..sbp.layout import memory_gaps, memory_order
 from ..sbp.precision import adds_up, promotes, rounded
 from ..sbp.registry import find, has_rule
 from ..sbp.state import State
@@ -176,7 +176,7 @@ def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[L
         for x, state in zip(tensors, way.inputs, strict=True)
     )
     outs = tuple(
-        Layout(where, state, tuple(y.shape), y.dtype, grads(state, y.dtype), order=memory_order(y))
+        Layout(where, state, tuple(y.shape), y.dtype, grads(state, y.dtype), None, memory_order(y), memory_gaps(y))
         for y, state in zip(node.outputs, way.outputs, strict=True)
     )
     return targets, outs

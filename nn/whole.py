@@ -12,7 +12,7 @@ from ..placement.errors import PlacementError, SbpError
 from ..placement.world import owned
 from ..sbp import Layout
 from ..sbp.call import map_tensors, tensors_in
-from ..sbp.layout import memory_order
+from ..sbp.layout import memory_gaps, memory_order
 from ..sbp.state import State
 from . import seeds
 from .moving import describe, flat, shards_as
@@ -45,7 +45,7 @@ class Whole(Recipe):
             shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)
             for x in tensors
         ]
-        shards = [_as_in_memory(held, x) for held, x in zip(shards, tensors, strict=True)]
+        shards = [self._as_in_memory(held, x) for held, x in zip(shards, tensors, strict=True)]
         if self.changes:  # others may use the gathered copies too, and views of one exchange cannot be written to
             shards = [
                 held if held[0] is x._shards[0] else tuple(s.clone() for s in held)
@@ -68,6 +68,16 @@ class Whole(Recipe):
                 sever(y, Torn(base, func, args, kwargs, at))
         return result
 
+    def _as_in_memory(self, held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:
+        """Copies with the strides of one device, where it may matter: numbers are drawn in their order."""
+        order = x._layout.order
+        same = all(memory_order(s) == order for s in held)
+        if same or ((not order or self.changes) and held[0] is x._shards[0]):
+            return held
+        order = order or tuple(range(x.ndim))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return tuple(s.permute(order).contiguous().permute(back) for s in held)
+
     def _elsewhere(self, tensors: Sequence[GlobalTensor], partial: tuple[int, ...]) -> Any:
         """Tokens of the results; their shapes must be known without the values."""
         found = tensors_in(self.fakes)
@@ -83,15 +93,6 @@ class Whole(Recipe):
         ]
         made = iter([wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
         return map_tensors(self.fakes, lambda _: next(made))
-
-
-def _as_in_memory(held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:
-    """Gathered copies with the strides of one device, where it may matter: numbers are drawn in their order."""
-    order = x._layout.order
-    if not order or held[0] is x._shards[0]:
-        return held
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return tuple(s.permute(order).contiguous().permute(back) for s in held)
 
 
 def _versions(shards: tuple[Tensor, ...]) -> list[int]:
@@ -175,4 +176,6 @@ def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]
         )
     state = State(((),) * one.ndim)
     grads = partial if one.is_floating_point() or one.is_complex() else ()
-    return wrap(pieces, Layout(where, state, tuple(one.shape), one.dtype, grads, order=memory_order(one)))
+    return wrap(
+        pieces, Layout(where, state, tuple(one.shape), one.dtype, grads, None, memory_order(one), memory_gaps(one))
+    )

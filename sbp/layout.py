@@ -7,6 +7,7 @@ lies as the *dual* of the tensor; a B is of two kinds, since ranks may each hold
     its gradient       S(d)   B        B                P              P
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from threading import Lock
@@ -22,7 +23,7 @@ from .signature import B, P, Partial, S, Sbp, Split
 from .state import Spans, State, spans, state_of
 from .text import SbpLike, signature
 
-__all__ = ["Layout", "layout", "memory_order"]
+__all__ = ["Layout", "layout", "memory_gaps", "memory_order"]
 
 _interned: "WeakValueDictionary[tuple[object, ...], Layout]" = WeakValueDictionary()
 _lock = Lock()
@@ -46,6 +47,9 @@ class Layout:
     grad_partial: tuple[int, ...]  # the B axes on which the gradient is partial
     sbp: tuple[Sbp, ...]
     order: tuple[int, ...]  # the dims from the outermost in one device's memory; empty where that is row by row
+    gaps: tuple[
+        int, ...
+    ]  # one device's strides where a view leaves gaps or repeats; empty where they follow from `order`
     memo: dict[Any, Any]  # what upper floors remember about this layout
 
     def __new__(
@@ -57,9 +61,10 @@ class Layout:
         grad_partial: tuple[int, ...] = (),
         sbp: tuple[Sbp, ...] | None = None,
         order: tuple[int, ...] = (),
+        gaps: tuple[int, ...] = (),
     ) -> "Layout":
         sbp = sbp or state.sbp(placement.ndim)
-        key = (placement, state, shape, dtype, grad_partial, sbp, order)
+        key = (placement, state, shape, dtype, grad_partial, sbp, order, gaps)
         with _lock:
             known = _interned.get(key)
             if known is None:
@@ -67,13 +72,14 @@ class Layout:
                     raise ShapeError(f"a tensor of shape {shape} and {dtype} has more bytes than can be counted: 2**63")
                 known = super().__new__(cls)
                 known.placement, known.state, known.shape, known.dtype, known.grad_partial = key[:5]
-                known.sbp, known.order = sbp, order
+                known.sbp, known.order, known.gaps = sbp, order, gaps
                 known.memo = {}
                 _interned[key] = known
             return known
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Layout, (self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp, self.order)
+        lie = self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp, self.order, self.gaps
+        return Layout, lie
 
     def __copy__(self) -> "Layout":
         return self
@@ -134,15 +140,16 @@ class Layout:
         >>> rows.strides, rows.in_order((0, 2, 1)).strides
         ((12, 4, 1), (12, 1, 3))
         """
-        found, step = [0] * len(self.shape), 1
-        for d in reversed(self.order or range(len(self.shape))):
-            found[d] = step
-            step *= max(self.shape[d], 1)
-        return tuple(found)
+        return self.gaps or _dense(self.shape, self.order)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether one device's memory has the elements row by row, and nothing between them."""
+        return not self.order and not self.gaps
 
     def in_order(self, order: tuple[int, ...]) -> "Layout":
-        """The same with its dims in memory in this order."""
-        if order == self.order:
+        """The same with its dims in memory in this order, without gaps."""
+        if order == self.order and not self.gaps:
             return self
         return Layout(self.placement, self.state, self.shape, self.dtype, self.grad_partial, self.sbp, order)
 
@@ -193,8 +200,9 @@ class Layout:
         return to.in_order(self.order)
 
     def with_state(self, state: State) -> "Layout":
-        """The same tensor in another state on the same placement."""
-        return Layout(self.placement, state, self.shape, self.dtype, order=self.order)
+        """The same tensor in another state on the same placement; what had to be moved has no gaps."""
+        gaps = self.gaps if state == self.state else ()
+        return Layout(self.placement, state, self.shape, self.dtype, order=self.order, gaps=gaps)
 
 
 def memory_order(t: torch.Tensor) -> tuple[int, ...]:
@@ -210,6 +218,26 @@ def memory_order(t: torch.Tensor) -> tuple[int, ...]:
     like = torch.empty_like(torch.empty_strided(t.shape, t.stride(), device="meta"))
     strides = like.stride()
     return () if like.is_contiguous() else tuple(sorted(range(t.ndim), key=lambda d: -strides[d]))
+
+
+def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a tensor that is not dense in its memory, as a view with a step is not.
+
+    >>> x = torch.empty(2, 6)
+    >>> memory_gaps(x[:, ::2]), memory_gaps(x[0].expand(3, 6)), memory_gaps(x.T)
+    ((6, 2), (0, 1), ())
+    """
+    if t.is_contiguous() or not t.numel():
+        return ()
+    return () if t.stride() == _dense(t.shape, memory_order(t)) else t.stride()
+
+
+def _dense(shape: Sequence[int], order: tuple[int, ...]) -> tuple[int, ...]:
+    found, step = [0] * len(shape), 1
+    for d in reversed(order or range(len(shape))):
+        found[d] = step
+        step *= max(shape[d], 1)
+    return tuple(found)
 
 
 def layout(

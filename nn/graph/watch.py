@@ -22,6 +22,7 @@ from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp.call import map_tensors, tensors_in
 from ...sbp.logical import Origin
+from ..memory_formats import as_laid
 from ..recurrent import FORMULAS
 from .functional import Tape
 from .statistics import statistics
@@ -137,7 +138,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         try:
             if func is aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, *_EIGHTS):
                 return self._grouped(*args, **kwargs)
-            return func(*args, **kwargs)
+            return as_laid(func, args, func(*args, **kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException):
             error = data_dependent(str(func), self.tape.origin.line, self.module)
             if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:

@@ -81,6 +81,15 @@ PERMUTED: dict[str, Callable[[Tensor], Tensor]] = {
     "channels last": lambda x: x.to(memory_format=LAST),
     "convolution": lambda x: F.conv2d(x.to(memory_format=LAST), torch.ones(3, 4, 2, 2, dtype=x.dtype)),
     "group norm": lambda x: F.group_norm(x.to(memory_format=LAST), 2),
+    "rolled": lambda x: x.to(memory_format=LAST).roll(1, 1),
+    "mirrored": lambda x: F.pad(x.to(memory_format=LAST), (1, 1, 1, 1), mode="reflect"),
+    "repeated at the edge": lambda x: F.pad(x.to(memory_format=LAST), (1, 1, 1, 1), mode="replicate"),
+    "shuffled": lambda x: F.channel_shuffle(x.to(memory_format=LAST), 2),
+    "classes": lambda x: F.one_hot((x.mT > 0).long()).double(),
+    "normalised": lambda x: F.batch_norm(x.mT.contiguous().mT, None, None, training=True),
+    "turned": lambda x: x.to(memory_format=LAST).rot90(1, (2, 3)),
+    "chosen by a mask": lambda x: x.mT.contiguous().mT[:, torch.tensor([True, False, True, True])],
+    "channels with gaps": lambda x: x.to(memory_format=LAST)[:, ::2],
     "attention": lambda x: F.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3, dropout_p=0.0),
     "tokens of an image": lambda x: F.conv2d(x, torch.ones(3, 4, 2, 2, dtype=x.dtype)).flatten(2).transpose(1, 2),
 }
@@ -317,7 +326,7 @@ def test_a_model_that_transposes_drops_the_same_values() -> None:
     assert torch.allclose(drawn(layer, laid((LINE2, S(0)), x)), wanted)
 
 
-@pytest.mark.parametrize("name", ["transposed", "permuted", "channels last", "convolution"])
+@pytest.mark.parametrize("name", ["transposed", "permuted", "channels last", "convolution", "rolled", "mirrored"])
 def test_a_graph_draws_in_the_order_of_one_devices_memory(name: str) -> None:
     class Step(flow.nn.Graph):
         def build(self, x: Tensor) -> Any:
@@ -338,6 +347,17 @@ ASKED: dict[str, Callable[[Tensor], Any]] = {
     "contiguous": lambda x: (x.T.is_contiguous(), x.T.contiguous().is_contiguous(), x.T.T.is_contiguous()),
     "strides of a copy": lambda x: (x.T.clone().stride(), x.T.contiguous().stride()),
     "channels last": lambda x: x.view(1, 7, 5, 1).to(memory_format=LAST).is_contiguous(memory_format=LAST),
+    "a step": lambda x: (x[:, ::2].stride(), x[:, ::2].is_contiguous(), x[1:3, 1:].stride(), x[:2].is_contiguous()),
+    "a view of a step": lambda x: x[:, ::2].view(-1).tolist(),
+    "what is made of a step": lambda x: (x[:, ::2].clone().stride(), (x[:, ::2] + 1).stride(), x.T[::2].exp().stride()),
+    "repeated": lambda x: (
+        x[:1].expand(4, 5).stride(),
+        x[:1].expand(4, 5).is_contiguous(),
+        x[None].expand(2, 7, 5).stride(),
+    ),
+    "parts": lambda x: [(y.stride(), y.is_contiguous()) for y in (*x.chunk(2, 1), *x.unbind(1), x.diagonal(), x[:, 1])],
+    "a part detached": lambda x: (x[:, ::2].detach().stride(), x[:, ::2].detach().requires_grad_().is_contiguous()),
+    "a part moved nowhere": lambda x: (x[:, ::2].to(x.dtype).stride(), x[:, ::2].contiguous().is_contiguous()),
     "strides of what was made like it": lambda x: torch.empty_like(x.T).stride(),
 }
 
