@@ -96,9 +96,10 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
     if isinstance(x, Ghost):
         return x.drawn()
     seeds.agree(x.placement)
-    whole = fill(torch.empty_strided(x._layout.shape, x._layout.strides, dtype=x.dtype, device=x.device))
+    dense = x._layout.in_order(x._layout.order)
+    whole = fill(torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device))
     everywhere = whole_everywhere(whole, x.placement)
-    of = x._layout.with_state(State(x._layout.state.dims))
+    of = dense.with_state(State(dense.state.dims))
     mine = shards_as(everywhere, of, "random")
     if of.state == everywhere._layout.state and len(mine) == 1:
         return everywhere

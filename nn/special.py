@@ -291,7 +291,8 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
         with torch.no_grad():
-            whole = torch.empty_strided(x._layout.shape, x._layout.strides, dtype=x.dtype, device=x.device)
+            dense = x._layout.in_order(x._layout.order)
+            whole = torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
             drawn = getattr(whole, name)(*args, **kwargs)
         return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
 
