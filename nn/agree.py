@@ -2,7 +2,9 @@
 
 A rank that draws other random numbers, starts from other weights or reads another batch would go on with values of its
 own, and nobody would notice: what is B is never looked at on two ranks. Seeds and weights are compared whenever they
-are new. What is passed at every step, as a batch, is compared in the first steps and then now and then.
+are new. What is passed at every step, as a batch, and what a factory is asked for, in the first steps and then now and
+then. An op that sends compares what it moves; so what ranks did otherwise before shows there if shapes, dtypes or
+signatures differ, and not if only numbers do.
 """
 
 import threading
@@ -13,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..boxing import box
-from ..boxing.record import comparing
+from ..boxing.record import comparing, user_line
 from ..placement import Placement
 from ..placement.errors import SbpError
 from ..placement.world import at_close, device, owned, world
 from ..sbp import B, S, layout
 
-__all__ = ["checksum", "same", "told"]
+__all__ = ["checksum", "same", "same_call", "told"]
 
 FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
 
@@ -46,25 +48,15 @@ def told(row: Sequence[int], where: Placement, op: str) -> list[list[int]] | Non
 def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str = "") -> None:
     """Refuse plain values, each passed as one by every process of a placement, that differ between ranks.
 
-    `asked` is who takes them, and where; `said` is what else must be alike, as the signature. Only the main thread of a
-    program has its calls in the same order everywhere, so nothing is compared on others.
+    `asked` is who takes them, and where; `said` is what else must be alike, as the signature.
     """
-    if world().rank is None or not world().check or where.size == 1 or not values:
+    if not values or not _is_due(where, asked):
         return
-    if threading.current_thread() is not threading.main_thread():
+    other, at = _differs([checksum(value, said) for value in values.values()], where, "same values")
+    if other is None:
         return
-    if not _calls:
-        at_close(_calls.clear)
-    number = _calls[where, asked] = _calls.get((where, asked), 0) + 1
-    if number > FIRST and number % EVERY:
-        return
-    rows = told([checksum(value, said) for value in values.values()], where, "same values")
-    if rows is None or all(row == rows[0] for row in rows):
-        return
-    name = next(name for name, sums in zip(values, zip(*rows, strict=True), strict=True) if len({*sums}) > 1)
-    at = [*values].index(name)
-    other = next(rank for rank, row in zip(where.flat, rows, strict=True) if row[at] != rows[0][at])
-    mine, place, lie = values[name], f" in {name}" if name else "", f" as {said}" if said else ""
+    name, mine = [*values.items()][at]
+    place, lie = f" in {name}" if name else "", f" as {said}" if said else ""
     raise SbpError(
         f"{asked}: ranks {where.flat[0]} and {other} passed different values{place}\n"
         f"  here {tuple(mine.shape)} {mine.dtype}{lie}; each rank passes the same whole value\n"
@@ -72,6 +64,50 @@ def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str =
         "  or, where each rank reads a share of its own: flow.from_local(share, placement=..., sbp=S(0))\n"
         "  flow.init(check=False) leaves out this comparison"
     )
+
+
+def same_call(said: str, generator: torch.Generator | None, where: Placement) -> None:
+    """Refuse a factory that ranks call with other arguments, or with generators of their own that differ."""
+    if world().rank is None or not world().check or where.size == 1:
+        return
+    asked = f"flow.{said.partition('(')[0]} at {user_line()}"
+    if not _is_due(where, asked):
+        return
+    state = b"" if generator is None else generator.get_state().numpy().tobytes()
+    other, at = _differs([crc32(said.encode()), crc32(state)], where, "same factory")
+    if other is not None:
+        what = "other arguments" if at == 0 else "a generator in another state, or another seed="
+        raise SbpError(
+            f"{asked}: ranks {where.flat[0]} and {other} called it with {what}\n"
+            f"  here {said}; each rank makes its part of one tensor, so that all say the same\n"
+            "  what each rank has of its own: flow.from_local(part, placement=..., sbp=...)\n"
+            "  flow.init(check=False) leaves out this comparison"
+        )
+
+
+def _is_due(where: Placement, asked: str) -> bool:
+    """Whether this call of a line is one that ranks compare.
+
+    Only the main thread of a program has its calls in the same order everywhere, so nothing is compared on others.
+    """
+    if world().rank is None or not world().check or where.size == 1:
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if not _calls:
+        at_close(_calls.clear)
+    number = _calls[where, asked] = _calls.get((where, asked), 0) + 1
+    return number <= FIRST or number % EVERY == 0
+
+
+def _differs(row: Sequence[int], where: Placement, op: str) -> tuple[int | None, int]:
+    """A rank whose numbers are not those of the first, if there is one, and which number that is."""
+    rows = told(row, where, op) or [list(row)]
+    for at, sums in enumerate(zip(*rows, strict=True)):
+        for rank, number in zip(where.flat, sums, strict=False):
+            if number != sums[0]:
+                return rank, at
+    return None, 0
 
 
 def checksum(value: Tensor, said: str = "") -> int:

@@ -1,12 +1,15 @@
 """Values that every process passes as one are compared: a batch that differs between ranks trains on without a word."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from sbpflow import B, S
+from sbpflow import B, P, S
 from sbpflow.nn import agree
 from tests.ranks import Fresh, Ranks
 
@@ -109,6 +112,76 @@ def test_a_step_given_another_batch_on_one_rank_is_an_error_that_names_the_argum
         assert well == late
         assert "ranks 0 and 3 passed different values" in text.splitlines()[0]
         assert text.splitlines()[0].endswith("in 0")
+
+
+FACTORIES: dict[str, Callable[[bool], object]] = {
+    "signature": lambda odd: flow.zeros(8, placement=LINE, sbp=B if odd else S(0)),
+    "shape": lambda odd: flow.ones(8 + odd, placement=LINE, sbp=B),
+    "number": lambda odd: flow.full((8,), 1.0 + odd, placement=LINE, sbp=S(0)),
+    "dtype": lambda odd: flow.empty(8, placement=LINE, sbp=S(0), dtype=torch.float64 if odd else None),
+    "bound": lambda odd: flow.arange(8 + odd, placement=LINE, sbp=B),
+    "addends": lambda odd: flow.zeros(8, placement=LINE, sbp=B if odd else P),
+    "seed": lambda odd: flow.rand(8, placement=LINE, sbp=S(0), seed=1 + odd),
+    "generator": lambda odd: flow.randperm(8, placement=LINE, sbp=B, generator=torch.Generator().manual_seed(int(odd))),
+    "like": lambda odd: flow.full_like(torch.ones(4), 2.0 + odd, placement=LINE, sbp=B),
+}
+
+
+def makes(name: str, check: bool) -> str:
+    flow.init(check=check)
+    agree._calls.clear()
+    torch.manual_seed(0)
+    try:
+        for differs in (False, me() == 2):
+            FACTORIES[name](differs)
+    except flow.SbpflowError as error:
+        return str(error)
+    finally:
+        flow.init(check=True)
+    return ""
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_factory_called_otherwise_on_one_rank_is_an_error_that_names_line_and_rank(ranks4: Ranks, name: str) -> None:
+    for text in ranks4(makes, name, True):
+        assert "test_agree.py:" in text.splitlines()[0]
+        assert "ranks 0 and 2 called it with" in text.splitlines()[0]
+    assert ranks4(makes, name, False) == [""] * 4
+
+
+def made(steps: int) -> int:
+    with flow.record() as moves:
+        for _ in range(steps):
+            flow.zeros(8, placement=LINE, sbp=S(0))
+    return sum(move.op == "same factory" for move in moves)
+
+
+def test_a_factory_is_compared_three_times_a_line_and_then_once_in_sixty_four(ranks4: Ranks) -> None:
+    assert ranks4(made, 2 * agree.EVERY) == [agree.FIRST + 2] * 4
+
+
+OPERANDS: dict[str, Callable[[Any, bool], Any]] = {
+    "shape": lambda x, odd: x[:, :2] if odd else x * 1,
+    "dtype": lambda x, odd: x.double() if odd else x * 1,
+    "dims": lambda x, odd: x[None] if odd else x * 1,
+}
+
+
+def operates(name: str) -> str:
+    flow.init(timeout=60)
+    try:
+        x = OPERANDS[name](flow.ones(8, 3, placement=LINE, sbp=B), me() == 2)
+        (x + 1).to_global(sbp=S(0)).full_tensor()
+    except flow.SbpflowError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_that_differ_without_a_move_are_an_error_at_the_next_op_that_sends(fresh: Fresh, name: str) -> None:
+    texts = [end.answer.value for end in fresh(4, operates, name) if end.answer]
+    assert len(texts) == 4
+    assert all("test_agree.py:" in text and "ranks" in text and "2" in text.splitlines()[0] for text in texts)
 
 
 def threaded() -> int:
