@@ -5,7 +5,8 @@
     ranks4(rows)                               four ranks that stay for the session; a call costs milliseconds
     fresh(2, rows)                             two new ones for one test, which may die and be killed
 
-To start a process and load torch takes seconds. So one process, the nursery, loads it once and forks the ranks.
+To start a process and load torch takes seconds. So one process, the nursery, loads it once, and what ranks load on the
+way, and forks the ranks.
 """
 
 import faulthandler
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -181,9 +183,15 @@ def free_port() -> int:
 
 def nurse(control: int) -> None:
     """The nursery's life; a forked child leaves it here too, and so ends as any Python program does."""
-    import torch.distributed  # noqa: F401
+    import torch._dynamo  # the first step of an optimizer loads it
+    import torch.distributed
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 the first segment that is traced
 
     import sbpflow  # noqa: F401
+
+    with suppress(ImportError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its modules warn of each other
+        from transformers import LlamaForCausalLM  # noqa: F401
 
     gc.freeze()  # else a rank that ends copies all pages that hold objects: 0.8 s rather than 0.2
     line, orders = socket.socket(fileno=control), Connection(os.dup(control))
