@@ -4,7 +4,7 @@
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
-.PHONY: demo test lint sweep bench gpu clean
+.PHONY: demo test lint style sweep bench gpu clean
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
@@ -12,16 +12,19 @@ demo: .venv/.ready
 	@echo; $(RUN) examples/pipeline.py --check
 	@echo; echo "to open: out/*.svg in a browser (pipeline.svg is the boxing graph), out/timeline.json at https://ui.perfetto.dev"
 
-test: lint
-	@echo "tests: pytest, doctests, the README's code"
+test: style
+	@echo "tests: pytest, doctests, the README's code, mypy"
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 --dist worksteal -m "not alone" --doctest-modules tests sbpflow
 	@$(RUN) -m pytest -q -m alone tests
 
-lint: .venv/.ready
-	@echo "lint: ruff format, ruff check, mypy"
+lint: style
+	@echo "lint: mypy"
+	@$(RUN) -m mypy
+
+style: .venv/.ready
+	@echo "style: ruff format, ruff check"
 	@$(RUN) -m ruff format --check -q .
 	@$(RUN) -m ruff check -q .
-	@$(RUN) -m mypy
 
 sweep: .venv/.ready
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --sweep -n 2 --dist worksteal -m "sweep and not alone" tests

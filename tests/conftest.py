@@ -16,6 +16,8 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
+# A test of tens of seconds that comes last leaves the other core idle.
+LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py"}
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 
@@ -27,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in beyond_the_sample(items):
         item.add_marker(pytest.mark.sweep)
+    items.sort(key=lambda item: item.path.name not in LONG)
     if config.getoption("--sweep"):
         return
     sweeps = [item for item in items if item.get_closest_marker("sweep")]
