@@ -38,6 +38,10 @@ _CLOSED = {
         "torch.asarray",
         "it is a tensor already: x.clone() is a copy, x.to(dtype), x.requires_grad_()",
     ),
+    (torch.autograd, "_make_grads"): (
+        "backward from a plain tensor with a global gradient",
+        "its gradient is plain: g.full_tensor(), or make the tensor global by flow.tensor",
+    ),
     (torch, "compile"): ("torch.compile", _COMPILE),
     (torch.jit, "trace"): ("torch.jit.trace", _COMPILE),
     (torch.jit, "script"): ("torch.jit.script", _COMPILE),
@@ -97,6 +101,13 @@ def _answer_shell(
     )
 
 
+def _missing(x: GlobalTensor, name: str) -> Any:
+    """Attributes that are not found; of what torch made of the class alone that is the layout."""
+    if "_layout" not in vars(x):
+        raise TypeError("this GlobalTensor has no shards: it is made by flow.tensor or flow.from_local alone")
+    raise AttributeError(f"{type(x).__name__!r} object has no attribute {name!r}")
+
+
 def _plain_data() -> property:
     """`Tensor.data` as it is, but that a plain tensor's memory cannot become a shell's: C++ code swaps the two."""
     inner: Any = torch._C.TensorBase.data
@@ -112,6 +123,21 @@ def _plain_data() -> property:
     return property(inner.__get__, put, doc=inner.__doc__)
 
 
+def _plain_grad() -> property:
+    """`Tensor.grad` as it is, but that a plain tensor's gradient is no shell, of whose size torch would speak."""
+    inner: Any = torch._C.TensorBase.grad
+
+    def put(x: Tensor, value: Any) -> None:
+        if isinstance(value, GlobalTensor):
+            raise SbpError(
+                f"the gradient of a plain tensor cannot be a global one\n  {describe(value)}\n"
+                "  give it value.full_tensor(), or make the tensor global: flow.tensor, flow.nn.to_global"
+            )
+        inner.__set__(x, value)
+
+    return property(inner.__get__, put, inner.__delete__, doc=inner.__doc__)
+
+
 def _run_untraced(answer: Any) -> None:
     """A function that `torch.compile` made calls what answers for global tensors, and does not look into it."""
     answer._torchdynamo_disable = True
@@ -124,7 +150,9 @@ def _run_untraced(answer: Any) -> None:
 def install() -> None:
     """Close them, once."""
     GlobalTensor.__torch_dispatch__ = classmethod(_answer_shell)  # type: ignore[assignment]
+    GlobalTensor.__getattr__ = _missing  # type: ignore[attr-defined]
     torch.Tensor.data = _plain_data()  # type: ignore[assignment]
+    torch.Tensor.grad = _plain_grad()  # type: ignore[assignment]
     _run_untraced(GlobalTensor.__torch_function__.__func__)  # type: ignore[attr-defined]
     for (module, name), (what, instead) in _CLOSED.items():
         _close(module, name, what, instead)

@@ -217,6 +217,7 @@ def _backward(
 
 
 @answers(torch.Tensor.__setstate__, torch.Tensor.storage, torch.Tensor.untyped_storage, torch.Tensor.storage_type)
+@answers(torch.Tensor.share_memory_)
 def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
     raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
 

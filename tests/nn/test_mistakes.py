@@ -206,3 +206,60 @@ def test_a_gradient_that_torch_keeps_as_no_more_than_zero() -> None:
         z = flow.ones(5, 3, placement=line, sbp=S(0))
         grads = torch.autograd.grad((y.sgn() + z @ w.sgn()).sum(), (y, w))
         assert not any(g.full_tensor().any() for g in grads)  # type: ignore[attr-defined]
+
+
+def test_a_global_gradient_of_a_plain_tensor_is_refused_by_name() -> None:
+    x, g = torch.ones(4, 2, requires_grad=True), ones(4, 2)
+    texts = said(
+        lambda: setattr(x, "grad", g),
+        lambda: torch.autograd.backward(x * 1, g),
+        lambda: torch.autograd.grad(x * 1, x, g),
+    )
+    assert all("full_tensor()" in text and "flow.tensor" in text for text in texts)
+    x.grad = torch.ones(4, 2)
+    del x.grad
+    assert x.grad is None
+    torch.autograd.backward(x * 2, g.full_tensor())
+    assert torch.equal(x.grad, torch.full((4, 2), 2.0))
+
+
+def test_a_global_tensor_is_not_made_by_its_class() -> None:
+    makes: list[Callable[[], object]] = [
+        lambda: flow.GlobalTensor(torch.ones(2)),
+        lambda: torch.ones(2).as_subclass(flow.GlobalTensor),
+    ]
+    for make in makes:
+        with pytest.raises(TypeError, match="made by flow"):
+            repr(make())
+    assert not hasattr(ones(4), "no_such_name")
+
+
+def test_memory_that_is_not_shared_is_not_said_to_be() -> None:
+    (text,) = said(lambda: ones(4).share_memory_())  # type: ignore[no-untyped-call]
+    assert "to_local()" in text
+
+
+WRITTEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "copy": lambda x, g: x.copy_(g),
+    "all elements": lambda x, g: x.__setitem__(..., g),
+    "a sum": lambda x, g: x.zero_().add_(g),
+    "out": lambda x, g: torch.mul(g, 1, out=x),
+    "masked": lambda x, g: x.masked_scatter_(torch.ones(4, 2, dtype=torch.bool), g),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_a_global_value_written_to_a_plain_tensor_arrives_or_is_refused(how: str) -> None:
+    whole = torch.arange(8.0).reshape(4, 2)
+    g = flow.tensor(whole, placement=LINE, sbp=S(0))
+    x = torch.zeros(4, 2)
+    WRITTEN[how](x, g)
+    assert torch.equal(x.full_tensor() if isinstance(x, flow.GlobalTensor) else x, whole)
+    if how != "out":
+        base = torch.zeros(2, 4, 2)
+        (text,) = said(lambda: WRITTEN[how](base[0], g))  # the base would not see it
+        assert "plain" in text
+    held = nn.Parameter(torch.zeros(4, 2))
+    with torch.no_grad():
+        (text,) = said(lambda: held.copy_(g))
+    assert "flow.tensor" in text
