@@ -1,5 +1,6 @@
 """What a segment's backward reads of its inputs, found by running it on tensors without values."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from .segments import Segment
 
 __all__ = ["read_again"]
 
+_log = logging.getLogger(__name__)
+
 
 def read_again(graph: Graph, segment: Segment) -> frozenset[str]:
     """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
@@ -26,7 +29,8 @@ def read_again(graph: Graph, segment: Segment) -> frozenset[str]:
     try:
         with _kept() as memory:
             _run(segment, values)
-    except Exception:  # an op without a meta function: then all it might read
+    except RuntimeError:  # an op without a meta function: then all it might read
+        _log.info("what the backward of %s reads is not known: it keeps all", segment.ops, exc_info=True)
         return frozenset(segment.inputs)
     return frozenset(name for name in segment.inputs if values[name].untyped_storage()._cdata in memory)
 

@@ -4,6 +4,7 @@ into what has, and dropout into random numbers and a product.
 On one rank only what draws random numbers is taken apart, so that these are the same on any placement.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from .functional import Tape
 from .watch import Watch
 
 __all__ = ["expand", "formula_of"]
+
+_log = logging.getLogger(__name__)
 
 ALWAYS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
 ALONG = {"softmax.int", "_softmax", "log_softmax.int", "_log_softmax", "logsumexp", "var.correction", "std.correction"}
@@ -151,6 +154,7 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
         if any(part.op._schema.is_mutable for part in ops):
             ops, result = _functional(function, args, kwargs, layouts)
     except Exception:  # what cannot be captured stays as it is, and runs whole
+        _log.info("%s cannot be taken apart", call.name, exc_info=True)
         return None
     return tuple(
         replace(

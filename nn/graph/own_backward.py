@@ -5,6 +5,7 @@ read off what forward and backward call: the same ops with the same arguments on
 every one, by the rule book, makes pieces of pieces. Where that cannot be seen every rank has the whole.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -31,13 +32,13 @@ from .watch import Watch
 
 __all__ = ["OwnOp", "called"]
 
+_log = logging.getLogger(__name__)
+
 _ONE = make_placement("cpu", range(1))
 
 
 class OwnOp(FunctionOp):
     """A Function as an op. Its gradient need not be linear, so that gradients come to it added up."""
-
-    nonlinear = True
 
     def __init__(self, cls: type[Function], args: Sequence[Any], outputs: int) -> None:
         super().__init__(cls, args, outputs)
@@ -74,7 +75,7 @@ def called(apply: Callable[..., Any], cls: Any, args: tuple[Any, ...], tape: Tap
         watch.drew = False
         try:
             made = apply(*given)
-        except Exception:  # it needs values, and has none to depend on: whatever they are, shapes are the same
+        except Exception:  # it needs values, whatever they are, for its shapes; or it is wrong, and fails once more
             with unset_fake_temporarily():
                 zeros = [_zeros(x) if isinstance(x, Tensor) else x for x in given]
                 with torch.no_grad():
@@ -150,6 +151,7 @@ def _seen(cls: Any, named: Any, inputs: Sequence[Tensor]) -> Match | None:
         whole = _captured(cls, named, needs, [tuple(x.shape) for x in inputs], inputs)
         found = list(_factors(cls, named, needs, inputs, whole))
     except Exception:  # it cannot be looked into
+        _log.info("%s runs whole: its forward and backward cannot be looked into", cls.__name__, exc_info=True)
         return None
     if not found:
         return None

@@ -10,6 +10,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 import sbpflow as flow
+from sbpflow import S
 from sbpflow.nn.graph.own_backward import OwnOp
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp.call import Call
@@ -199,3 +200,23 @@ def test_what_a_function_may_not_do(name: str, said: str) -> None:
         SbpError, match=rf"Bad has a backward of its own and {said}, at .*test_own_backward\.py:\d+\n  "
     ):
         flow.compile(net(), lambda model, x, y: Bad.apply(model(x) * 1).sum(), placement=LINE)(*batch())
+
+
+def test_why_a_function_runs_whole_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return g * ctx.never_set
+
+    model = nn.Linear(4, 4)
+    flow.nn.to_global(model, LINE)
+    step = flow.compile(model, lambda m, x: Odd.apply(m(x)).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with caplog.at_level("INFO", logger="sbpflow"), pytest.raises(Exception, match="never_set"):
+        step(flow.ones(4, 4, placement=LINE, sbp=S(0)))
+    told = [record for record in caplog.records if "Odd runs whole" in record.message]
+    assert told
+    assert "never_set" in str(told[0].exc_info)
