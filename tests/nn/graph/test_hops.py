@@ -118,14 +118,14 @@ def in_one_process(schedule: str, pieces: int, monkeypatch: pytest.MonkeyPatch) 
     return most
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe_lifo"])
 def test_in_one_process_a_hop_is_let_go_when_it_was_read(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An activation is the last that its own layer keeps for the backward, and so lives as long as that does."""
     many = in_one_process(schedule, 16, monkeypatch)
     assert len(many) == 6
     for name, count in many.items():
         kind, chunk = name.split(".")
-        if schedule != "gpipe":
+        if schedule != "gpipe_lifo":
             assert count <= 5 - int(chunk) + (kind == "x"), name  # those under way between two chunks, and the newest
         elif kind == "x":
             assert count == 16
