@@ -30,24 +30,27 @@ Kind: TypeAlias = tuple[str, Placement, tuple[int, ...], torch.dtype]
 Pair: TypeAlias = tuple[Layout, Layout]
 
 
-def bucketed(graph: Graph, limit: int | None = None) -> Graph:
+def bucketed(
+    graph: Graph, limit: int | None = None, *, together: Callable[[Back], int | None] = lambda move: 0
+) -> Graph:
     """The graph with the moves of its parameters' gradients in buckets of up to `limit` bytes, in backward order.
 
-    Without one, as many as suit the device.
+    Without one, as many as suit the device. In a bucket are only moves for which `together` gives the same number; None
+    is for one that goes alone.
     """
     parameters = {s.value.name for s in graph.sources if s.kind == "parameter"}
-    open_: dict[Kind, tuple[int, int]] = {}  # number and bytes so far
+    open_: dict[tuple[Kind, int], tuple[int, int]] = {}  # number and bytes so far
     count = 0
     backs = []
     for move in graph.backs:
-        kind = _kind(move) if move.into in parameters else None
-        if kind is not None:
+        kind, group = (_kind(move), together(move)) if move.into in parameters else (None, None)
+        if kind is not None and group is not None:
             size = prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
             most = limit or LIMITS[move.src.placement.type]
-            number, held = open_.get(kind, (-1, most))
+            number, held = open_.get((kind, group), (-1, most))
             if held + size > most:
                 number, held, count = count, 0, count + 1
-            open_[kind] = number, held + size
+            open_[kind, group] = number, held + size
             move = replace(move, bucket=number)
         backs.append(move)
     return replace(graph, backs=tuple(backs))

@@ -31,6 +31,21 @@ class Chunks:
     home: dict[str, int]  # the chunk that makes a value, or that first takes it from a hop
     weights: frozenset[str]  # what does not change within a step: parameters, buffers, constants, and hops of these
 
+    def homeward(self, stages: Sequence[Stage]) -> dict[str, int]:
+        """The weights whose gradients are added up over a step and then brought home, and the chunk that first reads
+        each: all but those that are moved to their readers anew for every micro-batch."""
+        found: dict[str, int] = {}
+        for at, stage in enumerate(stages):
+            for name in stage.inputs:
+                chunk = self.of[at]
+                if chunk is not None and name in self.weights:
+                    found.setdefault(name, chunk)
+        for at in sorted(self.once, reverse=True):
+            for name, made in zip(stages[at].inputs, made_by(stages[at]), strict=True):
+                if made in found:
+                    found.setdefault(name, found[made])
+        return found
+
     def ranks(self, group: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys(rank for place in self.placements[group] for rank in place.flat))
 

@@ -16,7 +16,6 @@ from ...actors.published import published
 from ...actors.schedule import Schedule
 from ...actors.timeline import Timeline
 from ...boxing.draw import picture
-from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph, Var, vars_in
 from ...boxing.graph.report import Report
 from ...boxing.record import asked
@@ -158,7 +157,8 @@ class PipedStep(Step):
 
         def add(route: int, decided: Decided) -> None:
             one = self.sized[route, self.size] = self._sized(decided)
-            made = Variant(one.graph, said, split=self.schedule.split, backend=self.backend, placed=placed)
+            how: Any = {"split": self.schedule.split, "streamed": not self.schedule.synchronous}
+            made = Variant(one.graph, said, **how, backend=self.backend, placed=placed)
             self.variants[route, self.size] = made
 
         two = self.schedule.way == "routes" and self.trains and len(self.batch.pieces) > 1
@@ -171,6 +171,8 @@ class PipedStep(Step):
                 if two:
                     other, rest = mirrored(logical, self.variants[0, size].where, self.rest)
                     add(1, self.decide(other, *given, rest))
+        # As it runs: what moves with every micro-batch is in no bucket.
+        self.graph = replace(self.variants[0, self.batch.pieces[0].sizes].graph, called=self.graph.called)
         self.groups = self._groups()
 
     @cached_property
@@ -219,7 +221,7 @@ class PipedStep(Step):
 
     def _sized(self, decided: Decided) -> Sized:
         micro = self.micros[self.size]
-        graph = _unbucketed(bucketed(decided.graph))
+        graph = decided.graph
         inputs = {s.value.name for s in graph.sources if s.kind == "input"}
         taken = {name: name for name in inputs}
         taken.update({box.output.name: box.source for box in graph.boxes if box.source in inputs})
@@ -365,9 +367,3 @@ def mirrored(logical: Logical, where: Chunks, rest: Placement | None) -> tuple[L
     sources = tuple(replace(s, placement=turned(s.placement)) for s in logical.sources)
     ops = tuple(replace(op, placement=turned(op.placement)) for op in logical.ops)
     return replace(logical, sources=sources, ops=ops), turned(rest)
-
-
-def _unbucketed(graph: Graph) -> Graph:
-    """Only what is brought home once a step goes in buckets, not what moves with every micro-batch."""
-    backs = tuple(back if back.of == back.into else replace(back, bucket=None) for back in graph.backs)
-    return replace(graph, backs=backs)

@@ -274,8 +274,10 @@ class _Tasks:
             else:
                 slots[slot] = None
                 self.after.append(do)
-        moves = [self.writer.back(self.writer.ends[_value(slot)]) for slot in slots if self.end(slot)]
-        self.after += bucketed(moves, self.writer)
+        self.after += [self.writer.back(self.writer.ends[_value(slot)]) for slot in slots if self.end(slot)]
+        read = {register for do in self.after for register in do.reads}
+        last = [do for do in self.after if read.isdisjoint(do.writes)]
+        self.after = [*(do for do in self.after if do not in last), *bucketed(last, self.writer)]
 
     def end(self, slot: str) -> bool:
         return slot.startswith("d ") and _value(slot) in self.writer.ends

@@ -6,6 +6,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ...actors.network import Actor, Give, Take
+from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Graph
 from ...placement.world import owned, world
 from .backend import Backend, Compiled
@@ -34,12 +35,17 @@ class Variant:
         said: Mapping[str, int],
         *,
         split: bool,
+        streamed: bool = False,
         backend: Backend,
         placed: Collection[str] = (),
     ) -> None:
-        self.graph, self.split, self.backend = graph, split, backend
+        self.split, self.backend = split, backend
         self.stages: tuple[Stage, ...] = segments(graph, said)
         self.where: Chunks = chunks(graph, self.stages, said, placed)
+        home = self.where.homeward(self.stages)
+        # Only what is brought home once a step goes in buckets; where every chunk updates by itself, in its own.
+        alike = {name: chunk if streamed else 0 for name, chunk in home.items()}
+        self.graph = bucketed(graph, together=lambda move: alike.get(move.of))
         self.compiled: dict[tuple[int, int], Compiled] = {}
         self.again: dict[int, tuple[str, ...]] = {}
         self.halves: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}

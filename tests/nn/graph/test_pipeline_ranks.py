@@ -1,12 +1,15 @@
 """Steps in a pipeline on real ranks, each of which runs the actors of its own stage."""
 
+from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import sbpflow as flow
+from sbpflow import B, S
 from sbpflow.actors.published import PUBLISHED
 from tests.ranks import Ranks
 
@@ -22,11 +25,13 @@ from .pipes import (
     numbers,
     of,
     often,
+    one_thread,
     sgd,
     square_loss,
     staged,
     text,
     trains,
+    whole,
     words_loss,
 )
 from .test_pipeline import RUNS, on
@@ -132,3 +137,63 @@ def recorded() -> None:
 
 def test_a_record_has_the_hops_between_ranks(ranks4: Ranks) -> None:
     ranks4(recorded)
+
+
+def sent_home(schedule: str, hints: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """The moves by which gradients came home here in a step, and how many gradients are in each bucket of the graph."""
+    model = hinted(staged(mlp(8 if schedule == "interleaved" else 4, 16).double(), PAIRS, schedule), "alone")
+    flow.nn.shard(model, hints)
+    with flow.use_cluster("flat"):
+        step: Any = flow.compile(model, square_loss, sgd(model), micro_batches=4, schedule=schedule)
+        batch = numbers(0, 2048, 16)  # so many rows that each stage is data parallel
+        step(*batch)
+        with flow.record() as moves:
+            step(*batch)
+    held = Counter(back.bucket for back in step.step.graph.backs if back.bucket is not None)
+    return [f"{m.op} {m.plan.moves[0].kind}" for m in moves if m.op == "bucket" or m.op.startswith("d ")], [
+        *held.values()
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1", "pipedream"])
+def test_gradients_of_data_parallel_stages_come_home_in_one_message(ranks4: Ranks, schedule: str) -> None:
+    """One reduction for each stage and step, though the weights of a data parallel stage are seen in another way."""
+    found = ranks4(sent_home, schedule, {"*": B})
+    many = 4 if schedule == "pipedream" else 1  # updates of a step, each with its reduction
+    assert [moves for moves, _ in found] == [["bucket all_reduce"] * many] * 4
+    assert found[0][1] == [8, 8] if schedule == "interleaved" else [4, 4]
+
+
+def test_gradients_that_move_with_every_micro_batch_are_in_no_bucket(ranks4: Ranks) -> None:
+    moves, held = ranks4(sent_home, "1f1b", {"*": S(0)})[0]
+    assert held == []
+    assert len(moves) == 4 * 4
+    assert all(move.endswith("reduce_scatter") for move in moves)
+
+
+def test_chunks_of_one_placement_that_update_by_themselves_have_buckets_of_their_own() -> None:
+    """Layers on A, B, A, B are four chunks, of which each has its optimizer's step when its own gradients are there."""
+
+    def trained(first: flow.Placement, second: flow.Placement) -> tuple[Any, list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        model = mlp(4, 16).double()
+        for layer, place in zip(model, (first, second, first, second), strict=True):
+            flow.nn.place(layer, place)
+        flow.nn.shard(model, {"*": B})
+        with flow.use_cluster("flat"), one_thread():
+            step: Any = flow.compile(model, square_loss, sgd(model), micro_batches=4, schedule="pipedream")
+            with flow.record() as moves:
+                for at in range(2):
+                    step(*numbers(at, 2048, 16))
+        return step, [whole(p) for p in model.parameters()], sum(move.op == "bucket" for move in moves)
+
+    _, alone, none = trained(*ALONE2)
+    step, pairs, moves = trained(*PAIRS)
+    buckets: dict[int, set[str]] = {}
+    for back in step.step.graph.backs:
+        if back.bucket is not None:
+            buckets.setdefault(back.bucket, set()).add(back.into.partition(".")[0])
+    assert len(buckets) >= 3
+    assert all(len(layers) == 1 for layers in buckets.values())
+    assert (none, moves) == (0, 2 * 4 * len(buckets))  # steps, and updates of each
+    torch.testing.assert_close(pairs, alone, rtol=1e-10, atol=1e-12)
