@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..boxing.streams import side_stream
 from .desk import Firing
 from .link import Broken, Link, Waits, bytes_of
 from .plan import Work
@@ -77,7 +78,7 @@ class CardLine:
 
         members = sorted(ranks)
         self.place = {rank: at for at, rank in enumerate(members)}
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = side_stream(device, f"register {number}")
         store = PrefixStore(f"card/{number}/{'-'.join(map(str, members))}", bus.store)
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(days=30)  # whoever watches over the step ends waits

@@ -18,6 +18,7 @@ from ..sbp.state import State
 from .execute import Flight, land, run, steps, transport
 from .plan import Plan, plan
 from .record import Asker, asker, note
+from .streams import side_stream
 
 __all__ = ["Pending", "box", "box_async", "gather", "scatter"]
 
@@ -79,13 +80,10 @@ class Pending:
         return self._result
 
 
-_side_streams: dict[torch.device, Any] = {}
-
-
 def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
     """Start a boxing and go on; its first exchange is on the wire when this returns. Outside autograd.
 
-    On CUDA all of it runs on a side stream of its own, behind what the current stream has been given so far.
+    On CUDA all of it runs on the side stream for these, behind what the current stream has been given so far.
     """
     way = plan(src, dst)
     _check(shards, way)
@@ -94,7 +92,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
     stream = None
     if shards[0].is_cuda:
         where = shards[0].device
-        stream = _side_streams.setdefault(where, torch.cuda.Stream(where))  # type: ignore[no-untyped-call]
+        stream = side_stream(where, "box_async")
         stream.wait_stream(torch.cuda.current_stream(where))
         for shard in shards:
             shard.record_stream(stream)
