@@ -52,8 +52,10 @@ def pipeline(
     listed = list(layers)
     if len(listed) < count:
         raise PlacementError(
-            f"{len(listed)} layers cannot be {count} chunks of {plan.name} on {len(placements)} placements\n"
-            "  give fewer placements or chunks, or more layers"
+            f"{len(listed)} layer{'s' * (len(listed) != 1)} cannot be {count} chunks of {plan.name} "
+            f"on {len(placements)} placements\n"
+            "  give fewer placements or chunks, or more layers; a layer that runs several times with the same weights, "
+            "as Albert's does, is one, and all its runs are on one placement"
         )
     if costs is not None and not (len(costs) == len(listed) and all(0 <= cost < inf for cost in costs)):
         raise PlacementError(

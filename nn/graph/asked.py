@@ -196,17 +196,23 @@ class Asked:
         part = Part(State(dims))
         if name == "arange" and not op.inputs and number not in self.counted and dims in (((0,),), ((TOKENS,),)):
             return part._replace(rows=number)
-        repeats = name == "repeat" and any(  # which is the same in every place only if it is of a single one
-            factors and n > 1
-            for factors, n in zip(dims[::-1], self.logical.fakes[op.inputs[0]].shape[::-1], strict=False)
-        )
-        if (name in EVEN and not repeats) or torch.Tag.nondeterministic_seeded in op.op.tags:
+        if (name in EVEN and self.even(op, y, dims)) or torch.Tag.nondeterministic_seeded in op.op.tags:
             return part
         start = self.picks(op, dims)
         if start is not None:
             self.picked[number] = start
             return part
         return whole._replace(odd=True)
+
+    def even(self, op: LogicalOp, y: Tensor, dims: tuple[Factors, ...]) -> bool:
+        """Whether all samples have the same of a tensor that an op makes: of a repeated one, as often all of it."""
+        if not name_of(op).startswith("repeat."):
+            return True
+        x = self.logical.fakes[op.inputs[0]]
+        for factors, of, n in zip(dims[::-1], y.shape[::-1], x.shape[::-1], strict=False):
+            if factors and n > 1 and (len(factors) > 1 or of // n % self.axes.sizes[factors[0]]):
+                return False
+        return True
 
     def shown(self, op: LogicalOp, y: Tensor) -> list[int]:
         """The shape that an op of the batch would have in a micro-batch, where there is no need for it."""

@@ -17,3 +17,10 @@ def test_the_page_has_every_family() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_trains_as_the_page_says(name: str, way: str) -> None:
     assert said(outcome(name, way)) == table()[name, way]
+
+
+@pytest.mark.parametrize("way", ["graph", "pipeline"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.otherwise])
+def test_what_is_refused_is_right_with_what_the_page_says(name: str, way: str) -> None:
+    assert "refused" in {table()[name, other] for other in WAYS}
+    assert said(outcome(name, way, otherwise=True)) == "right"

@@ -85,10 +85,19 @@ def test_what_no_rule_knows_says_so() -> None:
         run(lambda s, h: h + s.bag(h.long().abs().clamp(0, 9)))
 
 
+def heads(h: Tensor, bias: Tensor) -> Tensor:
+    """Each sample as two heads, in one dim with the samples; a bias as ALiBi is the same for all of these."""
+    key = torch.ones(3, 3, dtype=F64).expand(2 * len(h), 3, 3)
+    return torch.baddbmm(bias, h.reshape(2 * len(h), 1, 3), key).reshape(len(h), 6)
+
+
 FREE: dict[str, Between] = {
     "repeat_interleave": lambda s, h: h.repeat_interleave(2, 0).tanh().view(len(h), 2, 6).sum(1),
     "repeat_interleave of columns": lambda s, h: h.repeat_interleave(2, dim=-1)[:, ::2],
     "param.repeat(len(h), 1, 1)": lambda s, h: h + s.token.repeat(len(h), 1, 1)[:, 0],
+    "a bias for each head of a sample": lambda s, h: heads(
+        h, torch.arange(6, dtype=F64).view(2, 1, 3).repeat(len(h), 1, 1)
+    ),
     "zeros(len(h))": lambda s, h: h + torch.zeros(len(h), 6, dtype=F64),
 }
 
