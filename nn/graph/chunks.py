@@ -106,8 +106,9 @@ class _Chunker:
             if at in far or (stage.source in weights and (crosses or not graph.plan(stage).sends)):
                 self.once.add(at)
                 weights.add(stage.output.name)
-            elif crosses and stage.source in inputs and not graph.values[stage.source].grad:
-                self.given.add(at)
+            elif stage.source in inputs and not graph.values[stage.source].grad:
+                inputs.add(stage.output.name)  # a copy of an argument, which the caller has as well
+                self.given.update([at] if crosses else [])
             elif crosses:
                 self.hops.add(at)
         self.weights = weights
@@ -149,15 +150,17 @@ class _Chunker:
             self.level[at] = level
 
     def delay(self) -> None:
-        """What depends on arguments alone, or on weights alone, as late as its users on this group allow."""
+        """What depends on arguments or weights alone, and has no gradient if on both, as late as its users on this
+        group allow."""
         plain = {**dict.fromkeys(self.weights, "weights")}
         plain.update({s.value.name: "inputs" for s in self.graph.sources if s.kind == "input"})
         movable: set[int] = set()
         for at, stage in enumerate(self.stages):
             kinds = {plain.get(name, "") for name in stage.inputs}
-            if len(kinds) < 2 and "" not in kinds and at not in self.hops:
+            mixed = len(kinds) > 1 and any(self.graph.values[name].grad for name in made_by(stage))
+            if not mixed and "" not in kinds and at not in self.hops:
                 movable.add(at)
-                plain.update(dict.fromkeys(made_by(stage), next(iter(kinds), "inputs")))
+                plain.update(dict.fromkeys(made_by(stage), "weights" if kinds == {"weights"} else "inputs"))
         users = self.users()
         for at in reversed(range(len(self.stages))):
             if at in movable and at in users and at in self.level:

@@ -44,17 +44,19 @@ def decide(
     limit: float | None = None,
     regather: bool = True,
     name: str = "graph",
+    arguments_everywhere: bool = False,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
     `pins` is asked which sources must lie how, once it is known where they live.
     With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces; `regather` says
-    whether what was gathered of parameters is gathered again for the backward.
+    whether what was gathered of parameters is gathered again for the backward. `arguments_everywhere` says that every
+    rank has the arguments from its caller.
     """
     first = homes(logical, placement)
     ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
     logical = expand(logical, lambda op: ranks.get(id(op), 2))
-    logical = with_replicas(logical, homes(logical, placement))
+    logical = with_replicas(logical, homes(logical, placement), arguments_everywhere=arguments_everywhere)
     where = homes(logical, placement)
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None, LIMITS)

@@ -91,6 +91,7 @@ class PipedStep(Step):
     """What a graph does for arguments of one kind, a micro-batch at a time."""
 
     each: list[Sized]  # of the micro-batches
+    in_micro_batches = True
 
     def __init__(
         self,
@@ -222,9 +223,10 @@ class PipedStep(Step):
     def _sized(self, decided: Decided) -> Sized:
         micro = self.micros[self.size]
         graph = decided.graph
-        inputs = {s.value.name for s in graph.sources if s.kind == "input"}
-        taken = {name: name for name in inputs}
-        taken.update({box.output.name: box.source for box in graph.boxes if box.source in inputs})
+        taken = {s.value.name: s.value.name for s in graph.sources if s.kind == "input"}
+        for box in graph.boxes:
+            if box.source in taken:
+                taken[box.output.name] = taken[box.source]
         for name, given in graph.losses:
             if given is not None:
                 raise SbpError(

@@ -51,6 +51,7 @@ class Step:
     """What a graph does for arguments of one kind."""
 
     many = 1  # micro-batches
+    in_micro_batches = False  # as actors do; every rank then takes arguments from its caller, and not from another
 
     def __init__(
         self,
@@ -96,7 +97,14 @@ class Step:
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
                 device = self.rest.type if self.rest else "cpu"
-                logical, self.constants = trace(given, (), inputs, self.modules, device=device, placement=self.rest)
+                logical, self.constants = trace(
+                    given,
+                    (),
+                    inputs,
+                    self.modules,
+                    device=device,
+                    placement=self.rest,
+                )
             except RuntimeError as error:
                 if not torch.is_grad_enabled():
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
@@ -120,6 +128,7 @@ class Step:
             limit=self.limit,
             regather=self.backend != "autograd",
             name=self.name,
+            arguments_everywhere=self.in_micro_batches,
         )
 
     @cached_property
