@@ -55,13 +55,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes."""
+    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes.
+    `moment` names the values of what runs then."""
 
     parameters: int
     gradients: int
     states: int
     activations: int
     total: int
+    moment: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) 
     homes, ranks = list(homes), {}
     for rank, held in live.items():
         states = sum(kept * _bytes(home, rank) for home in homes if rank in home.placement.flat)
-        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states)
+        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states, held.moment)
     return ranks
 
 

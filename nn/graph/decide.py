@@ -4,15 +4,20 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from ...boxing.graph.buckets import LIMITS, bucketed
 from ...boxing.graph.insert import Choice, insert
 from ...boxing.graph.physical import Graph
 from ...placement import Placement, default_cluster
 from ...placement.errors import SbpError
 from ...sbp import Sbp, State
-from ...sbp.joint.formulate import Demands, Formulated, formulate
+from ...sbp.joint.formulate import Demands, Formulated, Node, formulate
 from ...sbp.joint.homes import Homes, homes
+from ...sbp.joint.prices import local_bytes
+from ...sbp.joint.problem import Vector
 from ...sbp.joint.solve import Solution, solve
+from ...sbp.joint.uses import weights
 from ...sbp.logical import Logical, LogicalOp
 from .account import account
 from .expand import expand, formula_of
@@ -81,6 +86,7 @@ def decide(
             made,
             lambda made: account(bucketed(made[0]), states, regather=regather),
             lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
+            lambda node: _gathered(logical, posed.nodes[node], where),
         )
         solution, (graph, names) = found.solution, found.made
     if len(_known) >= MOST:
@@ -127,6 +133,20 @@ class _Formulas:
         if key not in self.known:
             self.known[key] = formula_of(op, call)
         return self.known[key]
+
+
+def _gathered(logical: Logical, node: Node, where: Homes) -> Vector:
+    """Bytes of the weights that an op reads, and of their gradients, by what it chooses."""
+    op = logical.ops[node.index]
+    sizes = where.ops[node.index].shape
+    held, found = weights(logical), np.zeros(len(node.candidates))
+    for slot, n in enumerate(op.inputs):
+        if n in held:
+            x = logical.fakes[n]
+            lying = [option.inputs[slot].state for option in node.candidates]
+            times = 2 if op.grad and n in logical.wants_grad else 1
+            found += times * local_bytes(lying, tuple(x.shape), x.dtype.itemsize, sizes)
+    return found
 
 
 def _choice(

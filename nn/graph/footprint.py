@@ -9,16 +9,21 @@ from typing import NamedTuple
 from ...actors.link import ahead
 from ...actors.simulate import Run
 from ...boxing.graph.physical import vars_in
+from ...boxing.graph.report import Held
+from ...boxing.look import volume
+from ...placement.errors import SbpError
 from ...sbp import Layout
+from .decide import Decided
 from .liveness import Memory, kept, memory
 from .local import Localiser
 from .pipelined import Pipelined
 from .segments import Segment
+from .shortage import kept_most, shortage
 from .sliced import attend
 from .tasks import Hop
 from .variant import Variant
 
-__all__ = ["footprint", "left"]
+__all__ = ["footprint", "left", "less", "outgrown"]
 
 
 def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
@@ -54,6 +59,43 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         extra += sum(_hopping(way, rank, there) for way in hops)
         found[rank] = replace(peak, activations=peak.activations + extra)
     return found
+
+
+def less(held: Held, one: Held, limit: float) -> float:
+    """The room for one micro-batch with which all of them fit: each byte that it keeps, they keep so many times."""
+    stays = held.parameters + held.gradients + held.states
+    times = max(1.0, (held.total - stays) / max(1, one.total - stays))
+    return min(one.total - 1.0, stays + (limit - stays) / times)
+
+
+def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
+    """The error that a step does not fit: which stage on which rank, what takes most there, and what would help."""
+    where, graph, name = program.where, decided.graph, program.schedule.name
+    stages = sorted(set(where.group))
+    mine = next(group for group in stages if rank in where.ranks(group))
+    ran = [chunk for chunk, group in enumerate(where.group) if group == mine]
+    slots = max(_slots(program.proof, chunk) for chunk in ran)
+    posed, choice = decided.formulated, decided.solution.choice
+
+    def named(node: int) -> str:
+        return decided.names[decided.logical.ops[posed.nodes[node].index].numbers[0]]
+
+    def here(op: int) -> bool:
+        return rank in graph.layout(decided.names[decided.logical.ops[op].numbers[0]]).placement
+
+    kept = kept_most(posed, choice, named, here)
+    if len(stages) == 1:
+        head = f"{program.name} does not fit into {volume(limit)} a rank"
+    else:
+        on = ", ".join(map(str, where.placements[mine]))
+        head = f"stage {mine + 1} of {len(stages)} of {program.name}, on {on}, does not fit into {volume(limit)} a rank"
+    many = len(program.sizes) // program.slices
+    head += f"\n  rank {rank} has {slots} of {many} micro-batches under way at once under {name}"
+    more = ["layers of this stage may be placed on another"] if len(stages) > 1 else []
+    every = slots == many > 1  # is kept, however many there are
+    if every:
+        more.append(f"schedule='1f1b' keeps no more than {len(set(where.group))} of them at once")
+    return SbpError(shortage(head, limit, held, f"{kept}, of each" if kept else "", 0 if every else many, more))
 
 
 def left(variant: Variant, rank: int) -> int:
@@ -125,5 +167,11 @@ def _mean(numbers: Sequence[int]) -> float:
 
 
 def _sum(a: Memory, b: Memory) -> Memory:
-    estimates = (*a.estimates, *b.estimates)
-    return Memory(a.parameters + b.parameters, a.gradients + b.gradients, a.activations + b.activations, estimates)
+    moment = max(a, b, key=lambda one: one.activations).moment
+    return Memory(
+        a.parameters + b.parameters,
+        a.gradients + b.gradients,
+        a.activations + b.activations,
+        (*a.estimates, *b.estimates),
+        moment,
+    )

@@ -27,12 +27,14 @@ __all__ = ["Kept", "Memory", "kept", "memory"]
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
-    and gradients when most is. `estimates` has of each segment that could not be traced the reason."""
+    and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
+    values of the segment that runs when most is live."""
 
     parameters: int
     gradients: int
     activations: int
     estimates: tuple[str, ...] = ()
+    moment: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -100,6 +102,7 @@ class _Rank:
         self.first: dict[str, tuple[int, ...]] = {}  # of each register, where it first lay
         self.uses: Counter[int] = Counter()
         self.live = self.most = 0
+        self.last = self.fullest = -1  # the segment that ran last, and the one when most was live
 
     def sources(self) -> int:
         """Take what is there; the bytes that stay."""
@@ -125,10 +128,17 @@ class _Rank:
     def peak(self) -> Memory:
         parameters = self.sources()
         for do in self.plan.todo:
+            before = self.most
             self.do(do)
+            if do.what in ("run", "grad"):
+                self.last = do.number
+            if self.most > before:
+                self.fullest = self.last
         gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())
         estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
-        return Memory(parameters, gradients, max(self.most - gradients, 0), estimates)
+        full = self.stages[self.fullest] if self.fullest >= 0 else None
+        moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
+        return Memory(parameters, gradients, max(self.most - gradients, 0), estimates, moment)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""

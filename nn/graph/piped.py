@@ -27,19 +27,20 @@ from ...sbp.call import refs_in
 from ...sbp.logical import Logical, Source
 from ..annotate import chunk_of, placement_of
 from ..tensor import GlobalTensor
+from .account import account
 from .batches import Batch, Piece, joined, weight_of
 from .before import Before, Pasts
 from .called import Shards
 from .chunks import Chunks
 from .costs import chunk_costs, course, once
 from .decide import Decided
-from .footprint import footprint
+from .footprint import footprint, less, outgrown
 from .inputs import cutter, tensors_by_path
 from .liveness import Memory
 from .lower import shape_of
 from .micro import Micro, separated
 from .model import joined_path
-from .optimizers import adopt
+from .optimizers import adopt, states_of
 from .parts import Axes, Size
 from .pipelined import Pipelined, seeds_of
 from .shardwise import step_on_shards
@@ -69,6 +70,9 @@ def schedule_of(given: "str | Schedule | None", slices: "int | Sequence[int] | N
         fix = "say how many by slices=, as in slices=4" if made.slices else "leave slices= out, or take 'terapipe'"
         raise SbpError(f"schedule={made.name!r} with slices={slices!r}: {made.name} {what}\n  {fix}")
     return made
+
+
+TURNS = 4  # of choosing again where a limit of memory is not kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +123,8 @@ class PipedStep(Step):
         self.all: Logical | None = None  # the step of the batch
         super().__init__(build, *self.micro(self.batch.pieces[0]), *rest, **options)
         self._all_sizes(build)
+        if self.limit is not None:
+            self._fit(build, self.limit)
         del self.whole, self.all
 
     def micro(self, piece: Piece) -> tuple[list[Any], dict[str, Any]]:
@@ -175,6 +181,26 @@ class PipedStep(Step):
         # As it runs: what moves with every micro-batch is in no bucket.
         self.graph = replace(self.variants[0, self.batch.pieces[0].sizes].graph, called=self.graph.called)
         self.groups = self._groups()
+
+    def _fit(self, build: Callable[..., Any], limit: float) -> None:
+        """Choose with less room until all that the schedule has under way at once fits into the limit."""
+        refused: dict[int, SbpError] = {}
+        for _ in range(TURNS):
+            held, _ = self.held_by_rank()
+            rank = max(held, key=lambda rank: held[rank].total)
+            if held[rank].total <= limit:
+                return
+            refused[held[rank].total] = outgrown(self.program, self.decided, rank, held[rank], limit)
+            one = account(self.graph, states_of(self.optimizers), regather=self.backend != "autograd")[rank]
+            self.room, self.size = less(held[rank], one, limit), self.batch.pieces[0].sizes
+            del self.program
+            try:
+                self.choose(self.micros[self.size].logical, *self.micro(self.batch.pieces[0]))
+            except SbpError:
+                break
+            self._all_sizes(build)
+        if refused:
+            raise refused[min(refused)]
 
     @cached_property
     def program(self) -> Pipelined:

@@ -4,14 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from ...boxing.graph.physical import Graph
-from ...boxing.graph.report import Cost, Memory, Report, Solution
-from ...sbp import Layout
+from ...boxing.graph.report import Cost, Held, Memory, Report, Solution
 from ...sbp.joint.nearby import swaps
 from ...sbp.joint.prices import Lie
 from ...sbp.joint.ways import Option
-from .account import with_states
 from .decide import Decided
-from .liveness import Memory as Live
 
 __all__ = ["report"]
 
@@ -19,18 +16,14 @@ __all__ = ["report"]
 def report(
     graph: Graph,
     decided: Decided,
-    live: Mapping[int, Live],
-    trained: Mapping[str, Layout],
-    kept: int,
+    ranks: Mapping[int, Held],
+    estimates: Sequence[str],
     limit: float | None,
     again: Sequence[str],
 ) -> Report:
-    """All that is known of a graph; `trained` says where parameters' gradients end, and `kept` tensors
-    belong to the optimizer for each of them."""
+    """All that is known of a graph, where so much is held by rank."""
     found = decided.solution
     solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    estimates = max((held.estimates for held in live.values()), key=len, default=())
-    ranks = with_states(live, trained.values(), kept)
     memory = Memory(ranks, None if limit is None else int(limit), estimates)
     update, exposed, hidden = _times(decided)
     costs = tuple(_costs(decided))

@@ -1,8 +1,8 @@
 """Room: the cheapest plan whose peak stays below a limit, by the same account that `explain` shows.
 
 What a choice adds to the peak depends on all others, so the chooser counts something simpler: parameters, gradients and
-states as they lie, and of activations a share of what the backward keeps. The share is measured on the plan that was
-found last, until one fits and leaves little.
+states as they lie, and of activations a share of what the backward keeps and of the weights that are gathered for what
+ran when most was live. Share and moment are those of the plans that were found, until one fits and leaves little.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ from ...sbp.joint.formulate import Formulated
 from ...sbp.joint.homes import Homes
 from ...sbp.joint.problem import Problem, Vector
 from ...sbp.joint.solve import Solution, solve
+from .shortage import kept_most, shortage
 
 __all__ = ["Fitted", "fitted"]
 
 Made = TypeVar("Made")
 TURNS = 6
 NEAR = 0.02  # share of the limit that may be left
-LARGEST = 3  # of what is kept, named where nothing fits
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Fitted(Generic[Made]):
     solution: Solution
     made: Made
     peak: float
+    rank: int = 0  # the fullest
 
 
 def fitted(
@@ -41,14 +42,17 @@ def fitted(
     make: Callable[[Solution], Made],
     account: Callable[[Made], Mapping[int, Held]],
     names: Callable[[Made, int], str],
+    gathered: Callable[[int], Vector],
 ) -> Fitted[Made]:
-    """The plan that costs least of those that fit; `names` says which value the node with a number makes."""
+    """The plan that costs least of those that fit; `names` says which value the node with a number makes, and
+    `gathered` what its weights take as it reads them."""
     counted = _Counted(posed, where)
 
     def look(solution: Solution) -> tuple[Fitted[Made], Held]:
         made = make(solution)
-        worst = max(account(made).values(), key=lambda held: held.total)
-        return Fitted(solution, made, worst.total), worst
+        held = account(made)
+        rank = max(held, key=lambda rank: held[rank].total)
+        return Fitted(solution, made, held[rank].total, rank), held[rank]
 
     solution = solve(counted.problem(1.0))
     if not solution.choice:
@@ -56,24 +60,41 @@ def fitted(
     found, worst = look(solution)
     if found.peak <= limit:
         return found
+    at = {names(found.made, n): n for n, node in enumerate(posed.nodes) if node.kind == "op"}
+
+    def note(worst: Held) -> None:
+        for n in {at[name] for name in worst.moment if name in at}:
+            counted.passes.setdefault(n, gathered(n))
+
+    note(worst)
     best: Fitted[Made] | None = None
+    lean = found, worst
     room, share, leanest = limit, counted.share(solution, worst), 0
     for _ in range(TURNS):
+        seen = solution.choice
         problem = counted.problem(share)
         solution = solve(problem, limit=room)
         if not solution.choice:
             solution = solve(problem, limit=solution.least * (1 + 1e-9))  # the account may say that it fits
         found, worst = look(solution)
+        lean = min(lean, (found, worst), key=lambda one: one[0].peak)
         leanest += solution.least > room
         if found.peak <= limit and (best is None or solution.cost < best.solution.cost):
             best = found
         if limit * (1 - NEAR) <= found.peak <= limit or (leanest > 1 and best is None):
             break
+        if found.peak <= limit and solution.choice == seen:
+            break  # the next one is far off
+        note(worst)
         before, share = share, counted.share(solution, worst)
         if abs(share - before) <= 1e-3 * before:
             room -= found.peak - limit
     if best is None:
-        raise SbpError(_refusal(posed, limit, found, worst, names))
+        found, worst = lean
+        here = [found.rank in there for there in where.ops]
+        kept = kept_most(posed, found.solution.choice, lambda n: names(found.made, n), here.__getitem__)
+        on = f", and rank {found.rank} is the fullest" if not all(here) else ""
+        raise SbpError(shortage(f"no plan fits into {volume(limit)} a rank{on}", limit, worst, kept))
     return best
 
 
@@ -89,48 +110,26 @@ class _Counted:
         self.memory = posed.problem.memory
         if min(sizes, default=ranks) < ranks:  # a stage of a pipeline: of so many ranks, some have it
             self.memory = tuple(held * (size / ranks) for held, size in zip(self.memory, sizes, strict=True))
+        self.passes: dict[int, Vector] = {}  # of nodes, what is there besides while they run
+
+    def comes(self, n: int) -> Vector:
+        """Bytes of a node that come and go, by what it chooses."""
+        return self.memory[n] + self.passes[n] if n in self.passes else self.memory[n]
 
     def problem(self, share: float) -> Problem:
         scaled: dict[int, Vector] = {}
-        for vector, stays in zip(self.memory, self.stays, strict=True):
-            if not stays and id(vector) not in scaled:
+        for n, (vector, stays) in enumerate(zip(self.memory, self.stays, strict=True)):
+            if not stays and n not in self.passes and id(vector) not in scaled:
                 scaled[id(vector)] = vector * share
-        memory = tuple(v if s else scaled[id(v)] for v, s in zip(self.memory, self.stays, strict=True))
+        memory = tuple(
+            vector if stays else self.comes(n) * share if n in self.passes else scaled[id(vector)]
+            for n, (vector, stays) in enumerate(zip(self.memory, self.stays, strict=True))
+        )
         return replace(self.posed.problem, memory=memory)
 
     def share(self, solution: Solution, worst: Held) -> float:
-        """By how much the account of this plan exceeds what stays, for each byte that its backward keeps."""
-        pairs = list(zip(self.memory, solution.choice, self.stays, strict=True))
-        stays = sum(float(held[k]) for held, k, s in pairs if s)
-        kept = sum(float(held[k]) for held, k, s in pairs if not s)
-        return max(0.0, worst.total - stays) / kept if kept else 1.0
-
-
-def _refusal(
-    posed: Formulated, limit: float, found: Fitted[Made], worst: Held, names: Callable[[Made, int], str]
-) -> str:
-    """Text of the error: what takes most of the plan that takes least, and what would help."""
-    kinds = {kind: getattr(worst, kind) for kind in ("parameters", "gradients", "states", "activations")}
-    said = ", ".join(f"{kind} {volume(size)}" for kind, size in sorted(kinds.items(), key=lambda kind: -kind[1]))
-    held = zip(posed.nodes, posed.problem.memory, found.solution.choice, strict=True)
-    large = sorted(
-        ((float(memory[k]), at) for at, (node, memory, k) in enumerate(held) if node.kind == "op"), reverse=True
-    )
-    kept = ", ".join(f"{names(found.made, at)} {volume(size)}" for size, at in large[:LARGEST] if size)
-    rest = worst.total - worst.activations
-    parts = -(-worst.activations // max(1, int(limit - rest)))
-    if rest >= limit:
-        helps = (
-            "parameters, gradients and states are in pieces already: use more ranks, or an optimizer that keeps less"
-        )
-    else:
-        helps = (
-            f"activations would fit as {max(2, parts)} micro-batches (micro_batches={max(2, parts)}), where layers are "
-            "recomputed (torch.utils.checkpoint), or on more ranks"
-        )
-    return (
-        f"no plan fits into {volume(limit)} a rank\n"
-        f"  the one that needs least takes {volume(worst.total)}: {said}\n"
-        + (f"  most of what its backward keeps: {kept}\n" if kept else "")
-        + f"  {helps}; or a memory= of {volume(worst.total)}"
-    )
+        """By how much the account of this plan exceeds what stays, for each byte that comes and goes."""
+        held = list(enumerate(zip(solution.choice, self.stays, strict=True)))
+        stays = sum(float(self.memory[n][k]) for n, (k, s) in held if s)
+        comes = sum(float(self.comes(n)[k]) for n, (k, s) in held if not s)
+        return max(0.0, worst.total - stays) / comes if comes else 1.0

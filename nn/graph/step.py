@@ -20,7 +20,7 @@ from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.draw import draw, svg
 from ...boxing.graph.ledger import moves_of
 from ...boxing.graph.physical import Graph, Var
-from ...boxing.graph.report import Report
+from ...boxing.graph.report import Held, Report
 from ...boxing.graph.text import fingerprint, to_text
 from ...placement import Placement
 from ...placement.errors import SbpError
@@ -30,6 +30,7 @@ from ...sbp.logical import Logical
 from ..agree import same, told
 from ..balance import settle
 from ..tensor import GlobalTensor, wrap
+from .account import with_states
 from .backend import Backend
 from .called import trimmed
 from .costs import layer_costs
@@ -69,6 +70,7 @@ class Step:
         names: Sequence[str] = (),
     ) -> None:
         self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
+        self.room = memory  # for what is chosen: the limit, or less where more is held than a plan counts
         self.name, self.backend = name, backend
         self.norm: Tensor | None = None  # of the gradients, before the last step clipped them
         self.rest = default_placement(modules, placement)
@@ -84,11 +86,16 @@ class Step:
                 "  call loss.backward() in it, or run the graph under torch.no_grad()"
             )
         self.said = said_of(modules)
-        self.decided: Decided = self.decide(logical, args, kwargs)
-        titles = input_titles(tensors_by_path(args, kwargs), names)
-        self.graph: Graph = replace(bucketed(self.decided.graph), called=titles)
-        self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
+        self.titles = input_titles(tensors_by_path(args, kwargs), names)
+        self.choose(logical, args, kwargs)
         self.ready = False
+
+    def choose(self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Decide, and take what was decided as what runs."""
+        self.kept = {}
+        self.decided: Decided = self.decide(logical, args, kwargs)
+        self.graph: Graph = replace(bucketed(self.decided.graph), called=self.titles)
+        self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         """What `build` computes of such arguments, as layers were placed."""
@@ -125,7 +132,7 @@ class Step:
             rest or self.rest,
             pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in self.kept.items()},
             states=states_of(self.optimizers),
-            limit=self.limit,
+            limit=self.room,
             regather=self.backend != "autograd",
             name=self.name,
             arguments_everywhere=self.in_micro_batches,
@@ -311,14 +318,21 @@ class Step:
 
     def explain(self) -> Report:
         """What was chosen and why."""
-        kept, again = states_of(self.optimizers), self.program.again
-        made = report(self.graph, self.decided, self.memory(), self.homes_of_trained(), kept, self.limit, again)
+        again = self.program.again
+        ranks, estimates = self.held_by_rank()
+        made = report(self.graph, self.decided, ranks, estimates, self.limit, again)
         return replace(made, cut=self.balance.said if self.balance else "")
 
     def homes_of_trained(self) -> dict[str, Layout]:
         """Where the gradient of each parameter ends, by its name, if the step trains."""
         learns = {s.name for s in self.decided.logical.sources if s.requires_grad and s.kind != "input"}
         return {s.value.name: s.home for s in self.graph.sources if self.trains and s.value.name in learns}
+
+    def held_by_rank(self) -> tuple[dict[int, Held], tuple[str, ...]]:
+        """The account of memory, and why the inside of some segments is estimated in it."""
+        live = self.memory()
+        estimates = max((held.estimates for held in live.values()), key=len, default=())
+        return with_states(live, self.homes_of_trained().values(), states_of(self.optimizers)), estimates
 
     def memory(self) -> dict[int, Memory]:
         """The bytes that a step takes at its peak on every rank."""

@@ -77,6 +77,34 @@ def test_a_limit_is_kept_by_a_step_that_runs() -> None:
     assert live.peak + sum(kept.values()) <= 4 * limit * 1.05  # of all four ranks, which one process has
 
 
+class Tall(nn.Module):
+    """Words of which there are many more than samples, so that a gathered head takes more than its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(4096, 128), nn.Linear(128, 4096, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.words(text)).float().flatten(0, 1), text.flatten())
+
+
+def test_a_head_is_split_along_its_words_where_gathering_it_takes_too_much() -> None:
+    """Of what is gathered nothing is kept, so that a count of what is kept alone called every plan too large."""
+    model = Tall()
+    loss = lambda model, text: model(text)  # noqa: E731
+    grid = flow.placement("cuda", range(4))
+
+    def make(limit: float | None) -> flow.Graph:
+        return flow.compile(model, loss, torch.optim.AdamW(model.parameters()), placement=grid, memory=limit)
+
+    given = torch.zeros(8, 16, dtype=torch.long, device="meta")
+    with torch.device("meta"), flow.use_cluster("h100x8"):
+        need = most(make(None).plan(given))
+        step = make(0.7 * need).plan(given)
+    assert most(step) <= 0.7 * need
+
+
 def test_where_nothing_fits_it_says_what_takes_most_and_what_would_help() -> None:
     step = compiled(0.05 * free())
     with pytest.raises(SbpError, match="no plan fits into") as refused:
