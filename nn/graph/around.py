@@ -20,6 +20,7 @@ from torch.utils import checkpoint
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp.call import tensors_in
+from ..bags import bag_of_rows
 from .packed import packing
 from .watch import data_dependent
 
@@ -34,11 +35,13 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 
 class Asked(TorchFunctionMode):
-    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks."""
+    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. For micro-batches it
+    keeps samples apart that an ATen call would mix."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, samples_apart: bool = False) -> None:
         super().__init__()
         self.lost = False  # whether backward() was called
+        self.samples_apart = samples_apart
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _GRAD and self.lost and isinstance(args[0], FakeTensor):
@@ -51,6 +54,10 @@ class Asked(TorchFunctionMode):
                 )
         elif func is torch._assert and isinstance(args[0], FakeTensor):  # as all checks of values: it is none here
             return None
+        elif func is torch.nn.functional.embedding_bag and self.samples_apart:
+            made = bag_of_rows(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
         elif func in _VALUES and isinstance(args[0], FakeTensor):
             raise data_dependent(_VALUES[func], user_line(), "")
         elif func in _HOOKS and isinstance(args[0], FakeTensor):

@@ -280,6 +280,10 @@ class Asked:
             )
         if name_of(op) == "sbpflow::recurrent":
             told += "  a batch is cut along its first dim: give the layer its samples there, and batch_first=True; or\n"
+        if name_of(op).startswith("embedding_bag"):
+            told += (
+                "  words are in a line, and bags begin anywhere: give rows of words, filled up with padding_idx; or\n"
+            )
         return SbpError(
             f"{asked} micro-batch at once\n{told}"
             "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "

@@ -111,6 +111,7 @@ class Step:
                     self.modules,
                     device=device,
                     placement=self.rest,
+                    samples_apart=self.in_micro_batches,
                 )
             except RuntimeError as error:
                 if not torch.is_grad_enabled():

@@ -48,18 +48,28 @@ def trace(
     device: str = "cpu",
     placement: Placement | None = None,
     reuse: bool = True,
+    samples_apart: bool = False,
 ) -> tuple[Logical, Constants]:
     """What `function(*args, **kwargs)` computes with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
+    With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
     """
-    return _Tracing(modules, device, placement, reuse=reuse).run(function, args, kwargs, grad=grad)
+    return _Tracing(modules, device, placement, reuse=reuse, samples_apart=samples_apart).run(
+        function, args, kwargs, grad=grad
+    )
 
 
 class _Tracing:
     def __init__(
-        self, modules: Mapping[str, nn.Module], device: str, placement: Placement | None, *, reuse: bool
+        self,
+        modules: Mapping[str, nn.Module],
+        device: str,
+        placement: Placement | None,
+        *,
+        reuse: bool,
+        samples_apart: bool,
     ) -> None:
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
@@ -70,7 +80,7 @@ class _Tracing:
         self.watch = Watch(self.tape, self.known, self.literal)
         self.repeats = Repeats(self.tape, self.watch, self.held, reuse=reuse)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
-        self.asked = Asked()
+        self.asked = Asked(samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}

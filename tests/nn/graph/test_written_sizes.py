@@ -82,7 +82,7 @@ def test_an_error_of_the_step_itself_stays_what_it_is() -> None:
 
 def test_what_no_rule_knows_says_so() -> None:
     with pytest.raises(SbpError, match=r"embedding_bag\S* at .*:\d+ needs more than one micro-batch.*\n  it is in bag"):
-        run(lambda s, h: h + s.bag(h.long().abs().clamp(0, 9)))
+        run(lambda s, h: h + s.bag(h.long().abs().clamp(0, 9).flatten(), torch.arange(0, h.numel(), 6)))
 
 
 def heads(h: Tensor, bias: Tensor) -> Tensor:
