@@ -22,7 +22,20 @@ __all__ = ["FILLED", "Asked", "Counted"]
 
 # Ops that make a dim of the batch's size of nothing, the same in every place of it.
 EVEN = {
-    *("expand", "expand_as", "broadcast_to", "repeat", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full"),
+    *(
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "repeat_interleave",
+        "zeros",
+        "ones",
+        "full",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+    ),
     *("zeros_like", "ones_like", "full_like", "scalar_tensor", "empty", "new_empty", "empty_like"),
 }
 FILLED = {"zeros_like": 0, "ones_like": 1}
@@ -70,6 +83,7 @@ class Asked:
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, tuple[Factors, ...]] = {}
         self.shares: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.causes: dict[int, LogicalOp] = {}  # of what no micro-batch has a part of, the op that made it so
         self.done = 0
 
     def ask(self, op: LogicalOp, mine: LogicalOp) -> tuple[list[Part], tuple[int, ...]]:
@@ -94,6 +108,8 @@ class Asked:
         if found is None:
             raise self.unknown(op)
         self.parts.update(zip(op.numbers, found, strict=True))
+        cause = next((self.causes[n] for n in op.inputs if n in self.causes), op)
+        self.causes.update({n: cause for n, part in zip(op.numbers, found, strict=True) if part.odd})
         if self.plain(op):
             self.given.update(op.numbers)
         return found, needed
@@ -116,7 +132,11 @@ class Asked:
             return [Part(State(parts[0].state.dims))]
         if name_of(op) == "repeat_interleave.self_int" and mine is not None and not parts[0].state.partial:
             bound = self.logical.call(op).bound  # of whole samples: there are as many more, next to each other
-            if bound["dim"] is not None and not any(f < 0 for factors in parts[0].state.dims for f in factors):
+            if (
+                not parts[0].whole
+                and bound["dim"] is not None
+                and not any(f < 0 for factors in parts[0].state.dims for f in factors)
+            ):
                 return [Part(parts[0].state)]
         if all(part.whole for part in parts) or name_of(op) in SHAPED | DRAWN:
             fresh = [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
@@ -205,12 +225,15 @@ class Asked:
         return whole._replace(odd=True)
 
     def even(self, op: LogicalOp, y: Tensor, dims: tuple[Factors, ...]) -> bool:
-        """Whether all samples have the same of a tensor that an op makes: of a repeated one, as often all of it."""
-        if not name_of(op).startswith("repeat."):
+        """Whether all samples have the same of a tensor that an op makes: of a repeated one, as often all of it, or its
+        only row."""
+        name = name_of(op).partition(".")[0]
+        if name not in ("repeat", "tile", "repeat_interleave"):
             return True
         x = self.logical.fakes[op.inputs[0]]
         for factors, of, n in zip(dims[::-1], y.shape[::-1], x.shape[::-1], strict=False):
-            if factors and n > 1 and (len(factors) > 1 or of // n % self.axes.sizes[factors[0]]):
+            rows_apart = name == "repeat_interleave" or len(factors) > 1
+            if factors and n > 1 and (rows_apart or of // n % self.axes.sizes[factors[0]]):
                 return False
         return True
 
@@ -267,6 +290,8 @@ class Asked:
         lies = ", ".join(str(self.parts[n]) for n in op.inputs)
         asked = f"{name_of(op)} at {op.origin.line or 'no line'} needs more than one"
         told = f"  it is in {op.origin.module or 'no module'}, and its inputs are of the batch: {lies}\n"
+        for cause in {id(made): made for n in op.inputs if (made := self.causes.get(n)) is not None}.values():
+            told += f"  {name_of(cause)} at {cause.origin.line or 'no line'} makes one by the number of samples\n"
         if answer_of(self.logical.call(op)) is None:
             return SbpError(
                 f"{asked} micro-batch at once, for all that is known: no rule tells what it does to each sample\n{told}"
