@@ -23,6 +23,7 @@ __all__ = ["Fitted", "fitted"]
 Made = TypeVar("Made")
 TURNS = 6
 NEAR = 0.02  # share of the limit that may be left
+ENOUGH = 0.01  # gap with which a plan may stand
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,19 @@ def fitted(
     note(worst)
     best: Fitted[Made] | None = None
     lean = found, worst
+    chosen = counted.problem(1.0), limit  # for which the best was found
     room, share, leanest = limit, counted.share(solution, worst), 0
     for _ in range(TURNS):
         seen = solution.choice
         problem = counted.problem(share)
-        solution = solve(problem, limit=room)
+        solution = solve(problem, limit=room, branches=0)
         if not solution.choice:
-            solution = solve(problem, limit=solution.least * (1 + 1e-9))  # the account may say that it fits
+            solution = solve(problem, limit=solution.least * (1 + 1e-9), branches=0)  # the account may say that it fits
         found, worst = look(solution)
         lean = min(lean, (found, worst), key=lambda one: one[0].peak)
         leanest += solution.least > room
         if found.peak <= limit and (best is None or solution.cost < best.solution.cost):
-            best = found
+            best, chosen = found, (problem, room)
         if limit * (1 - NEAR) <= found.peak <= limit or (leanest > 1 and best is None):
             break
         if found.peak <= limit and solution.choice == seen:
@@ -95,7 +97,16 @@ def fitted(
         kept = kept_most(posed, found.solution.choice, lambda n: names(found.made, n), here.__getitem__)
         on = f", and rank {found.rank} is the fullest" if not all(here) else ""
         raise SbpError(shortage(f"no plan fits into {volume(limit)} a rank{on}", limit, worst, kept))
-    return best
+    if best.solution.gap <= ENOUGH:
+        return best
+    # Only the last of these problems is worth looking at branch by branch.
+    solution = solve(chosen[0], limit=max(chosen[1], best.solution.least * (1 + 1e-9)))
+    if solution.choice and solution.cost < best.solution.cost:
+        found, _ = look(solution)
+        if found.peak <= limit:
+            return found
+    bound = min(best.solution.cost, max(best.solution.bound, solution.bound))
+    return replace(best, solution=replace(best.solution, bound=bound))
 
 
 class _Counted:

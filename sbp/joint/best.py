@@ -10,7 +10,7 @@ import numpy as np
 from .bounded import estimated
 from .eliminate import components, order, read_back, second_best, sweep
 from .ilp import installed, programmed
-from .messages import narrowed
+from .messages import FEW, narrowed
 from .presolve import Model, Step, presolve
 from .problem import Vector
 from .table import Table
@@ -18,6 +18,7 @@ from .table import Table
 __all__ = ["Best", "Method", "best", "best_of"]
 
 LARGE = 10**4  # cells
+MANY = 10**6  # cells of all tables above which messages take less time than comparing candidates
 ROUNDS = 3
 LITTLE = 0.9  # share of the candidates that a round may leave without ending it
 Method: TypeAlias = Literal["elimination", "ilp", "bounded"]
@@ -49,6 +50,9 @@ def best(
 def best_of(model: Model, *, table: int = 3 * 10**7, wide: Method | None = None) -> Best:
     """The same of a model of which some is known already."""
     wide = wide or ("ilp" if installed() else "bounded")
+    if sum(table.values.size for table in model.among(model.left)) > MANY:
+        for part in [] if model.dead else components(model):
+            narrowed(model, part, FEW)
     presolve(model)
     _narrow(model)
     method: Method = "elimination"

@@ -1,110 +1,78 @@
-"""A limit of memory: the cheapest plans at a price for each byte, and of two such plans the best mixture by blocks.
+"""Mixtures: of two plans the best in which the blocks up to one take the first, and all others the second.
 
-Every price gives a plan and a lower bound: what it costs with its bytes paid for, less the price of the limit. The
-price moves to where the plan that fits and the one that does not cost the same, until no plan lies below both: that is
-the lower convex hull of what is possible. Between the two, equal blocks are the change: early blocks take one plan and
-late blocks the other.
+Equal blocks are the change between two plans of which one has too much, bytes or seconds that nothing hides, and the
+other costs more.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
-from .best import Best
-from .fold import Folded
-from .nearby import Nearby
-from .problem import Ints, Problem
+from .problem import Ints, Problem, Vector
 
-__all__ = ["Fitted", "fitted"]
-
-Solver: TypeAlias = Callable[[float], Best]  # of the folded problem, with a byte at this price
-PRICES = 40  # hulls have a few corners; this only ends a quarrel about rounding
-NEAR = 1e-5  # share of the cost below which another price is not worth its time
+__all__ = ["mixture"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The cheapest plan found that fits, for each node; () if none does."""
-
-    choice: tuple[int, ...]
-    bound: float  # no plan that keeps the ties and fits has less
-    least: float  # bytes of the plan that needs least
-    other: tuple[int, ...]  # the next best that was met on the way, or ()
-
-
-def fitted(problem: Problem, folded: Folded, free: Best, limit: float, solver: Solver) -> Fitted:
-    """What fits into `limit` bytes, where `free`, the best plan without a limit, does not."""
-    lean = solver(2 * max(1.0, _all(folded)))  # a byte is dearer than all seconds together
-    least = folded.bytes(lean.choice) if lean.choice else np.inf
-    if least > limit:
-        return Fitted((), np.inf, least, ())
-    over, under, bound = free.choice, lean.choice, free.bound
-    met = [under]
-    for _ in range(PRICES):
-        more, less = folded.cost(over), folded.cost(under)
-        price = (less - more) / (folded.bytes(over) - folded.bytes(under))
-        if price <= 0:
-            break
-        found = solver(price)
-        bound = max(bound, found.bound - price * limit)
-        line = more + price * folded.bytes(over)
-        if not found.choice or found.value >= line - NEAR * abs(line):
-            break
-        if folded.bytes(found.choice) <= limit:
-            under = found.choice
-            met.append(under)
-        else:
-            over = found.choice
-    plans = [folded.expand(plan) for plan in met]
-    early, late = folded.expand(over), folded.expand(under)
-    plans += [*_mixtures(problem, early, late, limit), *_mixtures(problem, late, early, limit)]
-    nearby = Nearby(problem)
-    plans += [nearby.improved(problem, plan, limit) for plan in plans]
-    ranked = sorted((problem.cost(plan), at) for at, plan in enumerate(plans) if problem.bytes(plan) <= limit)
-    chosen = plans[ranked[0][1]]
-    other = next((plans[at] for _, at in ranked if plans[at] != chosen), ())
-    return Fitted(chosen, bound, least, other)
-
-
-def _all(folded: Folded) -> float:
-    """More seconds than any two plans differ by."""
-    every = [*folded.costs, *(table.values for table in folded.tables)]
-    return 2 * sum(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) for values in every)
-
-
-def _mixtures(problem: Problem, early: Sequence[int], late: Sequence[int], limit: float) -> list[tuple[int, ...]]:
+def mixture(problem: Problem, early: Sequence[int], late: Sequence[int], limit: float) -> tuple[int, ...] | None:
     """The cheapest plan that fits where the first few blocks choose as `early` does and all others as `late`, if any.
 
     All numbers of blocks are priced at once: each node and edge adds its change where its blocks turn.
     """
     place = _places(problem)
     count = int(place.max(initial=-1)) + 2  # how many blocks take `early`: none, one, ... all
-    where: list[int] = []  # from this many blocks on ...
-    change: list[float] = []  # ... so many seconds more, perhaps inf
-    held = np.zeros(count)
+    seconds, beside, held = _Turns(count), _Turns(count), _Turns(count)
     for n, (a, b) in enumerate(zip(early, late, strict=True)):
-        where += [0, place[n] + 1, place[n] + 1]
-        change += [problem.costs[n][b], problem.costs[n][a], -problem.costs[n][b]]
-        held[0] += problem.memory[n][b]
-        held[place[n] + 1] += problem.memory[n][a] - problem.memory[n][b]
+        seconds.node(place[n], problem.costs[n], a, b)
+        if problem.memory:
+            held.node(place[n], problem.memory[n], a, b)
+        if problem.room:
+            beside.node(place[n], -problem.room[n], a, b)
     for edge in problem.edges:
-        m, (i, j) = edge.matrix, (edge.i, edge.j)
-        one, both = sorted((place[i] + 1, place[j] + 1))
-        half = m[early[i], late[j]] if place[i] < place[j] else m[late[i], early[j]]
-        where += [0, one, one, both, both]
-        change += [m[late[i], late[j]], half, -m[late[i], late[j]], m[early[i], early[j]], -half]
-    at, by = np.array(where), np.array(change)
-    forbids = np.isinf(by)
-    seconds = np.bincount(at, np.where(forbids, 0.0, by), count).cumsum()
-    forbidden = np.bincount(at, np.where(forbids, np.sign(by), 0.0), count).cumsum()
-    seconds[(forbidden > 0) | (held.cumsum() > limit)] = np.inf
-    best = int(seconds.argmin())
-    if np.isinf(seconds[best]):
-        return []
-    mixed = np.where(place < best, early, late)
-    return [tuple(mixed.tolist())]
+        i, j = edge.i, edge.j
+        ends = place[i], place[j], early[i], early[j], late[i], late[j]
+        seconds.edge(edge.matrix, *ends)
+        if edge.hidden is not None:
+            beside.edge(edge.hidden, *ends)
+    total = seconds.along() + np.maximum(0.0, beside.along())
+    total[held.along() > limit] = np.inf
+    best = int(total.argmin())
+    return None if np.isinf(total[best]) else tuple(np.where(place < best, early, late).tolist())
+
+
+class _Turns:
+    """A sum over nodes and edges for each number of blocks that take the first plan."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.where: list[int] = []  # from this many blocks on ...
+        self.change: list[float] = []  # ... so much more, perhaps inf
+
+    def node(self, place: int, values: Vector, a: int, b: int) -> None:
+        if a == b:
+            self.where.append(0)
+            self.change.append(values[b])
+        else:
+            self.where += [0, place + 1, place + 1]
+            self.change += [values[b], values[a], -values[b]]
+
+    def edge(self, m: Vector, i: int, j: int, a: int, b: int, c: int, d: int) -> None:
+        """Between nodes of blocks i and j, which take a and b in the first plan and c and d in the second."""
+        if a == c and b == d:
+            self.where.append(0)
+            self.change.append(m[a, b])
+            return
+        one, both = sorted((i + 1, j + 1))
+        half = m[a, d] if i < j else m[c, b]
+        self.where += [0, one, one, both, both]
+        self.change += [m[c, d], half, -m[c, d], m[a, b], -half]
+
+    def along(self) -> Vector:
+        at, by = np.array(self.where, dtype=np.intp), np.array(self.change, dtype=np.float64)
+        forbids = np.isinf(by)
+        total: Vector = np.bincount(at, np.where(forbids, 0.0, by), self.count).cumsum().astype(np.float64)
+        forbidden = np.bincount(at, np.where(forbids, np.sign(by), 0.0), self.count).cumsum()
+        total[forbidden > 0] = np.inf
+        return total
 
 
 def _places(problem: Problem) -> Ints:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .presolve import Kept, Model, Step
+from .presolve import Model, Step
 from .problem import Ints, Vector
 from .table import Table
 
-__all__ = ["narrowed"]
+__all__ = ["FEW", "above", "narrowed"]
 
 PASSES = 60
+FEW = 12  # after which little more is dropped
 LOOKS = 6  # passes between two plans
 STILL = 1e-4  # share of the distance to the plan that some passes have to win
 NEAR = 1e-9  # share of the cost by which candidates may be above the plan and stay
@@ -81,21 +82,43 @@ class _Chains:
             total = total + pair.told[at][pair.sides[at].mine]
         return total
 
-    def sweep(self, forward: bool, level: float | None = None, found: dict[int, Kept] | None = None) -> float:
-        """Send everything one way; the bound. With a level, which candidates stay below it goes to `found`."""
+    def sweep(self, forward: bool, more: dict[int, Vector] | None = None) -> float:
+        """Send everything one way; the bound, and in `more` by how much each candidate is above its node's best."""
         bound = 0.0
         for n in self.part if forward else reversed(self.part):
             seen = self.seen(n)
             low = float(seen.min())
             bound += low
             seen = seen - low
-            if level is not None and found is not None:
-                found[n] = seen <= level
+            if more is not None:
+                more[n] = seen
             mine, place = self.share[n] * seen, self.place[n]
             for pair, at in self.around[n]:
                 if (self.place[pair.sides[1 - at].node] > place) is forward:
                     bound += pair.send(at, mine)
         return bound
+
+    def settled(self, passes: int) -> tuple[float, dict[int, int] | None]:
+        """Send until the bound stands close below a plan or moves no more; that plan and what it costs."""
+        best, plan, bound = np.inf, None, -np.inf
+        for turn in range(passes):
+            self.sweep(True)
+            now = self.sweep(False)
+            if turn % LOOKS == LOOKS - 1 or now >= best * (1 - NEAR):
+                choice, value = self.plan()
+                if value < best:
+                    best, plan = value, choice
+                if best - now <= NEAR * abs(best) or now - bound <= STILL * max(best - now, 0.0):
+                    break
+                bound = now
+        return best, plan
+
+    def above(self) -> tuple[float, dict[int, Vector]]:
+        """The bound, and by how much each live candidate is above it at least."""
+        more: dict[int, Vector] = {}
+        low = self.sweep(True)
+        self.sweep(False, more)
+        return low, more
 
     def plan(self) -> tuple[dict[int, int], float]:
         """Each node in turn takes what is best after those before it, told of those behind; then one by one."""
@@ -124,27 +147,17 @@ class _Chains:
         return choice, value + sum(table.value(choice) for table in self.model.among(self.part))
 
 
-def narrowed(model: Model, part: Sequence[int]) -> dict[int, int] | None:
+def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[int, int] | None:
     """Drop candidates of these nodes, between which all tables are of two, that are in no plan as good as one that was
     found: that one, or none if none was."""
     chains = _Chains(model, part)
-    best, plan, bound = np.inf, None, -np.inf
-    for turn in range(PASSES):
-        chains.sweep(True)
-        now = chains.sweep(False)
-        if turn % LOOKS == LOOKS - 1 or now >= best * (1 - NEAR):
-            choice, value = chains.plan()
-            if value < best:
-                best, plan = value, choice
-            if best - now <= NEAR * abs(best) or now - bound <= STILL * max(best - now, 0.0):
-                break
-            bound = now
+    best, plan = chains.settled(passes)
     if plan is None:
         return None
-    low = chains.sweep(True)
-    stays: dict[int, Kept] = {}
-    chains.sweep(False, best - low + NEAR * abs(best) + 1e-12 * chains.big, stays)
-    for n, keep in stays.items():
+    low, more = chains.above()
+    level = best - low + NEAR * abs(best) + 1e-12 * chains.big
+    for n, above in more.items():
+        keep = above <= level
         if not keep.all():
             live = model.lives[n]
             model.steps.append(Step(n, live[~keep], model.costs[n], tuple(model.around[n].values()), eliminated=False))
@@ -153,3 +166,12 @@ def narrowed(model: Model, part: Sequence[int]) -> dict[int, int] | None:
             for other in model.neighbours(n):
                 model.touch(other)
     return plan
+
+
+def above(model: Model, part: Sequence[int]) -> tuple[float, dict[int, Vector]]:
+    """What no choice for these nodes, between which all tables are of two, goes below, and by how much more than that
+    it is at least with each live candidate."""
+    chains = _Chains(model, part)
+    chains.settled(FEW)
+    low, more = chains.above()
+    return low - 1e-12 * chains.big, more

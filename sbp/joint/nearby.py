@@ -23,34 +23,54 @@ class Nearby:
 
     def __init__(self, problem: Problem) -> None:
         self.costs = list(problem.costs)
-        self.around: list[list[tuple[int, Vector]]] = [[] for _ in problem.costs]  # (other, [other, own])
+        self.rest = [-room for room in problem.room] or [np.zeros_like(cost) for cost in problem.costs]
+        self.around: list[list[tuple[int, Vector, Vector | None]]] = [[] for _ in problem.costs]  # other, [other, own]
         for edge in problem.edges:
             if edge.i == edge.j:
                 self.costs[edge.i] = self.costs[edge.i] + edge.matrix.diagonal()
+                if edge.hidden is not None:
+                    self.rest[edge.i] = self.rest[edge.i] + edge.hidden.diagonal()
             else:
-                self.around[edge.i].append((edge.j, edge.matrix.T))
-                self.around[edge.j].append((edge.i, edge.matrix))
+                self.around[edge.i].append((edge.j, edge.matrix.T, None if edge.hidden is None else edge.hidden.T))
+                self.around[edge.j].append((edge.i, edge.matrix, edge.hidden))
 
     def seconds(self, node: int, choice: Sequence[int]) -> Vector:
-        """Of each candidate; only neighbours in `choice`, which may end early, count."""
+        """Of each candidate, but those that may be hidden; only neighbours in `choice`, which may end early, count."""
         total = self.costs[node]
-        for other, matrix in self.around[node]:
+        for other, matrix, _ in self.around[node]:
             if other < len(choice):
                 total = total + matrix[choice[other]]
         return total
 
+    def beside(self, node: int, choice: Sequence[int]) -> Vector:
+        """Of each candidate, those that may be hidden, less its room."""
+        total = self.rest[node]
+        for other, _, hidden in self.around[node]:
+            if hidden is not None:
+                total = total + hidden[choice[other]]
+        return total
+
     def improved(self, problem: Problem, choice: Sequence[int], limit: float) -> tuple[int, ...]:
         """A choice no dearer that fits in `limit` bytes: nodes tied to none take what is better, one by one."""
-        found, held = list(choice), problem.bytes(choice)
+        found, held, beside = list(choice), problem.bytes(choice), problem.beside(choice)
+        hides = bool(problem.room) or any(edge.hidden is not None for edge in problem.edges)
         loose = [n for n in range(len(found)) if not problem.tied or problem.tied[n] < 0]
         for _ in range(5):
             before = list(found)
             for n in loose:
-                seconds, memory = self.seconds(n, found), problem.memory[n]
-                bytes = held - memory[found[n]] + memory
-                at = int(np.where(bytes <= limit, seconds, np.inf).argmin())
-                if seconds[at] < seconds[found[n]]:
-                    held += float(memory[at] - memory[found[n]])
+                own, seconds = found[n], self.seconds(n, found)
+                rest = np.zeros(len(seconds))
+                if hides:
+                    rest = self.beside(n, found)
+                    rest = beside + rest - rest[own]
+                    seconds = seconds + np.maximum(rest, 0.0)
+                if problem.memory:
+                    memory = problem.memory[n]
+                    seconds = np.where(held - memory[own] + memory <= limit, seconds, np.inf)
+                at = int(seconds.argmin())
+                if seconds[at] < seconds[own]:
+                    held += float(problem.memory[n][at] - problem.memory[n][own]) if problem.memory else 0.0
+                    beside = float(rest[at])
                     found[n] = at
             if found == before:
                 break

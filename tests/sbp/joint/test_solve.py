@@ -121,3 +121,48 @@ def test_what_is_hidden_costs_only_what_there_is_no_room_for() -> None:
             met += 1
             exact += found.cost <= best * (1 + 1e-9) + 1e-9
     assert exact > 0.9 * met
+
+
+def held_short(seed: int) -> Problem:
+    """A small graph in which moves may hide, there is room for some, and bytes are counted."""
+    rng = np.random.default_rng(seed)
+    plain = small(seed, tied=seed % 3 == 0)
+    edges = tuple(replace(e, hidden=rng.random(e.matrix.shape) * 6) for e in plain.edges)
+    room = tuple(np.where(np.isfinite(cost), cost, 0.0) * rng.random() for cost in plain.costs)
+    return replace(plain, edges=edges, room=room)
+
+
+def test_bounds_hold_where_hidden_moves_and_memory_are_short_at_once() -> None:
+    near = met = 0
+    for seed in range(GRAPHS // 2):
+        problem = held_short(seed)
+        every = [(problem.cost(choice), held) for _, held, choice in plans(problem)]
+        if not every:
+            continue
+        least, free = min(held for _, held in every), solve(problem)
+        for share in (0.1, 0.5, 1.0):
+            limit = least + share * max(0.0, free.memory - least)
+            best = min(cost for cost, held in every if held <= limit)
+            found = solve(problem, limit=limit)
+            assert found.fits
+            assert found.memory == problem.bytes(found.choice) <= limit
+            assert found.cost == pytest.approx(problem.cost(found.choice))
+            assert found.bound <= best + 1e-9 or found.bound == pytest.approx(found.cost)  # ties broken may cost less
+            met, near = met + 1, near + (found.cost <= best * 1.01 + 1e-9)
+    assert near > 0.97 * met > 60
+
+
+def test_gaps_of_small_graphs_are_closed_branch_by_branch() -> None:
+    wide = closed = 0
+    for seed in range(0, GRAPHS // 2):
+        problem = held_short(seed)
+        known = plans(problem)
+        if known:
+            least, free = min(held for _, held, _ in known), solve(problem)
+            limit = least + 0.3 * max(0.0, free.memory - least)
+            before, found = solve(problem, limit=limit, branches=0), solve(problem, limit=limit, branches=200)
+            assert found.cost <= before.cost
+            assert found.bound >= before.bound * (1 - 1e-9)
+            wide += before.gap > 0.011
+            closed += before.gap > 0.011 > found.gap
+    assert closed == wide > 10
