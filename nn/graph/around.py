@@ -22,12 +22,13 @@ from ...placement.errors import SbpError
 from ...sbp.call import tensors_in
 from ..bags import bag_of_rows
 from .packed import packing
+from .policy import policy_of
 from .watch import data_dependent
 
 __all__ = ["Asked", "around"]
 
 Lost = Callable[[Tensor, Tensor | None], None]
-Region = Callable[[], AbstractContextManager[None]]
+Region = Callable[..., AbstractContextManager[None]]  # perhaps of a policy
 
 _GRAD: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009  # to a type checker `grad` is a tensor
 _VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array__: "x.numpy()"}
@@ -139,8 +140,8 @@ def _refused_grad(*args: Any, **kwargs: Any) -> Any:
 def _within(region: Region) -> Callable[..., Iterator[None]]:
     """The context that `checkpoint(use_reentrant=False)` has around the function that it calls."""
 
-    def around_call(*args: Any, **kwargs: Any) -> Iterator[None]:
-        with region():
+    def around_call(fn: Any, preserve: bool, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+        with region(policy_of(context_fn)):
             yield
 
     return around_call

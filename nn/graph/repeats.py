@@ -79,7 +79,7 @@ class Repeats:
         if not watch.block:
             watch.block = self.blocks.get(id(module), "")
         try:
-            if self.reuse and id(module) in self.blocks and id(module) not in self.busy:
+            if self.reuse and watch.policy is None and id(module) in self.blocks and id(module) not in self.busy:
                 return self._call(run, module, args, kwargs)
             return run(module, *args, **kwargs)
         finally:

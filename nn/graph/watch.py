@@ -5,6 +5,7 @@ What it cannot put on the tape it refuses, with the user's line: values that are
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ...sbp.logical import Origin
 from ..memory_formats import as_laid
 from ..recurrent import FORMULAS
 from .functional import Tape
+from .policy import Asking, Policy
 from .statistics import statistics
 
 __all__ = ["Known", "Watch", "data_dependent"]
@@ -64,6 +66,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         self.tape, self.known, self.literal = tape, known, literal
         self.module = self.block = self.region = ""
         self.regions = 0
+        self.policy: Policy | None = None  # of the region
         self.inner: nn.Module | None = None
         self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
         self._paused = False
@@ -83,13 +86,16 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         return Origin(self.module, user_line(), self.block, self.region)
 
     @contextmanager
-    def recomputed(self) -> Iterator[None]:
-        """Calls that the backward is to make again; inside of such a region there is no other."""
-        before, self.region = self.region, self.region or self.new_region()
+    def recomputed(self, policy: Policy | None = None) -> Iterator[None]:
+        """Calls that the backward is to make again, but for those that a policy keeps; inside of such a region there is
+        no other."""
+        before = self.region, self.policy
+        if not self.region:
+            self.region, self.policy = self.new_region(), policy
         try:
             yield
         finally:
-            self.region = before
+            self.region, self.policy = before
 
     def new_region(self) -> str:
         self.regions += 1
@@ -123,7 +129,7 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:  # known before it is another view or size
             for tensor in tensors_in([args, kwargs]):
                 self.tape.view(tensor)
-        out = self._run(func, args, kwargs)
+        out = self._run(func, args, kwargs) if self.policy is None else self._asked(self.policy, func, args, kwargs)
         if any(y.layout is not torch.strided for y in tensors_in(out)):
             raise SbpError(
                 f"capture: {func} makes a sparse tensor, at {self.tape.origin.line}\n"
@@ -132,6 +138,14 @@ class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
         if func is aten._is_all_true.default:
             self._checks[id(out)] = out
         self.tape.record(func, args, kwargs, out)
+        return out
+
+    def _asked(self, policy: Policy, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it; where the policy has it kept, it is no part of the region."""
+        with Asking(policy) as asking:
+            out = self._run(func, args, kwargs)
+        if asking.saves:
+            self.tape.origin = replace(self.tape.origin, recompute="")
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

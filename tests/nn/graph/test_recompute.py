@@ -1,6 +1,7 @@
 """Activation checkpointing in a graph: a region is run again for its backward, as it ran, and little of it is kept."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import sbpflow as flow
 from sbpflow import S
 from sbpflow.boxing.graph.physical import Op
 from sbpflow.placement import Placement
+from sbpflow.placement.errors import SbpError
 from tests.ranks import Ranks
 
 from .pipes import Gpt, llama, words_loss
@@ -383,3 +390,48 @@ def learns_on_ranks() -> None:
 
 def test_real_ranks_recompute(ranks4: Ranks) -> None:
     ranks4(learns_on_ranks)
+
+
+class Chosen(nn.Module):
+    """Regions of which a policy keeps what some ops make."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(3))
+        self.layers.double()
+        self.context = partial(create_selective_checkpoint_contexts, policy)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=False, context_fn=self.context)
+        return x.square().mean()
+
+
+def products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.PREFER_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("policy", [products, [torch.ops.aten.addmm.default]], ids=["function", "list"])
+def test_what_a_policy_saves_is_not_run_again(policy: Any) -> None:
+    model, x = Chosen(policy), torch.randn(4, 8, dtype=torch.float64)
+    model(x).backward()
+    wanted = [p.grad for p in model.parameters()]
+    mine = Chosen(policy)
+    step = flow.compile(mine, lambda model, x: model(x), placement=PAIR, backend="code")
+    step(x)
+    for p, want in zip(mine.parameters(), wanted, strict=True):
+        assert isinstance(p.grad, flow.GlobalTensor)
+        torch.testing.assert_close(p.grad.full_tensor(), want)
+    again = {op.op for op in step.physical.steps if isinstance(op, Op) and op.origin.recompute}
+    assert torch.ops.aten.gelu.default in again
+    assert torch.ops.aten.linear.default not in again
+
+
+def test_a_context_that_is_no_policy_is_refused() -> None:
+    def run(x: Tensor) -> Any:
+        return checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (nullcontext(), nullcontext())).sum()
+
+    with pytest.raises(SbpError, match="contexts that a graph does not run"):
+        flow.compile(nn.Linear(2, 2), lambda model, x: run(model(x)), placement=PAIR).plan(torch.ones(2, 2))
