@@ -90,8 +90,10 @@ def index_select(call: Call) -> Match:
         return _masked(x.index_select(dim, at), inside.reshape([-1] + [1] * (x.dim() - 1 - dim % x.dim())))
 
     index = ["index"] if call.inputs[1].dim() else []
-    if x.dim() == 0 or not index:
-        return labelled(call, [labels, index], [[None if d == "index" else d for d in out]], linear=[(0,)])
+    if not index:  # a single one, which leaves a dim of one row
+        out = [None if d == "index" else d for d in out]
+    if x.dim() == 0:
+        return labelled(call, [labels, index], [out], linear=[(0,)])
     return labelled(call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=local)
 
 

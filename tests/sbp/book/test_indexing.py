@@ -18,6 +18,7 @@ AT = torch.tensor([[3, 0], [1, 2], [0, 3], [2, 2], [3, 1]])
 CALLS: list[tuple[Any, ...]] = [
     ("embedding", TABLE, WORDS), ("embedding", TABLE, WORDS, 2), ("embedding", TABLE, WORDS[0], 6),
     ("index_select", X, 0, I5), ("index_select", X, -1, I5), ("index_select", torch.arange(9), 0, I5),
+    ("index_select", X, 1, torch.tensor(2)), ("index_select", TABLE, -2, torch.tensor(6)),
     ("index.Tensor", X, [I5]), ("index.Tensor", X, [None, I34]), ("index.Tensor", X, [I34, None, I34 - 1]),
     ("index.Tensor", X, [I34, I34[:, :1]]), ("index.Tensor", X, [None, I34, I34 * 1]),
     ("index.Tensor", torch.arange(6) > 2, [torch.tensor([5, 0, 1, 4])]),
