@@ -27,9 +27,45 @@ def _convolution(call: Call) -> float:
     return float(2 * call.outputs[0].numel() * prod(weight.shape[1:]))
 
 
+def _transposed(call: Call) -> float:
+    return float(2 * call.bound["input"].numel() * prod(call.bound["weight"].shape[1:]))
+
+
 def _attention(call: Call) -> float:
     query, key, value = (call.bound[name] for name in ("query", "key", "value"))
     return float(2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+
+
+def _einsum(call: Call) -> float:
+    """Of operands that are multiplied one after the other, each time over all letters that are there."""
+    sides, arrow, result = call.bound["equation"].replace(" ", "").partition("->")
+    letters, sizes = [], dict[str, int]()
+    for term, x in zip(sides.split(","), call.inputs, strict=True):
+        head, dots, tail = term.partition("...")
+        between = [f"...{d}" for d in range(x.dim() - len(head) - len(tail), 0, -1)] if dots else []
+        letters.append([*head, *between, *tail])
+        sizes.update({c: max(n, sizes.get(c, 1)) for c, n in zip(letters[-1], x.shape, strict=True)})
+    if not arrow:
+        result = "".join(c for c in sizes if sides.count(c) == 1)
+    total, have = 0, {*letters[0]}
+    for n, term in enumerate(letters[1:], 2):
+        have |= {*term}
+        total += 2 * prod(sizes[c] for c in have)
+        later = {c for rest in letters[n:] for c in rest}
+        have = {c for c in have if c in later or c in result or len(c) > 1}
+    return float(total)
+
+
+def _tensordot(call: Call) -> float:
+    of = call.bound["self"].shape
+    return float(2 * call.outputs[0].numel() * prod(of[d] for d in call.bound["dims_self"]))
+
+
+def _grouped(call: Call) -> float:
+    """Each row meets the matrix of one group; of a matrix that is cut into groups, each column a part of the rows."""
+    one, other = call.bound["self"], call.bound["mat2"]
+    rows = prod(one.shape) if other.dim() == 3 else prod(one.shape[-2:])
+    return float(2 * rows * other.shape[-1])
 
 
 def _slice(call: Call) -> float:
@@ -52,10 +88,16 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::matmul": _product("self"),
     "aten::linear": _product("input"),
     "aten::mv": _product("self"),
+    "aten::addbmm": lambda call: float(2 * prod(call.bound["batch1"].shape) * call.bound["batch2"].shape[-1]),
+    "aten::bilinear": lambda call: float(2 * call.outputs[0].numel() * prod(call.bound["weight"].shape[1:])),
+    "aten::einsum": _einsum,
+    "aten::tensordot": _tensordot,
+    "aten::_grouped_mm": _grouped,
     "aten::scaled_dot_product_attention": _attention,
     "sbpflow::attend": _slice,
     "sbpflow::recurrent": _recurrent,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
     "aten::convolution": _convolution,
 }
 
