@@ -123,21 +123,6 @@ def _plain_data() -> property:
     return property(inner.__get__, put, doc=inner.__doc__)
 
 
-def _plain_grad() -> property:
-    """`Tensor.grad` as it is, but that a plain tensor's gradient is no shell, of whose size torch would speak."""
-    inner: Any = torch._C.TensorBase.grad
-
-    def put(x: Tensor, value: Any) -> None:
-        if isinstance(value, GlobalTensor):
-            raise SbpError(
-                f"the gradient of a plain tensor cannot be a global one\n  {describe(value)}\n"
-                "  give it value.full_tensor(), or make the tensor global: flow.tensor, flow.nn.to_global"
-            )
-        inner.__set__(x, value)
-
-    return property(inner.__get__, put, inner.__delete__, doc=inner.__doc__)
-
-
 def _run_untraced(answer: Any) -> None:
     """A function that `torch.compile` made calls what answers for global tensors, and does not look into it."""
     answer._torchdynamo_disable = True
@@ -152,7 +137,6 @@ def install() -> None:
     GlobalTensor.__torch_dispatch__ = classmethod(_answer_shell)  # type: ignore[assignment]
     GlobalTensor.__getattr__ = _missing  # type: ignore[attr-defined]
     torch.Tensor.data = _plain_data()  # type: ignore[assignment]
-    torch.Tensor.grad = _plain_grad()  # type: ignore[assignment]
     _run_untraced(GlobalTensor.__torch_function__.__func__)  # type: ignore[attr-defined]
     for (module, name), (what, instead) in _CLOSED.items():
         _close(module, name, what, instead)

@@ -27,7 +27,6 @@ NEEDED: dict[str, str] = {
     "torch._C.FunctionSchema": TYPES,
     "torch._C.TensorBase": "what C++ code has of a tensor, under its Python properties",
     "torch._C.TensorBase.data": "the property that refuses a global value for a plain tensor",
-    "torch._C.TensorBase.grad": "the property that refuses a global gradient for a plain tensor",
     "torch._C._DisableAutocast": "casts are captured once",
     "torch._C._ForceDispatchKeyGuard": "casts are captured once",
     "torch._C._VariableFunctions": "torch's own binding of an op, at half the price",
