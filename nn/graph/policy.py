@@ -45,6 +45,7 @@ class Asking(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        context = SelectiveCheckpointContext(is_recompute=False, op_output=out)
+        context = SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = out  # which torch before 2.13 neither takes nor tells
         self.saves = self.policy(context, func, *args, **kwargs) in KEPT or self.saves
         return out
