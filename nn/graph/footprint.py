@@ -40,7 +40,9 @@ def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
 
 def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, Memory]:
     localiser = Localiser(variant.graph)
-    one = memory(variant.graph, variant.stages, localiser, regather=regather, overlap=False)
+    # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
+    unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
+    one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False)
     stays = kept(variant.graph, variant.stages, localiser, regather=regather)
     many = sum(of == route for of, _ in program.keys)
     hops, shift = list(_hops(program, variant, many)), route * program.count
