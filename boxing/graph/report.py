@@ -262,7 +262,9 @@ class Report:
             and {
                 "limit": self.memory.limit,
                 "estimates": list(self.memory.estimates),
-                "ranks": {str(rank): asdict(held) for rank, held in self.memory.ranks.items()},
+                "ranks": {
+                    str(rank): asdict(held) | {"moment": list(held.moment)} for rank, held in self.memory.ranks.items()
+                },
             },
             "modules": [
                 {

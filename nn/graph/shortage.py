@@ -45,7 +45,7 @@ def shortage(head: str, limit: float, worst: Held, kept: str, pieces: int = 1, m
     return "\n  ".join(
         [
             head,
-            f"the plan that needs least takes {volume(worst.total)}: {said}",
+            f"the leanest plan found takes {volume(worst.total)}: {said}",
             *([f"most of what its backward keeps: {kept}"] if kept else []),
             *([f"most is live where {worst.moment[-1]} is computed, or its gradient"] if worst.moment else []),
             *helps,

@@ -211,7 +211,7 @@ def test_too_little_memory() -> None:
     model = net()
     step = flow.compile(model, loss_fn, sgd(model), placement=LINE, memory=100)
     refused(
-        r"^no plan fits into 100 B a rank\n  the one that needs least takes [\d.]+ KiB: activations .*more ranks",
+        r"^no plan fits into 100 B a rank\n  the leanest plan found takes [\d.]+ KiB: activations .*more ranks",
         lambda: step(*batch()),
     )
     same_model(model, net(), 0)

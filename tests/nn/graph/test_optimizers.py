@@ -52,7 +52,7 @@ def cut(graph: flow.Graph) -> list[str]:
 
 def tight(mine: optim.Optimizer, where: flow.Placement = LINE) -> float:
     """Bytes a rank: whole parameters fit, with the optimizer's states and gradients only in pieces."""
-    return (23_500.0 if where is LINE else 23_000.0) + 1_760 * states_of([mine])
+    return (21_500.0 if where is LINE else 23_000.0) + 1_760 * states_of([mine])
 
 
 def pieces(name: str, model: nn.Module, where: flow.Placement = LINE, **options: Any) -> tuple[flow.Graph, Any]:
