@@ -23,7 +23,7 @@ __all__ = ["Fitted", "fitted"]
 Made = TypeVar("Made")
 TURNS = 6
 NEAR = 0.02  # share of the limit that may be left
-ENOUGH = 0.01  # gap with which a plan may stand
+ENOUGH, FAR = 0.01, 0.03  # gaps: with which a plan may stand, and above which branches would take too long
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def fitted(
         kept = kept_most(posed, found.solution.choice, lambda n: names(found.made, n), here.__getitem__)
         on = f", and rank {found.rank} is the fullest" if not all(here) else ""
         raise SbpError(shortage(f"no plan fits into {volume(limit)} a rank{on}", limit, worst, kept))
-    if best.solution.gap <= ENOUGH:
+    if not ENOUGH < best.solution.gap <= FAR:
         return best
     # Only the last of these problems is worth looking at branch by branch.
     solution = solve(chosen[0], limit=max(chosen[1], best.solution.least * (1 + 1e-9)))

@@ -76,7 +76,9 @@ def graph_of(name: str, where: Placement, way: Way, model: nn.Module, batch: dic
     if not way.limited:
         return flow.compile(model, loss_fn, adamw(model), placement=where)
     other = copy.deepcopy(model)
-    most = flow.compile(other, loss_fn, adamw(other), placement=where).step_for(**batch).decided.solution.memory
+    free = flow.compile(other, loss_fn, adamw(other), placement=where).plan(**batch).explain().memory
+    assert free is not None
+    most = max(held.total for held in free.ranks.values())
     return flow.compile(model, loss_fn, adamw(model), placement=where, memory=ZOO[name].little * most)
 
 

@@ -133,7 +133,7 @@ class Kind:
 
 
 ZOO = {
-    "gpt2": Kind(gpt2, words, ("*.c_fc.weight",), ("*.mlp.c_proj.weight",), transposed=True),
+    "gpt2": Kind(gpt2, words, ("*.c_fc.weight",), ("*.mlp.c_proj.weight",), transposed=True, little=0.7),
     "llama": Kind(llama, words, ("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight", "*.gate_proj.weight",
                                  "*.up_proj.weight"), ("*.o_proj.weight", "*.down_proj.weight")),
     "bert": Kind(bert, sentences, ("*.query.weight", "*.key.weight", "*.value.weight", "*.intermediate.dense.weight"),
