@@ -12,9 +12,9 @@ from itertools import count
 from typing import NamedTuple
 
 from ...boxing.graph.physical import Graph
-from ...boxing.moves import LOCAL
 from ...boxing.plan import Plan
 from ...sbp import Layout
+from .equal_ranks import equal_ranks, is_view
 from .inside import Estimate, Inside, Insides, insides
 from .local import Localiser
 from .overlap import Do
@@ -49,9 +49,10 @@ def memory(
     regather: bool = True,
     overlap: bool | None = None,
 ) -> dict[int, Memory]:
-    """The peak of every rank of the graph; ranks whose segments are equal are worked out once."""
-    ranks = _ranks(graph, stages, localiser, regather, overlap)
-    return {rank: made.peak() for rank, made in ranks}
+    """The peak of every rank of the graph; equal ranks are worked out once."""
+    found = _ranks(graph, stages, localiser, regather, overlap)
+    peaks = [(ranks, made.peak()) for ranks, made in found]
+    return dict(sorted((rank, peak) for ranks, peak in peaks for rank in ranks))
 
 
 class Kept(NamedTuple):
@@ -63,15 +64,16 @@ class Kept(NamedTuple):
 
 def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
     """What every rank keeps from forward to backward."""
-    return {rank: made.behind() for rank, made in _ranks(graph, stages, localiser, regather, False)}
+    left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False)]
+    return dict(sorted((rank, behind) for ranks, behind in left for rank in ranks))
 
 
 def _ranks(
     graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
-) -> "Iterator[tuple[int, _Rank]]":
-    placements = {value.layout.placement for value in graph.values.values()}
-    for rank in sorted({rank for where in placements for rank in where.flat}):
-        traced = {}
+) -> "Iterator[tuple[list[int], _Rank]]":
+    """Equal ranks, and the first of them."""
+    for ranks in equal_ranks(graph):
+        rank, traced = ranks[0], {}
         for number, stage in enumerate(stages):
             if isinstance(stage, Segment) and rank in stage.placement:
                 traced[number] = insides(localiser.segment(stage, rank))
@@ -81,7 +83,7 @@ def _ranks(
             if isinstance(made, Insides)
         }
         plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
-        yield rank, _Rank(graph, stages, plan, traced, rank)
+        yield ranks, _Rank(graph, stages, plan, traced, rank)
 
 
 class _Rank:
@@ -254,9 +256,4 @@ class _Rank:
 
     def arrives(self, way: Plan, sources: Sequence[int]) -> int:
         """The storage of what a move brings: that of what was there where it is a view."""
-        local = all(move.kind in LOCAL for move in way.moves)
-        if sources and local and self.rank in way.src.placement and self.rank in way.dst.placement:
-            programs = way.programs(self.rank)
-            if all(program.view for parts in programs for program in parts):
-                return sources[0]
-        return self.new(self.size(way.dst))
+        return sources[0] if sources and is_view(way, self.rank) else self.new(self.size(way.dst))
