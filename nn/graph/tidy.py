@@ -4,7 +4,7 @@ Tracing leaves a chain of views at every transpose and reshape, and a call throu
 through torch's binding of it. Of a small model's step that was a third.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ METHODS: dict[Any, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
 }
 SPACES = (torch._C._VariableFunctions, torch._C._nn)
-_bindings: dict[Any, Callable[..., Any] | None] = {}  # of ops: torch's function, if it was seen to do the same
+# Of ops and kinds of arguments: torch's function, if it was seen to do the same. That of index_put takes no None.
+_bindings: dict[Any, Callable[..., Any] | None] = {}
 
 
 def tidied(module: fx.GraphModule, fakes: FakeTensorMode) -> fx.GraphModule:
@@ -74,12 +75,21 @@ def _say_reduction(node: fx.Node) -> None:
 def _binding(node: fx.Node, fakes: FakeTensorMode) -> Callable[..., Any] | None:
     """torch's own function for an op, tried once on tensors without values."""
     op: Any = node.target
-    if op not in _bindings:
+    key = op, _kinds_given(node.args), _kinds_given(node.kwargs)
+    if key not in _bindings:
         name = op._schema.name.removeprefix("aten::")
         spaces = (getattr(space, name, None) for space in SPACES)
         function = METHODS.get(op) or (next(filter(None, spaces), None) if op.namespace == "aten" else None)
-        _bindings[op] = function if function is not None and _does(function, node, fakes) else None
-    return _bindings[op]
+        _bindings[key] = function if function is not None and _does(function, node, fakes) else None
+    return _bindings[key]
+
+
+def _kinds_given(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple((name, _kinds_given(part)) for name, part in value.items())
+    if isinstance(value, tuple):
+        return tuple(map(_kinds_given, value))
+    return frozenset(map(_kinds_given, value)) if isinstance(value, list) else type(value)
 
 
 def _does(function: Callable[..., Any], node: fx.Node, fakes: FakeTensorMode) -> bool:

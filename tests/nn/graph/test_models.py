@@ -104,7 +104,7 @@ def trained(name: str, where: str, way: str) -> Trained:
         losses = [step(**batches[0])]  # with which ranks tell each other what they are about to do
         moves = stack.enter_context(flow.record())
         losses += [step(**batch) for batch in batches[1:]]
-        sent = sum(move.plan.total for move in moves)
+        sent = sum(move.plan.total for move in moves if move.op != "same values")  # by which ranks compare arguments
         planned = (STEPS - 1) * sum(row.total * row.count for row in step.explain().moves)
         assert planned == (STEPS - 1) * bytes_of(step)
         assert repr(step).endswith(f" {bytes_of(step)} bytes sent in all")
