@@ -17,7 +17,7 @@ __all__ = ["Answers"]
 
 
 class Answers:
-    """What is known of a run that was proved: for each firing, all that must have ended before it could."""
+    """The past of each firing of a run that was proved: all that must have ended before it could."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

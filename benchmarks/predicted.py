@@ -85,7 +85,7 @@ CASES: dict[str, tuple[int, Callable[[Any], tuple[Any, tuple[Any, ...]]]]] = {
 
 
 def prices() -> dict[str, float]:
-    """What this machine does: FLOP/s of a product and bytes/s of a sum, on one processor; a hop between two ranks."""
+    """Rates of this machine: FLOP/s of a product and bytes/s of a sum, on one processor; a hop between two ranks."""
     torch.set_num_threads(1)
     a, weight = torch.randn(ROWS, WIDE, requires_grad=True), torch.randn(WIDE, WIDE, requires_grad=True)
     x, y = torch.randn(1 << 23), torch.empty(1 << 23)  # more than caches hold, as what an optimizer keeps is

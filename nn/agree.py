@@ -50,7 +50,7 @@ def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str =
 
     `asked` is who takes them, and where; `said` is what else must be alike, as the signature.
     """
-    if not values or not _is_due(where, asked):
+    if not (values and _compares(where) and _is_due(where, asked)):
         return
     other, at = _differs([checksum(value, said) for value in values.values()], where, "same values")
     if other is None:
@@ -66,13 +66,21 @@ def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str =
     )
 
 
-def same_call(said: str, generator: torch.Generator | None, where: Placement) -> None:
+def same_call(
+    name: str,
+    arguments: tuple[object, ...],
+    sbp: object,
+    dtype: object,
+    generator: torch.Generator | None,
+    where: Placement,
+) -> None:
     """Refuse a factory that ranks call with other arguments, or with generators of their own that differ."""
-    if world().rank is None or not world().check or where.size == 1:
+    if not _compares(where):
         return
-    asked = f"flow.{said.partition('(')[0]} at {user_line()}"
+    asked = f"flow.{name} at {user_line()}"
     if not _is_due(where, asked):
         return
+    said = f"{name}({', '.join(map(str, arguments))}, sbp={sbp}, dtype={dtype})"
     state = b"" if generator is None else generator.get_state().numpy().tobytes()
     other, at = _differs([crc32(said.encode()), crc32(state)], where, "same factory")
     if other is not None:
@@ -85,15 +93,18 @@ def same_call(said: str, generator: torch.Generator | None, where: Placement) ->
         )
 
 
-def _is_due(where: Placement, asked: str) -> bool:
-    """Whether this call of a line is one that ranks compare.
+def _compares(where: Placement) -> bool:
+    """Whether this process has others to compare with.
 
     Only the main thread of a program has its calls in the same order everywhere, so nothing is compared on others.
     """
     if world().rank is None or not world().check or where.size == 1:
         return False
-    if threading.current_thread() is not threading.main_thread():
-        return False
+    return threading.current_thread() is threading.main_thread()
+
+
+def _is_due(where: Placement, asked: str) -> bool:
+    """Whether this call of a line is one that ranks compare."""
     if not _calls:
         at_close(_calls.clear)
     number = _calls[where, asked] = _calls.get((where, asked), 0) + 1

@@ -98,7 +98,7 @@ def chunk_of(root: nn.Module, moved: Moved = {}) -> dict[str, int]:  # noqa: B00
 
 
 def _inherited(root: nn.Module, instead: Mapping[nn.Module, Any], *keys: str) -> dict[str, Any]:
-    """What is said of every module under the first of these keys, or else of a module around it, by its path; of some
+    """The word said of every module under the first of these keys, or else of a module around it, by its path; of some
     something else instead."""
     found: dict[str, Any] = {}
 

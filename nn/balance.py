@@ -148,7 +148,7 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to do, in seconds: layers, what they hand on to the next, and in how many micro-batches."""
+    """The work of a step, in seconds: layers, what they hand on to the next, and in how many micro-batches."""
 
     layers: Sequence[float]
     hops: Sequence[float]  # behind each layer but the last
@@ -187,7 +187,7 @@ class Work:
 
 
 def by_stage(costs: Sequence[float], ends: Sequence[int], stages: Sequence[Hashable]) -> list[float]:
-    """What the runs of each stage take together, in the order of their first runs."""
+    """The sum of the runs of each stage, in the order of their first runs."""
     found = dict.fromkeys(stages, 0.0)
     for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
         found[stage] += sum(costs[first:end])

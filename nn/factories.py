@@ -230,17 +230,12 @@ def _make(
             lambda on: function(*args, dtype=dtype, device=on, **more), placement, sbp, seeded
         )
         return noted.requires_grad_() if requires_grad else noted
-    same_call(_said(function, args, sbp, dtype), more.get("generator"), placement)
+    same_call(function.__name__, args, sbp, dtype, more.get("generator"), placement)
     here = owned(placement)
     on = device(placement, here[0]) if here else torch.device("cpu")
     with torch.no_grad():
         made = cut(function(*args, dtype=dtype, device=on, **more), placement, sbp)
     return made.requires_grad_() if requires_grad else made
-
-
-def _said(function: Any, args: tuple[Any, ...], sbp: SbpLike, dtype: torch.dtype | None) -> str:
-    """A factory's call, as all ranks are to make it."""
-    return f"{function.__name__}({', '.join(map(str, args))}, sbp={sbp}, dtype={dtype})"
 
 
 def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -276,7 +271,7 @@ def full(
     if there.state.partial or _declare is not None:
         made = _make(torch.full, (tuple(size), fill_value), placement, sbp, dtype, False)
     else:
-        same_call(_said(torch.full, (tuple(size), fill_value), sbp, dtype), None, placement)
+        same_call("full", (tuple(size), fill_value), sbp, dtype, None, placement)
         shards = [
             torch.full(there.local_shape(r), fill_value, dtype=kind, device=device(placement, r))
             for r in owned(placement)
@@ -294,7 +289,7 @@ def empty(
         return _make(torch.empty, (_size(size),), placement, sbp, dtype, requires_grad)
     kind = dtype or torch.get_default_dtype()
     there = layout(placement, sbp, _size(size), kind)
-    same_call(_said(torch.empty, _size(size), sbp, kind), None, placement)
+    same_call("empty", _size(size), sbp, kind, None, placement)
     shards = [torch.empty(there.local_shape(r), dtype=kind, device=device(placement, r)) for r in owned(placement)]
     made = wrap(tuple(shards) or (token(there),), there)
     made._made = user_line()

@@ -22,7 +22,7 @@ LAST = {(0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_
 
 
 def as_laid(op: torch._ops.OpOverload, args: tuple[Any, ...], out: Any) -> Any:
-    """What an op made of tensors without values, its dims in the order that the kernel would leave.
+    """The result of an op on tensors without values, its dims in the order that the kernel would leave.
 
     >>> x = torch.empty(1, 2, 3, 3, device="meta").to(memory_format=torch.channels_last)
     >>> as_laid(torch.ops.aten.roll.default, (x, [1], [1]), x.roll(1, 1)).stride()

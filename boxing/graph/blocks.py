@@ -137,13 +137,13 @@ class Stages:
 
     @property
     def titles(self) -> dict[str, str]:
-        """What stages are called that stand for others."""
+        """The names of stages that stand for others."""
         alike = [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
         return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in alike}
 
 
 def repeated(run: Run, path: str, last: Mapping[str, str]) -> str:
-    """What a block is called that stands for those like it, also on other stages, of which `last` has the last.
+    """The name of a block that stands for those like it, also on other stages, of which `last` has the last.
 
     >>> repeated(Run(("h.2", "h.3"), 1), "h.2", {}), repeated(Run(("h.2", "h.3"), 1), "h.2", {"h.3": "h.13"})
     ('h.2 to 3:  x 2', 'h.2 to 13:  x 2 each')

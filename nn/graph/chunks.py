@@ -150,7 +150,7 @@ class _Chunker:
             self.level[at] = level
 
     def delay(self) -> None:
-        """What depends on arguments or weights alone, and has no gradient if on both, as late as its users on this
+        """Put what depends on arguments or weights alone, and has no gradient if on both, as late as its users on this
         group allow."""
         plain = {**dict.fromkeys(self.weights, "weights")}
         plain.update({s.value.name: "inputs" for s in self.graph.sources if s.kind == "input"})

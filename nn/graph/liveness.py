@@ -56,14 +56,14 @@ def memory(
 
 
 class Kept(NamedTuple):
-    """What the forward leaves for the backward on a rank: bytes beside parameters, and values whose memory it is."""
+    """Memory left for the backward on a rank: bytes beside parameters, and values whose memory it is."""
 
     bytes: int
     values: frozenset[str]
 
 
 def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
-    """What every rank keeps from forward to backward."""
+    """The memory that every rank keeps from forward to backward."""
     left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False)]
     return dict(sorted((rank, behind) for ranks, behind in left for rank in ranks))
 

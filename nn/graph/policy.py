@@ -21,7 +21,7 @@ KEPT = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, True)
 
 
 def policy_of(context_fn: Callable[[], Any]) -> Policy | None:
-    """What the `context_fn=` of `torch.utils.checkpoint` says of each op; None if it recomputes all."""
+    """The policy that the `context_fn=` of `torch.utils.checkpoint` has for each op; None if it recomputes all."""
     if context_fn is noop_context_fn:
         return None
     policy: Policy | None = getattr(context_fn()[0], "policy_fn", None)

@@ -14,7 +14,7 @@ LARGEST = 3  # of what is kept, named where nothing fits
 def kept_most(
     posed: Formulated, choice: Sequence[int], names: Callable[[int], str], here: Callable[[int], bool]
 ) -> str:
-    """What takes most of what the backward keeps, of the ops that are `here`; `names` says what a node makes."""
+    """Values that take most of what the backward keeps, of the ops that are `here`; `names` says what a node makes."""
     held = zip(posed.nodes, posed.problem.memory, choice, strict=True)
     large = sorted(
         (

@@ -39,7 +39,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What is left of a folded problem; `lives` says which candidates, and all else is about these alone."""
+    """The rest of a folded problem; `lives` says which candidates, and all else is about these alone."""
 
     lives: tuple[Ints, ...]
     costs: tuple[Vector, ...]
@@ -62,7 +62,7 @@ class Measured:
 
     @cached_property
     def reduced(self) -> Model | None:
-        """What is right at every price of a byte done once, if nothing is hidden."""
+        """The problem with what is right at every price of a byte done once, if nothing is hidden."""
         if self.hidden or any(map(np.any, self.beside)):
             return None
         model = Model(self.costs, self.tables, self.memory)
@@ -89,7 +89,7 @@ class Measured:
         )
 
     def drawn(self, places: Sequence[int]) -> Drawn:
-        """What a choice by places among those that are left comes to."""
+        """The sums of a choice by places among those that are left."""
         seconds = _sum(self.costs, places) + sum(table.value(places) for table in self.tables)
         beside = _sum(self.beside, places) + sum(table.value(places) for table in self.hidden)
         choice = tuple(int(live[k]) for live, k in zip(self.lives, places, strict=True))
@@ -124,7 +124,7 @@ def measured(problem: Problem, folded: Folded) -> Measured:
 
 
 def drawn(problem: Problem, choice: Sequence[int]) -> Drawn:
-    """What a choice for every node comes to."""
+    """The sums of a choice for every node."""
     beside = problem.beside(choice)
     return Drawn(tuple(choice), problem.cost(choice) - max(0.0, beside), beside, problem.bytes(choice))
 

@@ -169,8 +169,8 @@ def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[in
 
 
 def above(model: Model, part: Sequence[int]) -> tuple[float, dict[int, Vector]]:
-    """What no choice for these nodes, between which all tables are of two, goes below, and by how much more than that
-    it is at least with each live candidate."""
+    """A bound of all choices for these nodes, between which all tables are of two, and by how much more than that it is
+    at least with each live candidate."""
     chains = _Chains(model, part)
     chains.settled(FEW)
     low, more = chains.above()

@@ -50,7 +50,7 @@ class _Branch:
 
 
 class Search:
-    """What is known of a problem, of which `expand` tells the choice of every node from that of every variable."""
+    """The search of a problem, of which `expand` tells the choice of every node from that of every variable."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Search:
 
 
 def _halves(branch: _Branch) -> list[Measured]:
-    """What a variable may take, parted where plans differ most in what the multipliers pay for."""
+    """The candidates of a variable, parted where plans differ most in what the multipliers pay for."""
     left, (share, price) = branch.left, branch.climb.at
     order = sorted(branch.climb.planes, key=lambda plan: plan.at(share, price))
     places = [where for plan in order if (where := left.places(plan.choice)) is not None]

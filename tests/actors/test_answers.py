@@ -1,4 +1,4 @@
-"""What arrives tells which sends are over: no more than must have been taken, and as soon as that is known."""
+"""Arrivals tell which sends are over: no more than must have been taken, and as soon as that is known."""
 
 from collections.abc import Mapping
 

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.actors.network import Actor
 from sbpflow.actors.published import PUBLISHED
 from sbpflow.actors.schedule import Schedule
+from sbpflow.nn.graph.pipelined import Pipelined
 from sbpflow.placement import Placement
 
 from .zoo import hub
@@ -25,6 +27,27 @@ WIDTH, HEADS, LENGTH, WORDS = 16, 2, 6, 32
 SYNCHRONOUS = [s.name for s in PUBLISHED.values() if s.synchronous and s.way != "routes" and not s.slices]
 
 Loss = Callable[..., Any]
+
+
+def see_bundles(monkeypatch: pytest.MonkeyPatch, see: Callable[[str, Any], None]) -> None:
+    """Have `see` called with each bundle that an actor of a pipeline gives, and its register."""
+    work = Pipelined.work
+
+    def seen(self: Pipelined, actor: Actor) -> Any:
+        run, names = work(self, actor), [give.register for give in actor.gives]
+
+        def fire(firing: Any) -> Any:
+            out = run(firing)
+            for name, bundle in zip(names, out, strict=True):
+                if bundle is not None:
+                    see(name, bundle)
+            return out
+
+        return fire
+
+    monkeypatch.setattr(Pipelined, "work", seen)
+
+
 Optimize = Callable[[nn.Module], torch.optim.Optimizer]
 
 

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.actors.link import Send
-from sbpflow.actors.network import Actor
 from sbpflow.nn.graph import hops
-from sbpflow.nn.graph.pipelined import Pipelined
 from tests.ranks import Ranks
 
-from .pipes import ALONE4, mlp, numbers, sgd, square_loss, staged
+from .pipes import ALONE4, mlp, numbers, see_bundles, sgd, square_loss, staged
 
 ROWS, WIDTH = 32, 256  # of a micro-batch, 64 KiB: of these four receives are posted ahead
 AHEAD = 4
@@ -36,7 +34,7 @@ def piped(schedule: str, pieces: int) -> Any:
 
 
 def on_a_rank(schedule: str, pieces: int) -> tuple[Alive, dict[str, int]]:
-    """What was alive here, and what is told of what may be under way."""
+    """The buffers that were alive here, and what is told of what may be under way."""
     step = piped(schedule, pieces)
     batch = numbers(0, rows=ROWS * pieces, width=WIDTH)
     step(*batch)
@@ -94,24 +92,15 @@ def in_one_process(schedule: str, pieces: int, monkeypatch: pytest.MonkeyPatch) 
     """By register of hops how many values were alive at once; behind the step there are none."""
     most: dict[str, int] = {}
     alive: dict[str, list[weakref.ref[Tensor]]] = {}
-    work = Pipelined.work
 
-    def counted(self: Pipelined, actor: Actor) -> Any:
-        run, names = work(self, actor), [give.register for give in actor.gives]
-
-        def fire(firing: Any) -> Any:
-            out = run(firing)
-            for name, bundle in zip(names, out, strict=True):
-                if bundle is not None and name.startswith(("x.", "dy.")):
-                    known = alive.setdefault(name, [])
-                    known += [weakref.ref(x) for x in bundle]
-                    most[name] = max(most.get(name, 0), sum(x() is not None for x in known))
-            return out
-
-        return fire
+    def see(name: str, bundle: Any) -> None:
+        if name.startswith(("x.", "dy.")):
+            known = alive.setdefault(name, [])
+            known += [weakref.ref(x) for x in bundle]
+            most[name] = max(most.get(name, 0), sum(x() is not None for x in known))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pipelined, "work", counted)
+        see_bundles(patch, see)
         step = piped(schedule, pieces)
         step(*numbers(0, rows=pieces, width=WIDTH))
     assert all(x() is None for known in alive.values() for x in known)

@@ -11,10 +11,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import sbpflow as flow
-from sbpflow.actors.network import Actor
 from sbpflow.actors.published import PUBLISHED
 from sbpflow.actors.schedule import Schedule
-from sbpflow.nn.graph.pipelined import Pipelined
 from sbpflow.placement.errors import SbpError, ScheduleError
 
 from .pipes import (
@@ -30,6 +28,7 @@ from .pipes import (
     numbers,
     of,
     same_weights,
+    see_bundles,
     sgd,
     square_loss,
     staged,
@@ -183,24 +182,15 @@ def held(schedule: str, monkeypatch: pytest.MonkeyPatch, stages: int = 4, m: int
     """The most that ever lay in the registers of activations: bundles of which all tensors were alive."""
     most: dict[str, int] = {}
     alive: dict[str, list[list[weakref.ref[Tensor]]]] = {}
-    work = Pipelined.work
 
-    def counted(self: Pipelined, actor: Actor) -> Any:
-        run, names = work(self, actor), [give.register for give in actor.gives]
+    def see(name: str, bundle: Any) -> None:
+        if name.startswith(("act.", "stash.")):
+            kept = alive.setdefault(name, [])
+            kept.append([weakref.ref(x) for x in tree_leaves(bundle) if isinstance(x, Tensor)])
+            now = sum(all(x() is not None for x in each) for each in kept)
+            most[name] = max(most.get(name, 0), now)
 
-        def fire(firing: Any) -> Any:
-            out = run(firing)
-            for name, bundle in zip(names, out, strict=True):
-                if bundle is not None and name.startswith(("act.", "stash.")):
-                    kept = alive.setdefault(name, [])
-                    kept.append([weakref.ref(x) for x in tree_leaves(bundle) if isinstance(x, Tensor)])
-                    now = sum(all(x() is not None for x in each) for each in kept)
-                    most[name] = max(most.get(name, 0), now)
-            return out
-
-        return fire
-
-    monkeypatch.setattr(Pipelined, "work", counted)
+    see_bundles(monkeypatch, see)
     model = staged(mlp(4 * stages).double(), line(*range(stages)), schedule)
     step = flow.compile(model, square_loss, adamw(model), micro_batches=m, schedule=schedule)
     step(*numbers(0, m))

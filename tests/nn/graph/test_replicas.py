@@ -114,7 +114,7 @@ def padded_text(at: int) -> tuple[Tensor, Tensor]:
 
 
 def learn(kind: str, stages: Sequence[Sequence[int]], schedule: str) -> None:
-    """What is sent from stage to stage is what layers make, and nothing else; values are those of one device."""
+    """Hops from stage to stage have what layers make, and nothing else; values are those of one device."""
     model, layers = masked(kind)
     one = copy.deepcopy(model)
     flow.nn.pipeline(layers, [flow.placement("cpu", list(ranks)) for ranks in stages], schedule)

@@ -38,7 +38,7 @@ def test_flops_are_those_that_torch_counts(call: tuple[Any, ...]) -> None:
 
 
 def test_flops_of_products_in_groups_of_batches_and_of_bilinear_forms() -> None:
-    """Which torch does not count."""
+    """Torch counts none of these."""
     rows, experts = torch.ones(12, 5), torch.ones(3, 5, 6)
     assert flops(Call(aten._grouped_mm.default, (rows, experts), {}, (torch.ones(12, 6),))) == 2 * 12 * 5 * 6
     assert flops(Call(aten._grouped_mm.default, (rows.T, torch.ones(12, 6)), {}, (experts,))) == 2 * 12 * 5 * 6
