@@ -8,6 +8,7 @@ A bucket is one move with a plan of its own: of what is large, other routes are 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -43,7 +44,7 @@ def bucketed(
     count = 0
     backs = []
     for move in graph.backs:
-        kind, group = (_kind(move), together(move)) if move.into in parameters else (None, None)
+        kind, group = (_kind(move.src, move.dst), together(move)) if move.into in parameters else (None, None)
         if kind is not None and group is not None:
             size = prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
             most = limit or LIMITS[move.src.placement.type]
@@ -56,9 +57,9 @@ def bucketed(
     return replace(graph, backs=tuple(backs))
 
 
-def _kind(move: Back) -> Kind | None:
+@lru_cache(4096)
+def _kind(src: Layout, dst: Layout) -> Kind | None:
     """What a move may be put together with; None if it has to go alone."""
-    src, dst = move.src, move.dst
     axes = src.state.partial
     if not axes or dst.state.partial or src.state.reduction != "sum" or src.placement is not dst.placement:
         return None

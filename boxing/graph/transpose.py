@@ -25,7 +25,10 @@ def _backs(graph: Graph) -> Iterator[Back]:
     reached = {name for name, _ in graph.losses}  # by gradients
     direct: set[str] = set()  # what ops take as it is, and have a gradient for
     first_use = {name: at for at, step in reversed(list(enumerate(graph.steps))) for name in step.inputs}
-    ends = {at: [s for s in graph.sources if first_use.get(s.value.name) == at] for at in set(first_use.values())}
+    ends: dict[int, list[Source]] = {}
+    for source in graph.sources:
+        if source.value.name in first_use:
+            ends.setdefault(first_use[source.value.name], []).append(source)
     for at, step in reversed(list(enumerate(graph.steps))):
         if any(y.name in reached for y in step.outputs) and (isinstance(step, Box) or step.grad):
             wanting = [name for name in step.inputs if graph.values[name].grad]

@@ -1,6 +1,7 @@
 """The account of memory: what a step takes at its peak on every rank, by kind; of plans to choose from and of the one
 that runs."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ...boxing.graph.physical import Graph
@@ -25,9 +26,9 @@ def trained(graph: Graph) -> list[Layout]:
 
 def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
     """Bytes that a step takes, with those that an optimizer keeps besides of what lies so."""
-    homes, ranks = list(homes), {}
+    homes, ranks = Counter(homes), {}
     for rank, held in live.items():
-        states = sum(kept * _bytes(home, rank) for home in homes if rank in home.placement.flat)
+        states = kept * sum(n * _bytes(home, rank) for home, n in homes.items() if rank in home.placement)
         ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states, held.moment)
     return ranks
 

@@ -14,8 +14,8 @@ from ...boxing.look import volume
 from ...placement.errors import SbpError
 from ...sbp.joint.formulate import Formulated
 from ...sbp.joint.homes import Homes
-from ...sbp.joint.problem import Problem, Vector
-from ...sbp.joint.solve import Solution, solve
+from ...sbp.joint.problem import Vector
+from ...sbp.joint.solve import Solution, Solver
 from .shortage import kept_most, shortage
 
 __all__ = ["Fitted", "fitted"]
@@ -55,7 +55,8 @@ def fitted(
         rank = max(held, key=lambda rank: held[rank].total)
         return Fitted(solution, made, held[rank].total, rank), held[rank]
 
-    solution = solve(counted.problem(1.0))
+    solver = Solver(posed.problem)
+    solution = solver.solve(counted.memory, None, branches=0)
     if not solution.choice:
         return Fitted(solution, make(solution), 0.0)
     found, worst = look(solution)
@@ -70,23 +71,24 @@ def fitted(
     note(worst)
     best: Fitted[Made] | None = None
     lean = found, worst
-    chosen = counted.problem(1.0), limit  # for which the best was found
+    chosen = counted.memory, limit  # for which the best was found
     room, share, leanest = limit, counted.share(solution, worst), 0
+    seen = {solution.choice}
     for _ in range(TURNS):
-        seen = solution.choice
-        problem = counted.problem(share)
-        solution = solve(problem, limit=room, branches=0)
-        if not solution.choice:
-            solution = solve(problem, limit=solution.least * (1 + 1e-9), branches=0)  # the account may say that it fits
+        memory = counted.shared(share)
+        solution = solver.solve(memory, room, branches=0, near=solution.near)
+        if not solution.choice:  # the account may say that it fits
+            solution = solver.solve(memory, solution.least * (1 + 1e-9), branches=0)
         found, worst = look(solution)
         lean = min(lean, (found, worst), key=lambda one: one[0].peak)
         leanest += solution.least > room
         if found.peak <= limit and (best is None or solution.cost < best.solution.cost):
-            best, chosen = found, (problem, room)
+            best, chosen = found, (memory, room)
         if limit * (1 - NEAR) <= found.peak <= limit or (leanest > 1 and best is None):
             break
-        if found.peak <= limit and solution.choice == seen:
+        if solution.choice in seen and best is not None:
             break  # the next one is far off
+        seen.add(solution.choice)
         note(worst)
         before, share = share, counted.share(solution, worst)
         if abs(share - before) <= 1e-3 * before:
@@ -100,7 +102,9 @@ def fitted(
     if not ENOUGH < best.solution.gap <= FAR:
         return best
     # Only the last of these problems is worth looking at branch by branch.
-    solution = solve(chosen[0], limit=max(chosen[1], best.solution.least * (1 + 1e-9)))
+    memory, room = chosen
+    room = max(room, best.solution.least * (1 + 1e-9))
+    solution = solver.solve(memory, room, near=best.solution.near)
     if solution.choice and solution.cost < best.solution.cost:
         found, _ = look(solution)
         if found.peak <= limit:
@@ -127,16 +131,16 @@ class _Counted:
         """Bytes of a node that come and go, by what it chooses."""
         return self.memory[n] + self.passes[n] if n in self.passes else self.memory[n]
 
-    def problem(self, share: float) -> Problem:
+    def shared(self, share: float) -> tuple[Vector, ...]:
+        """Bytes of all nodes where of those that come and go this share counts."""
         scaled: dict[int, Vector] = {}
         for n, (vector, stays) in enumerate(zip(self.memory, self.stays, strict=True)):
             if not stays and n not in self.passes and id(vector) not in scaled:
                 scaled[id(vector)] = vector * share
-        memory = tuple(
+        return tuple(
             vector if stays else self.comes(n) * share if n in self.passes else scaled[id(vector)]
             for n, (vector, stays) in enumerate(zip(self.memory, self.stays, strict=True))
         )
-        return replace(self.posed.problem, memory=memory)
 
     def share(self, solution: Solution, worst: Held) -> float:
         """By how much the account of this plan exceeds what stays, for each byte that comes and goes."""

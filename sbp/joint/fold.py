@@ -20,6 +20,10 @@ class Folded:
     memory: tuple[Vector, ...]
     tables: tuple[Table, ...]  # at most one for two variables
 
+    def sums(self, vectors: Sequence[Vector]) -> tuple[Vector, ...]:
+        """For each variable, the sum over its nodes."""
+        return tuple(_sums(vectors, self.variable.tolist()))
+
     def expand(self, choice: Sequence[int]) -> tuple[int, ...]:
         """A choice for every node, from one for every variable."""
         return tuple(np.asarray(choice, dtype=np.intp)[self.variable].tolist()) if len(self.variable) else ()

@@ -73,6 +73,10 @@ class Measured:
         """The problem of seconds alone, of which as much is known already as is right at every price."""
         return self.model(share, price) if self.reduced is None else self.reduced.priced(price)
 
+    def holding(self, memory: Sequence[Vector]) -> "Measured":
+        """The same with these bytes, if any."""
+        return replace(self, memory=tuple(memory)) if memory else self
+
     def kept(self, keeps: Mapping[int, Ints]) -> "Measured":
         """The same with only these of the candidates of some variables, by their places among those that are left."""
 

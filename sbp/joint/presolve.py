@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .problem import Ints, Vector
-from .table import Table, added, best_over, refined, sizes
+from .table import Table, added, best_over, dense, refined, sizes
 
 __all__ = ["Kept", "Model", "Step", "presolve"]
 
@@ -233,10 +233,13 @@ def _undominated(node: int, model: Model) -> Kept:
     alive = np.flatnonzero(keep)
     held = model.memory[node][live] if model.memory else np.zeros(len(live))
     if looks and len(alive):
-        _, kinds = np.unique(held[alive], return_inverse=True)
-        _, group = refined([*(mine[alive] for _, mine in looks), kinds.reshape(-1)])
-        order = np.lexsort((cost[alive], group))
-        alive = np.sort(alive[order[np.unique(group[order], return_index=True)[1]]])
+        alike = [mine[alive] for _, mine in looks]
+        if model.memory:
+            alike.append(np.unique(held[alive], return_inverse=True)[1].reshape(-1))
+        first, group = refined(alike)
+        order = np.lexsort((cost[alive], group))[::-1]
+        first[group[order]] = order  # the last that is written is the cheapest
+        alive = np.sort(alive[first])
     better = cost[alive][None, :] - cost[alive][:, None]  # [r, t]
     better[held[alive][None, :] > held[alive][:, None]] = np.inf
     least = better.copy()
@@ -256,9 +259,8 @@ def _undominated(node: int, model: Model) -> Kept:
     beaten = np.zeros(better.shape, dtype=bool)
     beaten[r, t] = total <= 0
     stays = np.ones(len(alive), dtype=bool)
-    for k in range(len(alive) - 1, -1, -1):
-        if beaten[k].any():
-            stays[k] = not (beaten[k] & stays).any()
+    for k in np.flatnonzero(beaten.any(axis=1))[::-1]:
+        stays[k] = not (beaten[k] & stays).any()
     keep[:] = False
     keep[alive[stays]] = True
     return keep
@@ -266,11 +268,11 @@ def _undominated(node: int, model: Model) -> Kept:
 
 def _worst(rows: Vector, r: Ints, t: Ints) -> Vector:
     """For pairs of rows, the most by which t may cost more than r."""
-    pairs, inverse = np.unique(r * len(rows) + t, return_inverse=True)
+    pairs, inverse = dense(r * len(rows) + t)
     r, t = pairs // len(rows), pairs % len(rows)
     found = np.empty(len(pairs))
     step = max(1, PAIRS // rows.shape[1])
     for lo in range(0, len(pairs), step):
         found[lo : lo + step] = np.fmax.reduce(rows[t[lo : lo + step]] - rows[r[lo : lo + step]], axis=1)
-    worst: Vector = found[inverse.reshape(-1)]
+    worst: Vector = found[inverse]
     return worst

@@ -23,15 +23,17 @@ from .polish import polished
 from .presolve import Model
 from .problem import Problem
 
-__all__ = ["BRANCHES", "Found", "Search"]
+__all__ = ["BRANCHES", "Found", "Near", "Search"]
 
-ENOUGH = 1e-2  # share of the cost that a better plan may save unseen, where it takes branches to see it
-CLOSE = 1e-3  # where it takes another look
+CLOSE = 1e-3  # share of the cost that a better plan may save unseen, where it takes another look to see it
+ENOUGH = 1e-2  # where it takes branches
 TIGHT = 0.05  # share of the cost between bound and plan at which candidates are worth dropping
 LESS = 0.5  # share of that distance that is to go before it is worth dropping more
 TURNS = 24  # looks from all multipliers there are; hulls have a few corners
 STEPS = 2  # looks around a branch
 BRANCHES = 16
+MIXED = 3  # plans of which each two are mixed by blocks
+PLANS = 4  # cheapest ones, to be improved and offered to another search
 
 
 class Found(NamedTuple):
@@ -40,7 +42,16 @@ class Found(NamedTuple):
     plans: tuple[tuple[int, ...], ...]
     bound: float  # no plan that keeps the ties and fits has less
     least: float  # bytes of the plan that needs least, where a limit made it worth asking
-    share: float  # of what is hidden that was paid for where the bound is highest
+    near: "Near | None"
+
+
+class Near(NamedTuple):
+    """Where a search ended, for another one with much the same bytes: multipliers, choices for all nodes that fitted,
+    and choices for all variables whose planes are low there."""
+
+    at: At
+    plans: tuple[tuple[int, ...], ...]
+    planes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +97,12 @@ class Search:
                 self.offer(self.expand(each.choice))
         return found, plan
 
+    def offer_near(self, plan: Drawn) -> None:
+        """Take note of what a plan becomes, one variable at a time."""
+        near = polished(self.whole, plan, self.most)
+        if near is not None:
+            self.offer(self.expand(near.choice))
+
     def enough(self, bound: float, share: float = CLOSE) -> bool:
         return bound >= self.best * (1 - share)
 
@@ -101,50 +118,76 @@ class Search:
         )
         return _Branch(branch.left, climb)
 
-    def run(self, free: Best) -> Found:
-        """All of it, from the plan that is best where nothing is paid for."""
+    def run(self, free: Best, near: Near | None = None) -> Found:
+        """All of it, from the plan that is best where nothing is paid for, or from where another search ended."""
+        root = self.warm(free, near) if near is not None else None
+        least = min(map(self.problem.bytes, self.met), default=np.inf)
+        if root is None:
+            planes, least = self.cold(free)
+            if least > self.most:
+                return Found((), np.inf, least, None)
+            root = _Branch(self.whole, Climb(free.bound, At(0.0, 0.0), planes))
+        branch = self.settled(root)
+        self.mix(branch.climb)
+        bound, climb = branch.climb.bound, branch.climb
+        if self.branches and not self.enough(bound, ENOUGH):
+            level = self.best * (1 - ENOUGH)
+            bound = max(bound, min(level, self.branched(self.dropped(branch, level))))
+        ranked = tuple(sorted(self.met, key=lambda choice: (self.met[choice], choice)))
+        near = Near(climb.at, ranked[:PLANS], tuple(plan.choice for plan in climb.planes))
+        return Found(ranked, min(bound, self.best), least, near)
+
+    def cold(self, free: Best) -> tuple[tuple[Drawn, ...], float]:
+        """Plans far apart, from which all multipliers are between; and the bytes of the one that needs least."""
         start = self.whole.drawn(free.choice)
         planes, least = [start], start.bytes
         if start.bytes > self.most:
-            lean = self.solver(
-                self.whole.problem(0.0, 2 * max(1.0, _all(self.whole)))
-            )  # a byte is dearer than all else
+            dear = At(0.0, 2 * max(1.0, _all(self.whole)))  # a byte is dearer than all else
+            lean = self.solver(self.whole.problem(*dear))
             plan = self.whole.drawn(lean.choice) if lean.choice else None
             least = np.inf if plan is None else plan.bytes
             if plan is None or least > self.most:
-                return Found((), np.inf, least, 0.0)
+                return (), least
             self.offer(self.expand(plan.choice))
-            near = polished(self.whole, plan, self.most)
-            if near is not None:
-                self.offer(self.expand(near.choice))
+            self.offer_near(plan)
             planes.append(plan)
         if start.beside > 0:
             _, paid = self.look(self.whole, At(1.0, 0.0))
             planes += [paid] if paid is not None else []
-        near = polished(self.whole, start, self.most)
-        if near is not None:
-            self.offer(self.expand(near.choice))
-        branch = _Branch(self.whole, Climb(free.bound, At(0.0, 0.0), tuple(planes)))
+        self.offer_near(start)
+        return tuple(planes), least
+
+    def warm(self, free: Best, near: Near) -> _Branch | None:
+        """What a look where the bound of another problem was highest tells of this one; none if nothing fits there."""
+        for choice in near.plans:
+            self.offer(choice)
+        found, plan = self.look(self.whole, near.at)
+        if plan is None or self.best == np.inf:
+            return None
+        planes = (*map(self.whole.drawn, near.planes), plan)
+        low = found.bound - near.at.price * (self.limit or 0.0)
+        climb = Climb(max(low, free.bound), near.at, planes)
+        self.mix(climb)
+        return _Branch(self.whole, climb)
+
+    def settled(self, branch: _Branch) -> _Branch:
+        """Look from all multipliers there are, at what is left after each look."""
         apart = TIGHT * self.best
         for _ in range(TURNS):
+            if self.whole.reduced is None and self.best - branch.climb.bound <= min(apart, TIGHT * self.best):
+                if self.enough(branch.climb.bound):
+                    break
+                branch, apart = self.dropped(branch, self.best), LESS * (self.best - branch.climb.bound)
             before = len(branch.climb.planes)
             branch = self.climbed(branch, 1, CLOSE)
             if len(branch.climb.planes) == before:
                 break
-            if self.whole.reduced is None and self.best - branch.climb.bound <= min(apart, TIGHT * self.best):
-                branch, apart = self.dropped(branch, self.best), LESS * (self.best - branch.climb.bound)
-        self.mix(branch.climb)
-        share, bound = branch.climb.at.share, branch.climb.bound
-        if self.branches and not self.enough(bound, ENOUGH):
-            level = self.best * (1 - ENOUGH)
-            bound = max(bound, min(level, self.branched(self.dropped(branch, level))))
-        ranked = sorted(self.met, key=lambda choice: (self.met[choice], choice))
-        return Found(tuple(ranked), min(bound, self.best), least, share)
+        return branch
 
     def mix(self, climb: Climb) -> None:
         """Offer mixtures of plans by blocks, and what is near them."""
         share, price = climb.at
-        order = sorted(climb.planes, key=lambda plan: plan.at(share, price))[:4]
+        order = sorted(climb.planes, key=lambda plan: plan.at(share, price))[:MIXED]
         choices = [self.expand(plan.choice) for plan in order]
         nearby = Nearby(self.problem)
         for early in choices:
@@ -152,7 +195,7 @@ class Search:
                 mixed = mixture(self.problem, early, late, self.most) if early != late else None
                 if mixed is not None:
                     self.offer(mixed)
-        for choice in sorted(self.met, key=lambda choice: (self.met[choice], choice))[:4]:
+        for choice in sorted(self.met, key=lambda choice: (self.met[choice], choice))[:PLANS]:
             self.offer(nearby.improved(self.problem, choice, self.most))
 
     def dropped(self, branch: _Branch, level: float) -> _Branch:

@@ -1,6 +1,8 @@
 """Solving: all signatures of a graph at the least cost together, with a bound that proves it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Literal
 
@@ -8,12 +10,12 @@ import numpy as np
 
 from .best import Method, best, best_of
 from .fold import fold
-from .measured import measured
+from .measured import Measured, measured
 from .nearby import greedy
-from .problem import Problem
-from .search import BRANCHES, Search
+from .problem import Problem, Vector
+from .search import BRANCHES, Near, Search
 
-__all__ = ["Plan", "Solution", "solve"]
+__all__ = ["Plan", "Solution", "Solver", "solve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,12 @@ class Solution:
     least: float  # bytes of the plan that needs least, where a limit made it worth asking; else those of this plan
     runner_up: Plan | None  # the next best
     seconds: float  # that solving took
-    share: float = 0.0  # of what is hidden that was paid for where this plan was found
+    near: Near | None = None  # where the search for it ended
+
+    @property
+    def share(self) -> float:
+        """Of what is hidden, the share that is paid for where the bound is highest."""
+        return self.near.at.share if self.near else 0.0
 
     @property
     def gap(self) -> float:
@@ -68,44 +75,85 @@ def solve(
     shares of what is hidden and all prices of a byte are searched; `bound` says how far the best can be, and the
     runner-up is the next best that was met. Where that bound is not near, so many `branches` are looked at.
     """
-    start = perf_counter()
-    none = problem.priced(0.0)
-    folded = fold(none)
-    free = best(folded.costs, folded.tables, table=table, wide=wide)
-    known = greedy(problem.priced(1.0))
-    bound, share = free.bound, 0.0
-    plans: list[tuple[int, ...]] = []
-    least = 0.0
-    if free.choice or not folded.costs:
-        plan = folded.expand(free.choice)
-        least = problem.bytes(plan)
-        if (limit is None or least <= limit) and problem.beside(plan) <= 0:
-            plans = [plan, *([folded.expand(free.second)] if free.second else [])]
-            if free.bound >= free.value:
-                bound = problem.cost(plan)  # the same but for rounding
-        else:
-            whole = measured(problem, folded)
-            solver = lambda model: best_of(model, table=table, wide=wide)  # noqa: E731
-            search = Search(problem, whole, limit, folded.expand, solver, branches)
-            found = search.run(free)
-            plans, bound, least, share = list(found.plans), found.bound, found.least, found.share
-    plans.append(known)  # breaking a tie may pay; else it is no better, as far as rounding lets it be
-    costs = {each: problem.cost(each) for each in plans if limit is None or problem.bytes(each) <= limit}
-    ranked = sorted((each for each in costs if costs[each] < np.inf), key=lambda each: (costs[each], plans.index(each)))
-    first = problem.cost(known)
-    if not ranked:
-        return Solution((), np.inf, bound, first, free.method, 0.0, False, least, None, perf_counter() - start)
-    chosen = ranked[0]
-    return Solution(
-        choice=chosen,
-        cost=costs[chosen],
-        bound=min(bound, costs[chosen]),
-        greedy=first,
-        method="greedy" if chosen == known and known not in plans[:-1] else free.method,
-        memory=problem.bytes(chosen),
-        fits=True,
-        least=least,
-        runner_up=Plan(ranked[1], costs[ranked[1]]) if len(ranked) > 1 else None,
-        seconds=perf_counter() - start,
-        share=share,
-    )
+    return Solver(problem, table=table, wide=wide).solve(problem.memory, limit, branches=branches)
+
+
+class Solver:
+    """Solves a problem for one account of bytes after another; what does not hang on bytes is done once."""
+
+    def __init__(self, problem: Problem, *, table: int = 3 * 10**7, wide: Method | None = None) -> None:
+        start = perf_counter()
+        self.problem = problem
+        self.folded = fold(problem.priced(0.0))
+        self.free = best(self.folded.costs, self.folded.tables, table=table, wide=wide)
+        self.greedy = greedy(problem.priced(1.0))
+        self.looked = lambda model: best_of(model, table=table, wide=wide)
+        self.seconds = perf_counter() - start
+
+    @cached_property
+    def whole(self) -> Measured:
+        return measured(self.problem, self.folded)
+
+    def solve(
+        self,
+        memory: Sequence[Vector],
+        limit: float | None,
+        *,
+        branches: int = BRANCHES,
+        near: Near | None = None,
+    ) -> Solution:
+        """The best plan where nodes take these bytes; `near` is where a search ended, to look there first."""
+        start = perf_counter() - self.seconds
+        problem, free = replace(self.problem, memory=tuple(memory)), self.free
+        bound, ended = free.bound, None
+        plans: list[tuple[int, ...]] = []
+        least = 0.0
+        if free.choice or not self.folded.costs:
+            plan = self.folded.expand(free.choice)
+            least = problem.bytes(plan)
+            if (limit is None or least <= limit) and problem.beside(plan) <= 0:
+                plans = [plan, *([self.folded.expand(free.second)] if free.second else [])]
+                if free.bound >= free.value:
+                    bound = problem.cost(plan)  # the same but for rounding
+            else:
+                whole = self.whole.holding(self.folded.sums(memory))
+                search = Search(problem, whole, limit, self.folded.expand, self.looked, branches)
+                found = search.run(free, near)
+                plans, bound, least, ended = list(found.plans), found.bound, found.least, found.near
+        return self.chosen(problem, plans, bound, limit, least, ended, perf_counter() - start)
+
+    def chosen(
+        self,
+        problem: Problem,
+        plans: list[tuple[int, ...]],
+        bound: float,
+        limit: float | None,
+        least: float,
+        near: Near | None,
+        seconds: float,
+    ) -> Solution:
+        """The cheapest of these plans, or the greedy one: breaking a tie may pay, else it is no better, as far as
+        rounding lets it be."""
+        known = self.greedy
+        plans = [*plans, known]
+        costs = {each: problem.cost(each) for each in plans if limit is None or problem.bytes(each) <= limit}
+        ranked = sorted(
+            (each for each in costs if costs[each] < np.inf), key=lambda each: (costs[each], plans.index(each))
+        )
+        first = problem.cost(known)
+        if not ranked:
+            return Solution((), np.inf, bound, first, self.free.method, 0.0, False, least, None, seconds)
+        chosen = ranked[0]
+        return Solution(
+            choice=chosen,
+            cost=costs[chosen],
+            bound=min(bound, costs[chosen]),
+            greedy=first,
+            method="greedy" if chosen == known and known not in plans[:-1] else self.free.method,
+            memory=problem.bytes(chosen),
+            fits=True,
+            least=least,
+            runner_up=Plan(ranked[1], costs[ranked[1]]) if len(ranked) > 1 else None,
+            seconds=seconds,
+            near=near,
+        )

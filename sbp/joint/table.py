@@ -13,10 +13,11 @@ import numpy as np
 
 from .problem import Ints, Vector
 
-__all__ = ["Table", "added", "best_over", "compressed", "pair", "refined", "sizes"]
+__all__ = ["Table", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
 
 CELLS = 1 << 16  # of a temporary, which then stays in the cache
 NONE = np.zeros(1, dtype=np.intp)  # where a table does not look at a node
+FEW = 1 << 12  # numbers
 MERGED = 1 << 17  # cells up to which two tables are always added
 LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it saves
 
@@ -49,18 +50,14 @@ class Table:
 
     def rows(self, node: int, lives: Sequence[Ints]) -> tuple[Vector, Ints]:
         """[classes of a node, everything that the others may choose], and the row of each live candidate."""
-        picks, mine = [], np.zeros(0, dtype=np.intp)
-        for n, classes in zip(self.nodes, self.classes, strict=True):
-            used, inverse = np.unique(classes[lives[n]], return_inverse=True)
-            picks.append(used)
-            if n == node:
-                mine = inverse.reshape(-1)
-        values = self.values
-        for axis, used in enumerate(picks):
+        values, mine, at = self.values, NONE, 0
+        for axis, (n, classes) in enumerate(zip(self.nodes, self.classes, strict=True)):
+            used, inverse = dense(classes[lives[n]])
             if len(used) < values.shape[axis]:
                 values = values.take(used, axis)
-        axis = self.nodes.index(node)
-        return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1), mine
+            if n == node:
+                mine, at = inverse, axis
+        return (values if at == 0 else np.moveaxis(values, at, 0)).reshape(values.shape[at], -1), mine
 
 
 def pair(i: int, j: int, matrix: Vector) -> Table:
@@ -84,13 +81,26 @@ def compressed(table: Table) -> Table:
     return Table(table.nodes, values, tuple(classes))
 
 
+def dense(numbers: Ints) -> tuple[Ints, Ints]:
+    """Those of these numbers, from 0, that there are, and the place of each among them: `np.unique` without sorting
+    while there are few, where what a call costs counts."""
+    top = int(numbers.max(initial=-1)) + 1
+    if top > FEW:
+        used, places = np.unique(numbers, return_inverse=True)
+        return used, places.reshape(-1)
+    seen = np.zeros(top, dtype=np.intp)
+    seen[numbers] = 1
+    return seen.nonzero()[0], (seen.cumsum() - 1)[numbers]
+
+
 def refined(groupings: Sequence[Ints]) -> tuple[Ints, Ints]:
     """The first member of each group, and the group of each member, where groups are alike in all these groupings."""
-    key = groupings[0]
+    groups, group = dense(groupings[0])
     for other in groupings[1:]:
-        key = np.unique(key * (int(other.max(initial=0)) + 1) + other, return_inverse=True)[1].reshape(-1)
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return first.astype(np.intp), inverse.reshape(-1).astype(np.intp)
+        groups, group = dense(group * (int(other.max(initial=0)) + 1) + other)
+    first = np.empty(len(groups), dtype=np.intp)
+    first[group[::-1]] = np.arange(len(group) - 1, -1, -1)  # the last that is written is the first there is
+    return first, group
 
 
 def added(one: Table, other: Table, lives: Sequence[Ints]) -> Table | None:

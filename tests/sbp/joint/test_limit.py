@@ -1,10 +1,13 @@
 """A plan fits in its memory, and the bound says how near it is to the best that does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sbpflow.sbp.joint.problem import Edge, Problem
-from sbpflow.sbp.joint.solve import solve
+from sbpflow.sbp.joint.search import Search
+from sbpflow.sbp.joint.solve import Solver, solve
 from tests.sbp.joint.graphs import GRAPHS, plans, small, transformer
 
 
@@ -30,6 +33,42 @@ def test_plans_fit_and_are_within_their_gap_of_the_best(tied: bool) -> None:
             assert found.runner_up is None or problem.bytes(found.runner_up.choice) <= limit
             tried, exact = tried + 1, exact + (found.cost <= best + 1e-9)
     assert exact > 0.9 * tried > 60
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
+def test_what_ended_a_search_starts_another_with_other_bytes(tied: bool) -> None:
+    exact = tried = 0
+    for seed in range(GRAPHS // 4):
+        problem = small(seed, tied=tied)
+        if not plans(problem):
+            continue
+        solver, near = Solver(problem), None
+        for times in (1.0, 1.3, 0.9, 1.31):
+            memory = tuple(times * held for held in problem.memory)
+            known = plans(replace(problem, memory=memory))
+            least, most = min(held for _, held, _ in known), max(held for _, held, _ in known)
+            limit = least + 0.3 * (most - least)
+            found = solver.solve(memory, limit, near=near)
+            best = min(seconds for seconds, held, _ in known if held <= limit)
+            assert found.memory == replace(problem, memory=memory).bytes(found.choice) <= limit
+            assert found.bound <= best + 1e-9
+            near, tried, exact = found.near, tried + 1, exact + (found.cost <= best + 1e-9)
+    assert exact > 0.9 * tried > 60
+
+
+def test_a_search_that_starts_near_looks_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    look = Search.look
+    monkeypatch.setattr(Search, "look", lambda self, *at: looks.append(at) or look(self, *at))
+    problem = transformer(12, 12, 12)
+    solver = Solver(problem)
+    limit = 0.7 * solver.solve(problem.memory, None).memory
+    first = solver.solve(problem.memory, limit, branches=0)
+    cold = len(looks)
+    again = solver.solve(tuple(1.001 * held for held in problem.memory), limit, branches=0, near=first.near)
+    assert again.fits
+    assert again.gap < first.gap + 1e-2
+    assert 2 * (len(looks) - cold) <= cold
 
 
 def test_what_cannot_fit_tells_the_least_that_is_needed() -> None:
