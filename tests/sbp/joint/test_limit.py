@@ -5,6 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sbpflow.sbp.joint.best import Best
+from sbpflow.sbp.joint.measured import Drawn, Measured
+from sbpflow.sbp.joint.multipliers import At
 from sbpflow.sbp.joint.problem import Edge, Problem
 from sbpflow.sbp.joint.search import Search
 from sbpflow.sbp.joint.solve import Solver, solve
@@ -59,7 +62,12 @@ def test_what_ended_a_search_starts_another_with_other_bytes(tied: bool) -> None
 def test_a_search_that_starts_near_looks_less(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     look = Search.look
-    monkeypatch.setattr(Search, "look", lambda self, *at: looks.append(at) or look(self, *at))
+
+    def counted(self: Search, left: Measured, at: At) -> tuple[Best, Drawn | None]:
+        looks.append(at)
+        return look(self, left, at)
+
+    monkeypatch.setattr(Search, "look", counted)
     problem = transformer(12, 12, 12)
     solver = Solver(problem)
     limit = 0.7 * solver.solve(problem.memory, None).memory
