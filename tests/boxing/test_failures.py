@@ -134,7 +134,7 @@ DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
@@ -261,7 +261,7 @@ def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> lis
     return [told(limit, lambda: make([move(size, "P", "B")] * 2, rank), native) for _ in range(2)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["exit", "kill"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
@@ -382,7 +382,7 @@ def misfit(kind: str, pause: float, limit: float) -> list[Told]:
     return [first, told(limit, lambda: box([piece], src, dst))]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MISFITS)
 @pytest.mark.parametrize("pause", [0.0, 0.5])
 def test_a_shard_that_does_not_fit_on_one_rank_is_told_to_all(fresh: Fresh, kind: str, pause: float) -> None:
@@ -505,7 +505,7 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.nn.oppool import Results, run
 
-SAMPLE = 60
+SAMPLE = 48
 
 
 def sample() -> Results:

@@ -147,6 +147,7 @@ def test_nor_do_they_where_a_stage_has_several_chunks_or_several_ranks(schedule:
     learn("biased", [[0, 1], [2, 3]], schedule)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nor_do_they_between_ranks(ranks4: Ranks, kind: str) -> None:
     ranks4(learn, kind, [[0], [1], [2], [3]], "1f1b")

@@ -41,7 +41,7 @@ def test_plans_fit_and_are_within_their_gap_of_the_best(tied: bool) -> None:
 @pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
 def test_what_ended_a_search_starts_another_with_other_bytes(tied: bool) -> None:
     exact = tried = 0
-    for seed in range(GRAPHS // 4):
+    for seed in range(GRAPHS // 8):
         problem = small(seed, tied=tied)
         if not plans(problem):
             continue
@@ -56,7 +56,7 @@ def test_what_ended_a_search_starts_another_with_other_bytes(tied: bool) -> None
             assert found.memory == replace(problem, memory=memory).bytes(found.choice) <= limit
             assert found.bound <= best + 1e-9
             near, tried, exact = found.near, tried + 1, exact + (found.cost <= best + 1e-9)
-    assert exact > 0.9 * tried > 60
+    assert exact > 0.9 * tried > 30
 
 
 def test_a_search_that_starts_near_looks_less(monkeypatch: pytest.MonkeyPatch) -> None:
