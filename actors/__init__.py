@@ -1,11 +1,11 @@
 """The actor runtime: schedules, the networks they make, and what runs them."""
 
-from .network import Actor, Give, Network, Register, Take
-from .pipeline import Costs, pipeline
-from .published import PUBLISHED, published
-from .schedule import Schedule, Shape
-from .show import Preview, bubble, peak_bytes, peak_slots
-from .simulate import Run, simulate
+from .protocol.network import Actor, Give, Network, Register, Take
+from .protocol.simulate import Run, simulate
+from .schedules.pipeline import Costs, pipeline
+from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
+from .schedules.published import PUBLISHED, published
+from .schedules.schedule import Schedule, Shape
 
 __all__ = [
     "PUBLISHED",

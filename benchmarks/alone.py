@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from sbpflow.boxing import collectives, execute
+from sbpflow.boxing.exchange import collectives, execute
+from sbpflow.boxing.exchange.transport import Arrived, Exchange, Job, Posted, Sent, Turn
 from sbpflow.boxing.plan import Plan
-from sbpflow.boxing.transport import Arrived, Exchange, Job, Posted, Sent, Turn
 from sbpflow.sbp.signature import Reduction
 
 __all__ = ["RANKS", "Times", "aligned", "alone", "timed"]

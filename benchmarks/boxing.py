@@ -39,8 +39,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import sbpflow as flow
-from sbpflow.boxing import execute
-from sbpflow.boxing.dist import Dist
+from sbpflow.boxing.exchange import execute
+from sbpflow.boxing.exchange.dist import Dist
 from sbpflow.sbp import Sbp
 
 HERE = Path(__file__).resolve().parent

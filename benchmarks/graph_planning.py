@@ -17,8 +17,8 @@ CLUSTER = "h100x8"
 
 def planning(rounds: int, layers: int, grid: tuple[int, ...]) -> Times:
     """Seconds, and what the plan is of: ops, nodes of the problem, and how far a better plan can be at most."""
-    from sbpflow.nn.graph.decide import decide
-    from sbpflow.nn.graph.trace import trace
+    from sbpflow.nn.graph.capture.trace import trace
+    from sbpflow.nn.graph.choose.choose import decide
 
     size = Size(layers, width=4096, heads=32, batch=math.prod(grid), length=2048, vocabulary=32768)
     with torch.device("meta"):

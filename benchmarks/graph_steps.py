@@ -14,7 +14,7 @@ import sbpflow as flow
 from benchmarks.alone import Times, timed
 from benchmarks.eager_block import whole_of
 from benchmarks.graph_models import Size, Step, adamw, agree, batch, loss_of, made, trainer
-from sbpflow.nn.graph.backend import Backend
+from sbpflow.nn.graph.compiler.backends import Backend
 
 __all__ = ["SIZES", "fixed", "steps"]
 

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 import sbpflow as flow
-from sbpflow.actors.bus import bus
-from sbpflow.actors.cut import cut
-from sbpflow.actors.link import TensorLink
-from sbpflow.actors.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.runtime import Runtime, order_of
-from sbpflow.actors.simulate import simulate
+from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.protocol.simulate import simulate
+from sbpflow.actors.runtime.bus import bus
+from sbpflow.actors.runtime.channel import TensorLink
+from sbpflow.actors.runtime.partition import cut
+from sbpflow.actors.runtime.runtime import Runtime, order_of
 
 TRIPS = 100
 SIZES = (16, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes

@@ -25,8 +25,8 @@ from torch.distributed.pipelining import (
 import sbpflow as flow
 from benchmarks import hop
 from benchmarks.alone import Times, timed
-from sbpflow.actors.runtime import Runtime
-from sbpflow.nn.graph.variant import Variant
+from sbpflow.actors.runtime.runtime import Runtime
+from sbpflow.nn.graph.run.variant import Variant
 
 __all__ = ["MICRO_BATCHES", "SCHEDULES", "SIZES", "firings", "fixed", "hops", "schedules"]
 

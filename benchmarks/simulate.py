@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from time import thread_time
 
 from benchmarks.alone import aligned
-from sbpflow.actors.network import Network
-from sbpflow.actors.pipeline import Costs, pipeline
-from sbpflow.actors.proof import proved
-from sbpflow.actors.published import published
-from sbpflow.actors.schedule import Schedule
-from sbpflow.actors.simulate import simulate
+from sbpflow.actors.protocol.feasibility import proved
+from sbpflow.actors.protocol.network import Network
+from sbpflow.actors.protocol.simulate import simulate
+from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.published import published
+from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.placement.errors import ScheduleError
 
 LONG = (("1f1b", 8), ("zb_h1", 8), ("interleaved", 8), ("1f1b", 64), ("zb_h2", 64))

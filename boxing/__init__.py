@@ -1,11 +1,11 @@
 """Moving tensors: price, route, plan and execution of every change of layout."""
 
-from .adopt import layout_of
-from .bound import lower_bound
 from .box import Pending, box, box_async, gather, scatter
-from .moves import Move
+from .infer_layout import layout_of
 from .plan import Plan, plan
 from .record import Moved, Moves, record
+from .routes.bound import lower_bound
+from .routes.moves import Move
 
 __all__ = [
     "Move",

@@ -15,10 +15,10 @@ from ..placement.errors import DtypeError, ShapeError
 from ..placement.world import device, owned, world
 from ..sbp import B, Layout
 from ..sbp.state import State
-from .execute import Flight, land, run, steps, transport
+from .exchange.execute import Flight, land, run, steps, transport
+from .exchange.streams import side_stream
 from .plan import Plan, plan
 from .record import Asker, asker, note
-from .streams import side_stream
 
 __all__ = ["Pending", "box", "box_async", "gather", "scatter"]
 

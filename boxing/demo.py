@@ -14,12 +14,12 @@ from ..placement import Placement, placement
 from ..placement.errors import MissingError, SbpflowError, TransportError
 from ..placement.world import world
 from ..sbp import B, Layout, P, S, Sbp, layout
-from .bound import lower_bound
 from .box import box
-from .draw import axis_graph, picture, plan_graph
-from .execute import transport
-from .matrix import moves_matrix
+from .exchange.execute import transport
+from .picture.draw import axis_graph, picture, plan_graph
+from .picture.matrix import moves_matrix
 from .plan import Plan, plan
+from .routes.bound import lower_bound
 
 __all__ = ["Trial", "demo", "shards_of", "trial", "whole_of"]
 

@@ -13,10 +13,10 @@ from ..placement import Cluster, default_cluster
 from ..placement.errors import SbpError
 from ..placement.world import owned, world
 from ..sbp import Layout
-from .combine import check_carried, check_reducible
-from .moves import LOCAL, REDUCING, Move, moves
-from .price import Price
-from .program import Program, collective, flat_gather, flat_reduce, local, transfer
+from .reductions import check_carried, check_reducible
+from .routes.moves import LOCAL, REDUCING, Move, moves
+from .routes.price import Price
+from .routes.program import Program, collective, flat_gather, flat_reduce, local, transfer
 
 __all__ = ["Plan", "plan"]
 
@@ -44,7 +44,7 @@ class Plan:
 
     def draw(self, path: str | Path) -> Path:
         """Write the plan as a picture, one box a state and an arrow a move; the suffix says svg, png, pdf or dot."""
-        from .draw import picture, plan_graph
+        from .picture.draw import picture, plan_graph
 
         return picture(plan_graph(self), path)
 

@@ -1,12 +1,18 @@
 """nn: what users write. Global tensors and their factories, modules with global parameters."""
 
-from . import functions as _functions
-from .annotate import place, shard
-from .balance import pipeline
-from .explain import explain
-from .explanation import Explanation
-from .explicit import explicit
-from .factories import (
+from .eager import functions as _functions
+from .eager.rules import check_rule, rule
+from .explanations.explain import explain
+from .explanations.explanation import Explanation
+from .explanations.explicit import explicit
+from .graph import Graph
+from .model.annotate import place, shard
+from .model.balance import pipeline
+from .model.materialise import materialise
+from .model.outline import Annotations, annotations
+from .model.to_global import to_global
+from .tensors.dtensor import from_dtensor, to_dtensor
+from .tensors.factories import (
     arange,
     empty,
     eye,
@@ -21,9 +27,7 @@ from .factories import (
     tensor,
     zeros,
 )
-from .graph import Graph
-from .interop import from_dtensor, to_dtensor
-from .like_factories import (
+from .tensors.like_factories import (
     empty_like,
     full_like,
     hann_window,
@@ -35,11 +39,7 @@ from .like_factories import (
     randn_like,
     zeros_like,
 )
-from .materialise import materialise
-from .modules import to_global
-from .outline import Annotations, annotations
-from .rules import check_rule, rule
-from .tensor import GlobalTensor
+from .tensors.tensor import GlobalTensor
 
 __all__ = [
     "Annotations",

@@ -37,8 +37,8 @@ from .nn import (
     zeros,
     zeros_like,
 )
-from .nn.factories import tensor  # not by way of nn, where type checkers see the module of that name
 from .nn.graph import Graph, compile
+from .nn.tensors.factories import tensor  # not by way of nn, where type checkers see the module of that name
 from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
 from .placement.world import close, init, owned
 from .sbp import B, Layout, P, S, layout

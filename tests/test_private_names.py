@@ -83,7 +83,7 @@ SOMETIMES = {
     "torch._C._distributed_c10d.ProcessGroupNCCL": "for cuda alone, in a torch that was built for it",
     "torch._C.TensorBase.const_data_ptr": "of torch 2.13; asked for by hasattr",
 }
-CLOSED = {  # named by strings, in nn/refusals.py
+CLOSED = {  # named by strings, in nn/eager/refusals.py
     "torch._functorch.eager_transforms._wrap_for_grad": "torch.func's derivatives",
     "torch._functorch.vmap._add_batch_dim": "torch.vmap",
     "torch.autograd._make_grads": "a global gradient of a plain tensor",

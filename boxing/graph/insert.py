@@ -13,11 +13,11 @@ from torch import Tensor
 from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.call import Ref, refs_in
-from ...sbp.joint.homes import Homes
-from ...sbp.joint.prices import Lie
-from ...sbp.joint.sources import Stored
-from ...sbp.joint.spread import Spread
-from ...sbp.joint.ways import Option
+from ...sbp.joint.along_split import Spread
+from ...sbp.joint.move_cost import Lie
+from ...sbp.joint.options import Option
+from ...sbp.joint.placements import Homes
+from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
 from .physical import Box, Graph, Op, Source, Step, Value, Var
 from .transpose import with_backs

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...actors.schedule import Schedule
+from ...actors.schedules.schedule import Schedule
 from ...placement import Placement
 from ...placement.errors import SbpError
-from ..tensor import GlobalTensor
-from .backend import Backend
+from ..tensors.tensor import GlobalTensor
+from .capture.arguments import parameter_names
+from .compiler.backends import Backend
 from .graph import Graph
-from .inputs import parameter_names
 
 __all__ = ["compile"]
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...actors.pipeline import Costs
-from ...actors.schedule import Schedule
-from ...actors.timeline import Timeline
+from ...actors.schedules.pipeline import Costs
+from ...actors.schedules.schedule import Schedule
+from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Graph as Physical
-from ...boxing.graph.report import Report
+from ...boxing.graph.report.report import Report
 from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
-from .backend import Backend
-from .inputs import key_of, parameter_names
-from .model import building
-from .packed import padded
-from .piped import PipedStep, schedule_of
+from .capture.arguments import key_of, parameter_names
+from .capture.packed import padded
+from .choose.parameters import building
+from .compiler.backends import Backend
+from .microbatched import PipedStep, schedule_of
 from .step import Step
 
 __all__ = ["Graph"]

@@ -14,36 +14,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...actors.pipeline import Costs
-from ...boxing.draw import written
+from ...actors.schedules.pipeline import Costs
 from ...boxing.graph.buckets import bucketed
-from ...boxing.graph.draw import draw, svg
-from ...boxing.graph.ledger import moves_of
+from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Graph, Var
-from ...boxing.graph.report import Held, Report
-from ...boxing.graph.text import fingerprint, to_text
+from ...boxing.graph.picture.draw import draw, svg
+from ...boxing.graph.report.report import Held, Report
+from ...boxing.graph.text.text import fingerprint, to_text
+from ...boxing.picture.draw import written
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout
 from ...sbp.logical import Logical
-from ..agree import same, told
-from ..balance import settle
-from ..tensor import GlobalTensor, wrap
-from .account import with_states
-from .backend import Backend
-from .called import trimmed
-from .costs import layer_costs
-from .decide import Decided, decide
-from .inputs import cutter, flat, input_titles, tensors_by_path
-from .liveness import Memory
-from .model import default_placement, globalised, named_values, pins_of, placed, reading, said_of
-from .optimizers import Trained, adopt, clip, refuse_closures, states_of
-from .program import Program
-from .reporting import report
-from .shardwise import step_on_shards
-from .stage_balance import Balance, even_stages, paths_of
-from .trace import trace
+from ..model.balance import settle
+from ..tensors.agreement import same, told
+from ..tensors.tensor import GlobalTensor, wrap
+from .capture.arguments import cutter, flat, input_titles, tensors_by_path
+from .capture.trace import trace
+from .choose.choose import Decided, decide
+from .choose.parameters import default_placement, globalised, named_values, pins_of, placed, reading, said_of
+from .choose.stage_balance import Balance, even_stages, paths_of
+from .compiler.backends import Backend
+from .compiler.generated_calls import trimmed
+from .explain import report
+from .memory.account import with_states
+from .memory.liveness import Memory
+from .optimizer.adopt import Trained, adopt, clip, refuse_closures, states_of
+from .optimizer.on_shards import step_on_shards
+from .run.costs import layer_costs
+from .run.program import Program
 
 __all__ = ["Step"]
 

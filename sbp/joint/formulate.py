@@ -20,17 +20,17 @@ from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
 from ..signature import Sbp
 from ..state import Factors, State
-from .homes import Homes
-from .prices import Lie, Network, dual, local_bytes, moved, network
+from .along_split import Spread, spreads
+from .move_cost import Lie, Network, dual, local_bytes, moved, network
+from .op_cost import LINEAR, is_view, seconds
+from .options import Option, Reach, options, pinned
+from .placements import Homes
+from .preferred_cuts import wishes
 from .problem import Edge, Problem, Vector
 from .regions import let_go
-from .sources import stored
-from .spread import Spread, spreads
-from .ties import ties
+from .repeated_blocks import ties
+from .source_options import stored
 from .uses import static, users, weights
-from .ways import Option, Reach, options, pinned
-from .wishes import wishes
-from .work import LINEAR, is_view, seconds
 
 __all__ = ["Demands", "Formulated", "Lies", "formulate"]
 

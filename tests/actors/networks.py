@@ -6,8 +6,8 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
-from sbpflow.actors.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.schedule import Marks
+from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.schedules.schedule import Marks
 
 __all__ = ["chain", "ends", "feasible", "fits", "loosened", "marks", "tightened"]
 

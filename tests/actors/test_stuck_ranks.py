@@ -8,10 +8,10 @@ import time
 import pytest
 
 import sbpflow as flow
-from sbpflow.actors.desk import Firing
-from sbpflow.actors.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.simulate import simulate
-from tests.actors.test_bus import Told, failing, runtime, survivors
+from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.protocol.simulate import simulate
+from sbpflow.actors.protocol.state import Firing
+from tests.actors.runtime.test_bus import Told, failing, runtime, survivors
 from tests.ranks import Fresh
 
 

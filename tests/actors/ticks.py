@@ -9,10 +9,10 @@ from collections.abc import Callable
 from threading import Barrier
 from typing import TypeAlias
 
-from sbpflow.actors.desk import Firing
-from sbpflow.actors.network import Actor
-from sbpflow.actors.plan import Work
-from sbpflow.actors.simulate import Run
+from sbpflow.actors.protocol.network import Actor
+from sbpflow.actors.protocol.simulate import Run
+from sbpflow.actors.protocol.state import Firing
+from sbpflow.actors.runtime.job import Work
 
 __all__ = ["LIMIT", "Meet", "meeting", "threads_meet"]
 

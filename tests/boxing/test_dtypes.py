@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sbpflow.boxing import box, gather, plan, scatter
-from sbpflow.boxing.execute import transport
+from sbpflow.boxing.exchange.execute import transport
 from sbpflow.placement import placement
 from sbpflow.placement.errors import DtypeError, SbpflowError
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing import Plan, box, plan, price, program, route
-from sbpflow.boxing.execute import transport
+from sbpflow.boxing import Plan, box, plan
+from sbpflow.boxing.exchange.execute import transport
+from sbpflow.boxing.routes import price, program, route
 from sbpflow.placement import Placement, cluster, placement, use_cluster
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout, state

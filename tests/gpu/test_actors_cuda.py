@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from sbpflow.actors.bus import bus
-from sbpflow.actors.cuda import CardLine, CardLink, OnStream
-from sbpflow.actors.cut import cut
-from sbpflow.actors.desk import Firing
-from sbpflow.actors.link import Link, TensorLink
-from sbpflow.actors.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.plan import Work
-from sbpflow.actors.runtime import Runtime
-from sbpflow.actors.simulate import simulate
+from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.protocol.simulate import simulate
+from sbpflow.actors.protocol.state import Firing
+from sbpflow.actors.runtime.bus import bus
+from sbpflow.actors.runtime.channel import Link, TensorLink
+from sbpflow.actors.runtime.cuda import CardLine, CardLink, OnStream
+from sbpflow.actors.runtime.job import Work
+from sbpflow.actors.runtime.partition import cut
+from sbpflow.actors.runtime.runtime import Runtime
 from tests.gpu.test_boxing_cuda import nccl_hosts
 from tests.ranks import Fresh
 

@@ -28,8 +28,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     for name, module in list(sys.modules.items()):
         if name.startswith("sbpflow") and getattr(module, "device", None) is device:
             monkeypatch.setattr(module, "device", where)
-    monkeypatch.setattr("sbpflow.nn.shell._shells", {})
-    monkeypatch.setattr("sbpflow.nn.shell.device", lambda placement, rank: torch.device("meta"))  # no card, no shell
+    monkeypatch.setattr("sbpflow.nn.tensors.shell._shells", {})
+    monkeypatch.setattr(
+        "sbpflow.nn.tensors.shell.device", lambda placement, rank: torch.device("meta")
+    )  # no card, no shell
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     with FakeTensorMode() as mode:

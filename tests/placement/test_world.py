@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import sbpflow as flow
 from sbpflow.boxing import box
-from sbpflow.boxing.execute import transport
+from sbpflow.boxing.exchange.execute import transport
 from sbpflow.placement import PlacementError, TransportError, placement
 from sbpflow.placement import world as module
 from sbpflow.placement.world import DEFAULT_TIMEOUT, close, device, init, owned, process_group, world

@@ -1,7 +1,7 @@
 """Gradients move back through the boxes that they reach, and no others."""
 
 from sbpflow.boxing.graph.physical import Graph
-from sbpflow.boxing.graph.text import from_text
+from sbpflow.boxing.graph.text.text import from_text
 from sbpflow.boxing.graph.transpose import with_backs
 
 # As of a batch norm: of a moved copy only what no gradient comes back from is computed.

@@ -9,8 +9,8 @@ from torch import Tensor
 from sbpflow.boxing import gather, scatter
 from sbpflow.boxing.graph.physical import Box, Graph, Op, Source, Value, Var
 from sbpflow.boxing.graph.transpose import with_backs
-from sbpflow.nn.graph.local import renamed
-from sbpflow.nn.graph.program import Outcome, Program
+from sbpflow.nn.graph.lower.localise import renamed
+from sbpflow.nn.graph.run.program import Outcome, Program
 from sbpflow.placement import Placement, placement
 from sbpflow.sbp import B, P, S, SbpLike, layout
 from sbpflow.sbp.call import fill, tensors_in

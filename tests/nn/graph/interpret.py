@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sbpflow.nn.graph.inputs import tensors_by_path
+from sbpflow.nn.graph.capture.arguments import tensors_by_path
 from sbpflow.sbp.call import fill, tensors_in
 from sbpflow.sbp.logical import Logical
 

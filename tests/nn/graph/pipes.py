@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.actors.network import Actor
-from sbpflow.actors.published import PUBLISHED
-from sbpflow.actors.schedule import Schedule
-from sbpflow.nn.graph.pipelined import Pipelined
+from sbpflow.actors.protocol.network import Actor
+from sbpflow.actors.schedules.published import PUBLISHED
+from sbpflow.actors.schedules.schedule import Schedule
+from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement import Placement
 
 from .zoo import hub

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sbpflow.nn.graph.trace import Constants, trace
+from sbpflow.nn.graph.capture.trace import Constants, trace
 from sbpflow.sbp.logical import Logical
 from tests.nn.graph.interpret import interpret
 

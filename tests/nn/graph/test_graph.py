@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.nn.graph.pipelined import Pipelined
+from sbpflow.nn.graph.run.pipeline import Pipelined
 from tests.nn.graph.alike import (
     F64,
     GRID,

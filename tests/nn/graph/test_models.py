@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph.buckets import exchange
-from sbpflow.boxing.graph.ledger import buckets, update_of
+from sbpflow.boxing.graph.move_table import buckets, update_of
 from sbpflow.placement import Placement
-from tests.nn.graph.test_liveness import Live
+from tests.nn.graph.memory.test_liveness import Live
 from tests.nn.graph.zoo import ZOO, adamw, loss_fn, made
 from tests.ranks import Ranks
 

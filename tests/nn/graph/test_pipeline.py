@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.actors.published import PUBLISHED
-from sbpflow.actors.schedule import Schedule
-from sbpflow.nn.graph import variant
-from sbpflow.nn.graph.overlap import Do, Transfer, overlapped
+from sbpflow.actors.schedules.published import PUBLISHED
+from sbpflow.actors.schedules.schedule import Schedule
+from sbpflow.nn.graph.lower.overlap import Do, Transfer, overlapped
+from sbpflow.nn.graph.run import variant
 from sbpflow.placement.errors import ScheduleError
 from tests.ranks import Ranks
 

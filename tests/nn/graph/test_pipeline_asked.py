@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import sbpflow as flow
-from sbpflow.actors.published import PUBLISHED
-from sbpflow.actors.schedule import Schedule
+from sbpflow.actors.schedules.published import PUBLISHED
+from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.placement.errors import SbpError, ScheduleError
 
 from .pipes import (

@@ -10,7 +10,7 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.actors.published import PUBLISHED
+from sbpflow.actors.schedules.published import PUBLISHED
 from tests.ranks import Ranks
 
 from .pipes import (

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.nn.graph import backend
+from sbpflow.nn.graph.compiler import backends
 from sbpflow.sbp.call import tensors_in
 
 LINE = flow.placement("cpu", range(4))
@@ -65,8 +65,8 @@ def test_planning_a_model_on_meta_makes_no_weights_and_compiles_nothing(
     where: flow.Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[object] = []
-    monkeypatch.setattr(backend, "compiled", lambda *given: compiled.append(given))
-    monkeypatch.setattr("sbpflow.nn.graph.program.compiled", lambda *given: compiled.append(given))
+    monkeypatch.setattr(backends, "compiled", lambda *given: compiled.append(given))
+    monkeypatch.setattr("sbpflow.nn.graph.run.program.compiled", lambda *given: compiled.append(given))
     model = large()
     before = dict(model.named_parameters())
     step = step_of(model, where)

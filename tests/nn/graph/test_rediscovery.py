@@ -12,10 +12,10 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Graph, Op
-from sbpflow.boxing.moves import LOCAL
-from sbpflow.nn.graph.account import account
-from sbpflow.nn.graph.decide import Decided, decide
-from sbpflow.nn.graph.trace import trace
+from sbpflow.boxing.routes.moves import LOCAL
+from sbpflow.nn.graph.capture.trace import trace
+from sbpflow.nn.graph.choose.choose import Decided, decide
+from sbpflow.nn.graph.memory.account import account
 
 FOUR = flow.placement("cuda", range(4))
 APART = flow.placement("cuda", [0, 8, 16, 24])  # each in a node of its own

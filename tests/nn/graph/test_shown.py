@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, P, S
-from sbpflow.boxing import draw as pictures
-from sbpflow.boxing.draw import picture, written
-from sbpflow.boxing.graph.dot import graph_dot
-from sbpflow.boxing.graph.map import PARTS
-from sbpflow.boxing.graph.overview import overview
-from sbpflow.boxing.graph.report import Held, Memory, Report
+from sbpflow.boxing.graph.picture.dot import graph_dot
+from sbpflow.boxing.graph.picture.overview import overview
+from sbpflow.boxing.graph.report.map import PARTS
+from sbpflow.boxing.graph.report.report import Held, Memory, Report
+from sbpflow.boxing.picture import draw as pictures
+from sbpflow.boxing.picture.draw import picture, written
 from tests.boxing.graph.gpt import gpt, piped, tiny
 
 GRID = flow.placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))

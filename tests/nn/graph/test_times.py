@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.report import Report
+from sbpflow.boxing.graph.report.report import Report
 from sbpflow.placement import Placement
 
 LINE = flow.placement("cpu", range(4))

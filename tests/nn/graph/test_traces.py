@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from sbpflow.nn.graph import backend, program
-from sbpflow.nn.graph.backend import Compiled
-from sbpflow.nn.graph.local import Local, same
+from sbpflow.nn.graph.compiler import backends
+from sbpflow.nn.graph.compiler.backends import Compiled
+from sbpflow.nn.graph.lower.localise import Local, same
+from sbpflow.nn.graph.run import program
 from sbpflow.sbp.call import Piece
 
 WORDS, WIDTH = 24, 12
@@ -51,7 +52,7 @@ def loss_fn(model: nn.Module, words: Tensor) -> Tensor:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Local]:
     """The segments that are traced from now on; nothing is known of earlier ones."""
     found: list[Local] = []
-    compile_one: Callable[..., Compiled] = backend.compiled
+    compile_one: Callable[..., Compiled] = backends.compiled
 
     def counting(local: Local, *how: object) -> Compiled:
         found.append(local)

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.nn.capture import capture
+from sbpflow.nn.eager.capture import capture
 from sbpflow.placement import cluster
 from sbpflow.sbp.call import Ref
 from sbpflow.sbp.joint.formulate import Demands, Formulated, formulate
-from sbpflow.sbp.joint.homes import homes
-from sbpflow.sbp.joint.solve import solve
+from sbpflow.sbp.joint.placements import homes
+from sbpflow.sbp.joint.solver.solve import solve
 from sbpflow.sbp.logical import Logical, LogicalOp, Loss, Origin, Source
 
 LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2, b=2)")

@@ -1,0 +1,212 @@
+"""Networks: actors, the registers between them and the queues that run them, as plain values.
+
+    register   slots that one actor fills and others read; `high` slots exist, `initial` of them are filled at the start
+    take       how an actor reads a register; `low` is a delay line: slot k may be taken when slot k + low is filled
+    give       how an actor fills one
+    actor      fires when every slot it takes is filled and every slot it gives is free
+    queue      what hardware runs in order: a compute stream, a link, a copy engine; it serves the first ready actor
+
+Rates: what is taken every n firings is held for all n and freed after the last (repeat); what is given every n firings
+is reserved for the first and filled by the last (accumulate); several slots at once join or cut.
+An actor with a `sequence` does several things, its cases, in that order: chunks of a device, or a whole order table.
+Every take reads all slots of its register, those of one actor too: what two cases read lies there until both have.
+An actor without `firings` ends when what its next firing takes has ended, whatever its other cases could still take.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from zlib import crc32
+
+from ...placement.errors import ScheduleError
+
+__all__ = ["Actor", "Give", "Network", "Register", "Take"]
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Slots between one producer and its consumers. A token has no bytes; `delay` is how long a slot travels."""
+
+    name: str
+    high: int = 1
+    initial: int = 0
+    bytes: int = 0
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """`slots` of a register, taken at the first of `every` firings of `case` and freed after the last."""
+
+    register: str
+    slots: int = 1
+    every: int = 1
+    low: int = 0
+    lifo: bool = False  # the newest filled slot first
+    case: str = ""  # of the actor; none: every one
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """`slots` of a register, reserved at the first of `every` firings of `case` and filled by the last."""
+
+    register: str
+    slots: int = 1
+    every: int = 1
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Something that is done again and again on one queue.
+
+    It fires `firings` times, or, where that is 0, until what it takes has ended. Of several ready actors the queue runs
+    that of the smallest `(firing // unit, kind, firing // group, place, firing)`.
+    """
+
+    name: str
+    queue: str
+    takes: tuple[Take, ...] = ()
+    gives: tuple[Give, ...] = ()
+    firings: int = 0
+    time: float = 0.0
+    kind: int = 0
+    place: int = 0
+    unit: int = 0  # 0: all firings are of one
+    group: int = 0
+    sequence: tuple[str, ...] = ()  # of cases
+    times: tuple[tuple[str, float], ...] = ()  # of cases, where they differ from `time`
+
+    @cached_property
+    def cases(self) -> tuple[str, ...]:
+        """What it does, in the order in which each comes first; a plain actor has one, without a name."""
+        return tuple(dict.fromkeys(self.sequence)) or ("",)
+
+    def key(self, firing: int) -> tuple[int, ...]:
+        """What a queue goes by."""
+        unit, group = self.unit, self.group
+        return firing // unit if unit else 0, self.kind, firing // group if group else 0, self.place, firing
+
+    def active(self, port: Take | Give, case: str) -> bool:
+        return not port.case or port.case == case
+
+
+@dataclass(frozen=True)
+class Network:
+    """Actors and registers that fit together; anything that does not is refused here."""
+
+    actors: tuple[Actor, ...]
+    registers: tuple[Register, ...]
+    name: str = "network"
+    producers: dict[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for what, names in ("actors", [a.name for a in self.actors]), ("registers", [r.name for r in self.registers]):
+            for name, number in Counter(names).items():
+                if number > 1:
+                    raise _bad(self, f"{number} {what} are called {name}", "give each its own name")
+        known = self._registers
+        readers: dict[str, list[Take]] = {}
+        producers: dict[str, str] = {}
+        for actor in self.actors:
+            _check_actor(self, actor)
+            ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
+            for port in ports:
+                if port.register not in known:
+                    raise _bad(self, f"{actor.name} uses {port.register}, which is no register", "add the register")
+                _check_port(self, actor, port)
+            for give in actor.gives:
+                first = producers.setdefault(give.register, actor.name)
+                if first != actor.name:
+                    raise _bad(
+                        self, f"both {first} and {actor.name} fill {give.register}", "give each its own register"
+                    )
+            for take in actor.takes:
+                readers.setdefault(take.register, []).append(take)
+        for register in self.registers:
+            _check_register(self, register, register.name in producers, readers.get(register.name, []))
+        object.__setattr__(self, "producers", producers)
+
+    @cached_property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(actor.queue for actor in self.actors))
+
+    def actor(self, name: str) -> Actor:
+        return self._actors[name]
+
+    def register(self, name: str) -> Register:
+        return self._registers[name]
+
+    @cached_property
+    def _actors(self) -> dict[str, Actor]:
+        return {actor.name: actor for actor in self.actors}
+
+    @cached_property
+    def _registers(self) -> dict[str, Register]:
+        return {register.name: register for register in self.registers}
+
+    @property
+    def text(self) -> str:
+        """Every actor and register, a line each; ranks that have the same network have the same text."""
+        return "\n".join(_lines(self))
+
+    @property
+    def fingerprint(self) -> int:
+        return crc32(self.text.encode())
+
+
+def _lines(network: Network) -> Iterator[str]:
+    yield network.name
+    for r in network.registers:
+        yield f"register {r.name}: {r.high} slots, {r.initial} filled, {r.bytes} bytes"
+    for a in network.actors:
+        takes = ", ".join(_port(p, a) + (f" low {p.low}" if p.low else "") + " lifo" * p.lifo for p in a.takes)
+        gives = ", ".join(_port(p, a) for p in a.gives)
+        order = f" firings {a.firings} kind {a.kind} place {a.place} unit {a.unit} group {a.group}"
+        yield f"actor {a.name} on {a.queue}{order} {' '.join(a.sequence)}: {takes} -> {gives}"
+
+
+def _port(port: Take | Give, actor: Actor) -> str:
+    case = f"[{port.case}]" if port.case else ""
+    return f"{case}{port.register} {port.slots}/{port.every}"
+
+
+def _check_actor(network: Network, actor: Actor) -> None:
+    if actor.firings < 0:
+        raise _bad(network, f"{actor.name} is to fire {actor.firings} times", "firings is 0 or more")
+    if not actor.firings and not actor.takes:
+        raise _bad(network, f"{actor.name} takes nothing and has no firings", "give it firings, or something to take")
+    if not 0 <= actor.time < inf or any(not 0 <= time < inf or case not in actor.cases for case, time in actor.times):
+        fix = "times are of cases, 0 or more, and have an end"
+        raise _bad(network, f"{actor.name} takes {actor.time} and {dict(actor.times)}", fix)
+    filled = Counter(give.register for give in actor.gives)
+    for register, number in filled.items():
+        if number > 1:
+            raise _bad(network, f"{actor.name} fills {register} in {number} ways", "let one give serve every case")
+
+
+def _check_port(network: Network, actor: Actor, port: Take | Give) -> None:
+    wrong = port.slots < 1 or port.every < 1 or bool(port.case and port.case not in actor.cases)
+    if wrong or (isinstance(port, Take) and port.low < 0):
+        fix = f"slots and every are 1 or more, low is 0 or more, case is one of {actor.cases}"
+        raise _bad(network, f"{actor.name} uses {port.register} in a way that cannot be: {port}", fix)
+
+
+def _check_register(network: Network, register: Register, filled: bool, readers: list[Take]) -> None:
+    name, high, initial = register.name, register.high, register.initial
+    if high < 1 or not 0 <= initial <= high or not 0 <= register.delay < inf:
+        what = f"{name} has {initial} of {high} slots filled at first and a delay of {register.delay}"
+        raise _bad(network, what, "high is 1 or more, initial no more than high, delay 0 or more")
+    if not filled and initial < max((take.slots for take in readers), default=1):
+        what = f"nobody fills {name}, and of its slots {initial} are filled at first"
+        raise _bad(network, what, "let an actor give it, or fill enough of its slots at first")
+    backward = [take for take in readers if take.lifo]
+    if backward and (len(readers) > 1 or backward[0].slots > 1):
+        what = f"{name} is read from the back by one of {len(readers)} readers, {backward[0].slots} slots at once"
+        raise _bad(network, what, "a register that is read from the back has one reader, for one slot at once")
+
+
+def _bad(network: Network, what: str, fix: str) -> ScheduleError:
+    return ScheduleError(f"{network.name}: {what}\n  {fix}")

@@ -1,0 +1,195 @@
+"""The simulator: a network with a clock in the place of threads.
+
+What happens at one instant is all told before anything new begins, so that order does not depend on who was told first.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+from ...placement.errors import ScheduleError
+from .network import Network
+from .protocol import Event, Message, Wiring
+from .state import Desk, Slot
+
+__all__ = ["Ran", "Run", "simulate"]
+
+SAME = 1e-9  # relative; what lies so near is one instant
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One firing, and from when to when."""
+
+    actor: str
+    case: str
+    label: int
+    queue: str
+    start: float
+    end: float
+
+    def __str__(self) -> str:
+        return f"{self.case or self.actor}{self.label}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a simulation found. `peak` is by register the most slots that were in use at once."""
+
+    network: Network
+    firings: tuple[Ran, ...]
+    peak: dict[str, int]
+    finished: bool
+    desk: Desk = field(repr=False)
+
+    @property
+    def end(self) -> float:
+        return max((ran.end for ran in self.firings), default=0.0)
+
+    def of(self, queue: str) -> tuple[Ran, ...]:
+        """What a queue ran, in order."""
+        return tuple(ran for ran in self.firings if ran.queue == queue)
+
+    def busy(self, queue: str) -> float:
+        return sum(ran.end - ran.start for ran in self.of(queue))
+
+    def span(self, queue: str) -> float:
+        """From the first start to the last end."""
+        ran = self.of(queue)
+        return max(r.end for r in ran) - min(r.start for r in ran) if ran else 0.0
+
+
+def simulate(network: Network, *, time: Callable[[str, str, int], float] | None = None, record: bool = True) -> Run:
+    """Run a network to its end, or to where nothing can go on. `time(actor, case, label)` overrides its times."""
+    return _Clock(Wiring(network), time, record).run()
+
+
+class _Edge(NamedTuple):
+    """Where a slot goes that an actor fills: `every` is that of its give, `first` the number of the first slot."""
+
+    register: str
+    high: int
+    first: int
+    to: int
+    every: int
+    delay: float
+    filled: Event
+    end: Event
+
+
+class _Clock:
+    def __init__(self, wiring: Wiring, time: Callable[[str, str, int], float] | None, record: bool) -> None:
+        self.wiring, self.desk, self.record, self.time = wiring, Desk(wiring), record, time
+        network = wiring.network
+        self.busy = [False] * len(network.queues)
+        self.heap: list[tuple[float, int, int, Event | None, tuple[Slot, ...]]] = []
+        self.order = count()
+        self.ran: list[Ran] = []
+        self.labels = [0] * len(network.actors)  # of the firing under way
+        self.unsent: list[tuple[int, tuple[Message, ...]]] = []
+        self.times = [[dict(actor.times).get(case, actor.time) for case in actor.cases] for actor in network.actors]
+        self.edges = [self._edges(at) for at in range(len(network.actors))]
+        self.freed = [
+            [(to, Event("freed", out, take.slots)) for (to, out), take in zip(edges, actor.takes, strict=True)]
+            for edges, actor in zip(wiring.producer, network.actors, strict=True)
+        ]
+        self.peak = {r.name: r.initial for r in network.registers}
+
+    def _edges(self, at: int) -> list[_Edge]:
+        wired, network = self.wiring.actors[at], self.wiring.network
+        made = []
+        for (to, take), give in zip(self.wiring.consumer[at], wired.give, strict=True):
+            given = wired.actor.gives[give]
+            r = network.register(given.register)
+            events = Event("filled", take, given.slots), Event("end", take)
+            made.append(_Edge(r.name, r.high, r.initial, to, given.every, r.delay, *events))
+        return made
+
+    def run(self) -> Run:
+        network, heap = self.wiring.network, self.heap
+        now = 0.0
+        self.begin(now)
+        while heap:
+            now = heap[0][0]
+            limit = now + SAME * max(1.0, now)
+            while heap and heap[0][0] <= limit:
+                _, _, at, event, slots = heappop(heap)
+                if event is None:
+                    self.busy[self.desk.queue[at]] = False
+                    self.post(at, self.desk.done(at), now)
+                else:
+                    self.tell(at, event, slots)
+                while self.unsent:
+                    self.post(*self.unsent.pop(), now)
+            self.begin(now)
+        return Run(network, tuple(self.ran), self.peak, self.desk.ended, self.desk)
+
+    def begin(self, now: float) -> None:
+        """Start what can start."""
+        desk, busy = self.desk, self.busy
+        for queue, ready in enumerate(desk.ready):
+            if ready and not busy[queue]:
+                at = desk.next(queue)
+                assert at is not None
+                _, case, label, _, _ = desk.fire(at)
+                busy[queue] = True
+                self.labels[at] = label
+                long = self.times[at][case]
+                if self.record or self.time is not None:
+                    actor = self.wiring.actors[at].actor
+                    if self.time is not None:
+                        long = self.time(actor.name, actor.cases[case], label)
+                        if not 0 <= long < inf:
+                            what = f"{self.wiring.network.name}: {actor.name} takes {long} for {label}"
+                            raise ScheduleError(f"{what}\n  times are 0 or more, and have an end")
+                    if self.record:
+                        self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long))
+                for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):
+                    if edge.high - credits > self.peak[edge.register]:
+                        self.peak[edge.register] = edge.high - credits
+                heappush(self.heap, (now + long, next(self.order), at, None, ()))
+
+    def tell(self, at: int, event: Event, slots: tuple[Slot, ...] = ()) -> None:
+        if slots:
+            self.desk.slots[at][event.port].extend(slots)
+        messages = self.desk.tell(at, event)
+        if messages:
+            self.unsent.append((at, messages))
+
+    def post(self, at: int, messages: tuple[Message, ...], now: float) -> None:
+        """Carry messages: at once, or as long as their register takes."""
+        for kind, port, slots in messages:
+            if kind == "freed":
+                to, event = self.freed[at][port]
+                if to >= 0 and (more := self.desk.tell(to, event)):
+                    self.unsent.append((to, more))
+                continue
+            edge = self.edges[at][port]
+            event, filled = edge.end, _NONE
+            if kind == "filled":
+                event, filled = edge.filled, _numbered(edge.first + self.labels[at] // edge.every * slots, slots)
+            if edge.delay:
+                heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
+            else:
+                self.tell(edge.to, event, filled)
+
+
+_NONE: tuple[Slot, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def _numbered(first: int, slots: int) -> tuple[Slot, ...]:
+    return tuple([Slot(first + n) for n in range(slots)])
+
+
+def orders(run: Run) -> dict[str, str]:
+    """For each queue what it ran, in words."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for ran in run.firings:
+        found[ran.queue].append(str(ran))
+    return {queue: " ".join(words) for queue, words in found.items()}

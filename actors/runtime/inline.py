@@ -1,0 +1,155 @@
+"""Solos: steps that the calling thread makes alone, from a tape."""
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from ...placement.errors import ScheduleError
+from ..protocol.state import Firing, Slot
+from .channel import Receive, Send
+from .job import Plan, Raw, check_first, check_given
+from .progress import Watch, at_line, where
+from .static_order import Tape
+
+__all__ = ["Solo"]
+
+LARGE = 1 << 18  # bytes; what a register sends may hold no more until somebody must wait for it
+GRACE = 10.0  # seconds in which the thread must stop
+
+
+class Solo:
+    """Steps of one queue. A thread beside it only lets large sends go, and is made when there are any."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.watch, self.tape = plan, Watch(plan, self), Tape(plan)
+        self.fired = 0
+        self.caller: threading.Thread | None = None  # makes a step
+        self.large: SimpleQueue[Send | None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
+
+    def run(self, record: bool) -> list[Raw]:
+        """One step, to the end or to the first error."""
+        watch, tape = self.watch, self.tape
+        self.fired, self.caller = 0, threading.current_thread()
+        cells: list[Any] = [None] * len(tape.readers)
+        for register, values in self.plan.initial.items():
+            self.fill(cells, register, values())
+        for link in tape.links:
+            link.start()
+        ran: list[Raw] = []
+        watch.begin()
+        try:
+            try:
+                self.follow(cells, ran if record else None)
+                if watch.error is None and not tape.desk.ended:
+                    watch.fail(ScheduleError(f"{self.plan.name} cannot go on\n{self.describe()}"))
+            except BaseException as error:  # whatever it is, the step must end everywhere
+                self.fail(error)
+        finally:
+            watch.end()
+            cells.clear()
+        if watch.error is not None:
+            raise watch.error
+        return ran
+
+    def fill(self, cells: list[Any], register: str, values: Sequence[Any]) -> None:
+        """Put values in the slots that are filled at the start."""
+        known = self.tape.initial.get(register, [])
+        check_first(register, values, len(known))
+        for cell, value in zip(known, values, strict=True):
+            cells[cell] = value
+
+    def follow(self, cells: list[Any], ran: list[Raw] | None) -> None:
+        """Do what the tape says."""
+        watch = self.watch
+        for receive, fired, room in self.tape.first:
+            receive.post(fired, room)
+        start = 0.0
+        for n, (firing, work, link, width, fills, sends, receives, drops) in enumerate(self.tape.entries):
+            if watch.error is not None:
+                return
+            self.fired = n
+            at, case, label, turn, held = firing
+            if link is not None:
+                value = link.wait(label)
+                for _, _, cell in fills:
+                    cells[cell] = value
+                value = None
+                if ran is not None:
+                    ran.append((at, case, label, *link.span(label)))
+            else:
+                if held:
+                    held = tuple([tuple([_new(Slot, (k, cells[cell])) for k, cell in slots]) for slots in held])
+                if ran is not None:
+                    start = perf_counter()
+                values = work(_new(Firing, (at, case, label, turn, held)))
+                if ran is not None:
+                    ran.append((at, case, label, start, perf_counter()))
+                held = ()
+                if values is not None:
+                    check_given(values, width)
+                    for give, one, cell in fills:
+                        value = values[give]
+                        cells[cell] = value if one < 0 or value is None else value[one]
+                    value = values = None
+            for send, label, cell in sends:
+                send.post(label, cells[cell])
+                if send.put - send.gone > LARGE:
+                    self.let_go(send)
+            for receive, fired, room in receives:
+                receive.post(fired, room)
+            for cell in drops:
+                cells[cell] = None
+        self.fired = len(self.tape.entries)
+
+    def let_go(self, send: Send) -> None:
+        """Have the thread wait for what is under way."""
+        if self.thread is None:
+            name = f"sbpflow {self.plan.name}: sends"
+            self.thread = threading.Thread(target=self.settle, name=name, daemon=True)
+            self.thread.start()
+        self.large.put(send)
+
+    def settle(self) -> None:
+        """The life of the thread."""
+        while (send := self.large.get()) is not None:
+            try:
+                for label in tuple(send.posted):
+                    send.wait(label)
+            except Exception as error:
+                self.watch.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        entries = self.tape.entries
+        if self.fired == len(entries):
+            self.watch.fail(error)
+            return
+        at, case, label, *_ = entries[self.fired].firing
+        actor = self.plan.network.actors[at]
+        self.watch.fail(error, where(actor.name, actor.cases[case], label), actor.queue)
+
+    def at_work(self) -> str:
+        entries = self.tape.entries[self.fired : self.fired + 1]
+        actors = self.plan.network.actors
+        return ", ".join(actors[e.firing.actor].queue + at_line(self.caller) for e in entries) or "nobody"
+
+    def idles(self) -> bool:
+        return any(entry.link is not None for entry in self.tape.entries[self.fired : self.fired + 1])
+
+    def describe(self) -> str:
+        from ..protocol.feasibility import waits  # it is needed only when something went wrong
+
+        travel = [work if isinstance(work, Send | Receive) else None for work in self.tape.work]
+        return str(waits(Tape(self.plan, self.fired).desk, travel))
+
+    def close(self) -> None:
+        """End the thread; one that still waits is left to end by itself."""
+        thread, self.thread = self.thread, None
+        if thread is not None:
+            self.large.put(None)
+            thread.join(GRACE if self.watch.error is None else 0.0)
+
+
+_new = tuple.__new__  # half as long as Firing(...)

@@ -1,0 +1,60 @@
+"""What a step is made of, and what it needs of those around it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ...placement.errors import ScheduleError
+from ..protocol.network import Network
+from ..protocol.state import Firing
+
+if TYPE_CHECKING:
+    from .progress import Watch
+
+__all__ = ["Guard", "Plan", "Raw", "Work", "check_first", "check_given"]
+
+Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
+Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
+
+
+class Guard(Protocol):
+    """What a step needs whose network goes on in other processes."""
+
+    def enter(self, watch: "Watch") -> None:
+        """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
+
+    def leave(self) -> None:
+        """The step is over."""
+
+    def dead(self) -> int | None:
+        """A rank whose process has ended, if there is one."""
+
+    def tell(self, what: str, error: BaseException) -> BaseException:
+        """Have all processes give up, end the waits of this one, and return the error to raise here."""
+
+
+@dataclass
+class Plan:
+    """What steps are made of."""
+
+    network: Network
+    work: Mapping[str, Work]
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    here: str | None = None
+    initial: Mapping[str, Callable[[], Sequence[Any]]] = field(default_factory=dict)
+    guard: Guard | None = None
+    answers: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)  # by what receives: what is sent
+    timeout: float | None = None  # seconds without progress; None: those of flow.init
+    name: str = ""
+
+
+def check_first(register: str, values: Sequence[Any], slots: int) -> None:
+    """Whether there is a value for each slot that is filled at the start."""
+    if len(values) != slots:
+        raise ScheduleError(f"{len(values)} values for {register}, of which {slots} slots are filled at first")
+
+
+def check_given(values: Sequence[Any], width: int) -> None:
+    """Whether work gave a value for each register."""
+    if len(values) != width:
+        raise ScheduleError(f"the work of an actor that fills {width} registers gave {len(values)} values")

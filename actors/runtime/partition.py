@@ -1,0 +1,128 @@
+"""The cut: a network that lies on several processes, in parts that each of them runs.
+
+A register between two processes becomes a register on each side, with as many slots: on the side of its producer an
+actor reads it and sends, on the side of its consumers an actor receives and fills it. No other message travels: what
+arrives says `filled`, and a receive that is posted says `freed`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...placement.errors import ScheduleError
+from ..protocol.network import Actor, Give, Network, Take
+from ..protocol.simulate import Run
+from .channel import Link, Receive, Send
+from .job import Work
+
+__all__ = ["Cut", "Edge", "cut"]
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One end of a cut register: the actor here, and the ranks at the other end."""
+
+    actor: str
+    register: str
+    number: int  # of the register, the same on every rank
+    sends: bool
+    peers: Ranks
+    firings: int = 0  # of one that receives
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one process runs of a network."""
+
+    network: Network
+    edges: tuple[Edge, ...]
+
+    def work(self, links: Mapping[str, Link]) -> dict[str, Work]:
+        """The work of the edges, given the link of each by its actor."""
+        missing = [edge.actor for edge in self.edges if edge.actor not in links]
+        if missing:
+            raise ScheduleError(f"{self.network.name}: no link for {', '.join(missing)}")
+        return {
+            edge.actor: Send(links[edge.actor]) if edge.sends else Receive(links[edge.actor], edge.firings)
+            for edge in self.edges
+        }
+
+
+def cut(run: Run, where: Mapping[str, int | Ranks], rank: int) -> Cut:
+    """The part of one rank. `where` says which ranks have each queue; each of them runs all of its actors.
+
+    `run` is the proof that the whole network ends; it tells how often a register is filled.
+    """
+    network = run.network
+    homes = {queue: _ranks(network, where, queue) for queue in network.queues}
+    here = {actor.name for actor in network.actors if rank in homes[actor.queue]}
+    readers: dict[str, dict[Ranks, None]] = {}  # where each register is read
+    for actor in network.actors:
+        for take in actor.takes:
+            readers.setdefault(take.register, {})[homes[actor.queue]] = None
+    used: dict[str, None] = {}
+    edges: list[Edge] = []
+    ends: list[Actor] = []
+    filled = _filled(run)
+    for number, register in enumerate(network.registers):
+        name = register.name
+        producer = network.producers.get(name)
+        made = homes[network.actor(producer).queue] if producer else None
+        for read in readers.get(name, {}):
+            if rank in read:
+                used[name] = None
+            if made is None or read == made:
+                continue
+            if set(read) & set(made):
+                raise _overlap(network, name, made, read)
+            if register.initial:
+                raise ScheduleError(
+                    f"{network.name}: {name} goes from ranks {made} to {read} and is filled at the start\n"
+                    "  keep a register with initial slots on one side"
+                )
+            if rank in made:
+                edge = Edge(f"to {_words(read)}: {name}", name, number, True, read)
+                ends.append(Actor(edge.actor, edge.actor, takes=(Take(name),)))
+            elif rank in read:
+                edge = Edge(f"from {_words(made)}: {name}", name, number, False, made, filled[name])
+                ends.append(Actor(edge.actor, edge.actor, gives=(Give(name),), firings=edge.firings))
+            else:
+                continue
+            edges.append(edge)
+        if made is not None and rank in made:
+            used[name] = None
+    kept = tuple(actor for actor in network.actors if actor.name in here)
+    registers = tuple(register for register in network.registers if register.name in used)
+    return Cut(Network((*kept, *ends), registers, f"{network.name} on rank {rank}"), tuple(edges))
+
+
+def _ranks(network: Network, where: Mapping[str, int | Ranks], queue: str) -> Ranks:
+    if queue not in where:
+        raise ScheduleError(f"{network.name}: nothing says which ranks have queue {queue!r}")
+    found = where[queue]
+    return (found,) if isinstance(found, int) else tuple(sorted(found))
+
+
+def _words(ranks: Iterable[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def _filled(run: Run) -> dict[str, int]:
+    """How many slots of each register a step fills."""
+    count: dict[tuple[str, str], int] = {}
+    for ran in run.firings:
+        count[ran.actor, ran.case] = count.get((ran.actor, ran.case), 0) + 1
+    filled: dict[str, int] = {}
+    for actor in run.network.actors:
+        for give in actor.gives:
+            times = sum(count.get((actor.name, case), 0) for case in actor.cases if actor.active(give, case))
+            filled[give.register] = times // give.every * give.slots
+    return filled
+
+
+def _overlap(network: Network, register: str, made: Ranks, read: Ranks) -> ScheduleError:
+    return ScheduleError(
+        f"{network.name}: {register} goes from ranks {_words(made)} to {_words(read)}, which overlap\n"
+        "  what ranks exchange among themselves is the work of one actor; a register joins ranks that are all different"
+    )

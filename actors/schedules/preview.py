@@ -1,0 +1,261 @@
+"""A schedule before anything runs: the timeline of every device, its bubble, slots and memory, as text and as SVG."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from math import floor, log10
+from pathlib import Path
+from typing import NamedTuple
+
+from ...placement.errors import ScheduleError
+from ..protocol.diagram import KINDS, SHADES
+from ..protocol.feasibility import proved
+from ..protocol.simulate import Ran, Run, simulate
+from .pipeline import Costs, pipeline
+from .schedule import Schedule, Shape
+from .text import Op
+
+__all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
+
+_NAME = re.compile(r"([FBWU])(\d+)(?:\.(\d+))?")
+
+INK, LINE, IDLE = "#1f2328", "#7d8590", "#7d859026"
+HIGH, GAP, LEFT, TOP = 24, 4, 76, 30  # pixels: a row, between rows, before the first unit, above the first row
+WIDE, COLUMNS = 1600, 160  # of the rows at most, in pixels and in letters
+DEVICES = 12  # whose figures stand in one line
+
+
+class Part(NamedTuple):
+    """What a firing of a pipeline's network is: kind, and chunk of the model."""
+
+    kind: str
+    chunk: int
+
+
+def part(ran: Ran) -> Part | None:
+    match = _NAME.fullmatch(ran.case or ran.actor)
+    return Part(match[1], int(match[2])) if match else None
+
+
+def peak_slots(run: Run) -> dict[str, int]:
+    """By device the most activations that it holds at once, of a chunk and a micro-batch each."""
+    return _peaks(run, None)
+
+
+def peak_bytes(run: Run, costs: Costs | Sequence[Costs]) -> dict[str, int]:
+    """By device the most bytes of activations that it holds at once."""
+    return _peaks(run, costs)
+
+
+def _peaks(run: Run, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
+    """From the start of F to the end of B, or of W where it is apart."""
+    ends = {at.chunk: "W" for ran in run.firings if (at := part(ran)) and at.kind == "W"}
+    held: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for ran in sorted(run.firings, key=lambda ran: ran.start):  # a device does one thing at a time
+        at = part(ran)
+        if at is None:
+            continue
+        size = 1
+        if costs is not None:
+            size = (costs if isinstance(costs, Costs) else costs[at.chunk]).bytes
+        now = held.setdefault(ran.queue, 0)
+        if at.kind == "F":
+            held[ran.queue] = now + size
+        elif at.kind == ends.get(at.chunk, "B"):
+            held[ran.queue] = now - size
+        peak[ran.queue] = max(peak.get(ran.queue, 0), held[ran.queue])
+    return peak
+
+
+def bubble(run: Run) -> float:
+    """The share of the devices' time that is idle; their time is the longest from a first start to a last end."""
+    queues = list(dict.fromkeys(ran.queue for ran in run.firings if part(ran)))
+    time = max((run.span(queue) for queue in queues), default=0.0)
+    return 1 - sum(map(run.busy, queues)) / (time * len(queues)) if time else 0.0
+
+
+class Cell(NamedTuple):
+    """One thing of a timeline."""
+
+    op: Op
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Work of every device, with its times. Print it, or write it as SVG; notebooks draw it. Neither gets wider than a
+    page, however much longer one stage takes than another."""
+
+    schedule: Schedule
+    shape: Shape
+    costs: Costs | tuple[Costs, ...]
+    run: Run
+
+    @property
+    def end(self) -> float:
+        return self.run.end
+
+    @property
+    def bubble(self) -> float:
+        return bubble(self.run)
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """By device the most activations at once."""
+        return self._by_device(peak_slots(self.run))
+
+    @cached_property
+    def memory(self) -> tuple[int, ...]:
+        """By device the most bytes of activations at once."""
+        return self._by_device(peak_bytes(self.run, self.costs))
+
+    @cached_property
+    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """What each device does; chunks are counted on the device, micro-batches over both routes."""
+        found: list[list[Cell]] = [[] for _ in range(self.shape.p)]
+        routes = self.schedule.routes(self.shape)
+        for ran in self.run.firings:
+            at = part(ran)
+            if at is None or ran.end <= ran.start:
+                continue
+            nth = at.chunk // self.shape.p
+            number = ran.label * routes + nth if routes > 1 else ran.label
+            found[self.schedule.device(self.shape, at.chunk)].append(Cell(Op(at.kind, nth, number), ran.start, ran.end))
+        return tuple(map(tuple, found))
+
+    @property
+    def title(self) -> str:
+        return f"{self.run.network.name}: {self.end:g} units, bubble {100 * self.bubble:.1f} %"
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """A row of words for each device, which `Schedule(table=...)` takes."""
+        return tuple(" ".join(str(cell.op) for cell in row if cell.op.kind != "U") for row in self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.title
+        yield f"  slots at most   {_few(self.slots, '  ')}"
+        if any(self.memory):
+            yield f"  memory at most  {_few([f'{size / 2**20:.4g} MiB' for size in self.memory], '  ')}"
+        unit = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
+        wide = max((len(str(cell.op)) for row in self.rows for cell in row), default=2)
+        if self.end / unit * (wide + 1) > COLUMNS:
+            yield from self._scaled()
+            return
+        for device, row in enumerate(self.rows):
+            line, at = "", 0
+            for cell in row:
+                start = max(at, round(cell.start / unit))
+                line += ".".ljust(wide + 1) * (start - at)
+                at = max(start + 1, round(cell.end / unit))
+                line += str(cell.op).ljust((at - start) * (wide + 1) - 1, "-" if at - start > 1 else " ") + " "
+            yield f"  device {device:<3} {line}".rstrip()
+
+    def _scaled(self) -> Iterator[str]:
+        """Rows in which a letter is so much time, and what is too short for one is not seen."""
+        scale = COLUMNS / self.end
+        for device, row in enumerate(self.rows):
+            line = ["."] * COLUMNS
+            for cell in row:
+                at, end = (min(COLUMNS, round(time * scale)) for time in (cell.start, cell.end))
+                said = str(cell.op) if len(str(cell.op)) < end - at else cell.op.kind
+                line[at:end] = said.ljust(end - at, "-")[: end - at]
+            yield f"  device {device:<3} {''.join(line)}"
+        axis = ""
+        for tick in ticks(self.end):
+            at = round(tick * scale)
+            if at >= len(axis):
+                axis = axis.ljust(at) + f"{tick:g} "
+        yield f"  time       {axis}".rstrip()
+
+    def _repr_svg_(self) -> str:
+        return "\n".join(self._svg())
+
+    def write(self, path: Path | str) -> Path:
+        """Write the picture. It is text: the same schedule makes the same file."""
+        path = Path(path)
+        if path.suffix != ".svg":
+            raise ScheduleError(f"a preview cannot be written to {path.name!r}\n  give a path that ends in .svg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._repr_svg_() + "\n", encoding="utf-8")
+        return path
+
+    def _svg(self) -> Iterator[str]:
+        shortest = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
+        digits = max((len(str(cell.op.number)) for row in self.rows for cell in row), default=1)
+        scale = min((10 + 7 * digits) / shortest, WIDE / self.end) if self.end else 1.0
+        below = TOP + (HIGH + GAP) * self.shape.p
+        wide, high = LEFT + scale * self.end + 10, below + 46
+        kinds = [kind for kind in SHADES if any(cell.op.kind == kind for row in self.rows for cell in row)]
+        wide = max(wide, 480.0)
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high}" width="{wide:.0f}" '
+            f'height="{high}" font-family="Helvetica,Arial,sans-serif" font-size="12">'
+        )
+        yield f'<text x="6" y="18" fill="{LINE}" font-size="13">{escape(self.title)}</text>'
+        for device, row in enumerate(self.rows):
+            y = TOP + (HIGH + GAP) * device
+            yield f'<text x="6" y="{y + 16}" fill="{LINE}">device {device}</text>'
+            yield f'<rect x="{LEFT}" y="{y}" width="{scale * self.end:.1f}" height="{HIGH}" fill="{IDLE}"/>'
+            for cell in row:
+                x, width = LEFT + scale * cell.start, scale * (cell.end - cell.start)
+                fills = SHADES[cell.op.kind]
+                number = str(cell.op.number) if width > 7 * len(str(cell.op.number)) else ""
+                yield (
+                    f'<g><title>{cell.op} {cell.start:g} to {cell.end:g}</title><rect x="{x:.1f}" y="{y}" '
+                    f'width="{width:.1f}" height="{HIGH}" fill="{fills[cell.op.chunk % len(fills)]}" stroke="{LINE}" '
+                    f'stroke-width="0.5"/><text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" '
+                    f'fill="{INK}">{number}</text></g>'
+                )
+        for tick in ticks(self.end):
+            x, look = LEFT + scale * tick, f'text-anchor="middle" fill="{LINE}" font-size="10"'
+            yield f'<path d="M{x:.1f} {below}v4" stroke="{LINE}"/>'
+            yield f'<text x="{x:.1f}" y="{below + 15}" {look}>{tick:g}</text>'
+        x, y = float(LEFT), high - 20
+        for kind in kinds:
+            for fill in SHADES[kind][: self.shape.v if kind != "U" else 1]:
+                yield f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{fill}" stroke="{LINE}"/>'
+                x += 16
+            yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">{KINDS[kind]}</text>'
+            x += 7 * len(KINDS[kind]) + 16
+        yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">slots {_few(self.slots, " ")}</text>'
+        yield "</svg>"
+
+    def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
+        return tuple(found.get(f"device {device}", 0) for device in range(self.shape.p))
+
+
+def _few(values: Sequence[object], between: str) -> str:
+    """Values of the devices in a row, of the first ones where there are many."""
+    more = len(values) - DEVICES
+    return between.join(map(str, values[:DEVICES])) + (f"{between}and {more} more" if more > 0 else "")
+
+
+def ticks(end: float, most: int = 10) -> list[float]:
+    """Round times from 0 to an end, for an axis.
+
+    >>> ticks(33), ticks(0.0042)
+    ([0, 5, 10, 15, 20, 25, 30], [0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.0035, 0.004])
+    """
+    if not end > 0:
+        return [0]
+    power = floor(log10(end / most))
+    step, places = next((n * 10**power, power) for n in (1, 2, 5, 10) if end / (n * 10.0**power) <= most)
+    return [round(n * step, max(0, -places)) for n in range(int(end / step * (1 + 1e-9)) + 1)]
+
+
+def preview(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
+    """What a schedule would do; where it comes to a stop, an error says who waits for what."""
+    each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
+    network = pipeline(schedule, shape, each)
+    run = simulate(network)
+    if not run.finished:
+        proved(network)
+    return Preview(schedule, shape, each, run)

@@ -1,0 +1,1 @@
+"""Plans as they run: buffers, and the ways from rank to rank."""

@@ -1,0 +1,151 @@
+"""The transport between processes, each of which owns one rank. An exchange goes one of three ways:
+
+    CPU, ranks of one host      shared memory
+    CPU, ranks of many hosts    sends and receives of torch.distributed, all posted at once
+    CUDA; more than 16 ranks    one collective of the backend, NCCL or Gloo
+
+Gloo's own collectives go round a ring and take up to five times as long on busy cores. torch.distributed is called
+directly: its functional collectives cost 80-100 us each. Whatever the way, messages carry plan, step and turn, so that
+ranks that disagree never meet.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from torch import Tensor
+
+from ...placement.ledger import Ledger
+from ...placement.world import at_close, process_group, store, world
+from ...sbp.signature import Reduction
+from ..plan import Plan
+from ..record import purpose, user_line
+from . import collectives, point_to_point
+from .shared_memory import Mail, Shared
+from .transport import Arrived, Exchange, Job, Posted, Sent, Turn
+from .watch import Watch
+
+__all__ = ["Dist"]
+
+MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
+
+
+class Dist:
+    """One rank of many. Every exchange is entered in the ledger first; a failed one breaks the group for good."""
+
+    def __init__(self) -> None:
+        here = world()
+        assert here.rank is not None
+        assert here.size is not None
+        self.rank, self.here = here.rank, here
+        self.sent = Sent()
+        self.pg = process_group(range(here.size))
+        self.ledger = Ledger(here.rank, here.size, store())
+        self.mail = Mail.open(self.ledger)
+        self.watch = Watch(self.ledger, self.pg, here)
+        at_close(self.watch.end)
+
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> "Wire | Post | Arrived":
+        """The exchange of this rank, if it has one. In the background it goes by Gloo, whose threads do the work."""
+        if not jobs:
+            return Arrived([])
+        job = jobs[0]
+        exchange = self._enter(plan, stage, job, reduction)
+        if self._native(job):
+            return self._posted(exchange, lambda: collectives.post(self.sent, exchange))
+        if self.mail is not None and self.here.native is None and not background and self.mail.serves(exchange):
+            return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
+        return self._posted(exchange, lambda: point_to_point.post(self.pg, self.sent, exchange))
+
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> "Wire | Arrived | None":
+        """One collective where the backend's are used and it can reduce the dtype."""
+        if not jobs or not self._native(jobs[0]) or not collectives.can_sum(jobs[0].buffer.dtype):
+            return None
+        exchange = self._enter(plan, stage, jobs[0], reduction)
+        return self._posted(exchange, lambda: collectives.all_reduce(self.sent, exchange))
+
+    def refuse(self, plan: Plan, error: Exception) -> None:
+        """Take the turn of the first exchange with an entry that fits nobody's, so that waiting peers learn of it."""
+        for program in (program for programs in plan.programs(self.rank) for program in programs):
+            if program.group:
+                self.ledger.enter(_key(program.group), (), 0, f"refused: {error}".encode())
+                return
+
+    def _native(self, job: Job) -> bool:
+        if job.buffer.is_cuda:
+            return True
+        return len(job.program.group) > MANY if self.here.native is None else self.here.native
+
+    def _enter(self, plan: Plan, stage: int, job: Job, reduction: Reduction) -> Exchange:
+        self.watch.check()
+        group = job.program.group
+        key = _key(group)
+        fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
+        text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
+        number, other = self.ledger.enter(key, group, fingerprint, text)
+        turn = Turn(key, number, fingerprint, group, text, job.buffer.is_cuda)
+        if other is not None:
+            raise self.watch.mismatch(turn, other)
+        buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
+        return Exchange(job.rank, job.program, buffer, reduction, turn)
+
+    def _posted(self, exchange: Exchange, post: Callable[[], Posted]) -> "Wire | Arrived":
+        try:
+            works, result = post()
+        except RuntimeError as error:
+            raise self.watch.failure(exchange.turn, error) from error
+        if not works:
+            return Arrived([result()])
+        # NCCL: without a limit the current stream waits and not the host; its own watchdog keeps the time.
+        limit = None if exchange.buffer.is_cuda else timedelta(seconds=self.here.timeout)
+        return Wire(self.watch, exchange.turn, works, result, limit)
+
+
+class Wire(NamedTuple):
+    """An exchange on the wire, and how its result is made of what arrives."""
+
+    watch: Watch
+    turn: Turn
+    works: list[Any]
+    result: Callable[[], Tensor]
+    limit: timedelta | None
+
+    def wait(self) -> list[Tensor]:
+        """The rank's result; an exchange that breaks is told in terms of who wanted what."""
+        self.watch.turn = self.turn
+        try:
+            for work in self.works:
+                if self.limit is None:
+                    work.wait()
+                else:
+                    work.wait(self.limit)
+        except RuntimeError as error:
+            raise self.watch.failure(self.turn, error) from error
+        finally:
+            self.watch.turn = None
+        return [self.result()]
+
+
+class Post(NamedTuple):
+    """An exchange in the mailboxes."""
+
+    watch: Watch
+    shared: Shared
+    limit: float
+
+    def wait(self) -> list[Tensor]:
+        """The rank's result, with errors as from the wire."""
+        turn = self.shared.exchange.turn
+        try:
+            return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
+        except RuntimeError as error:
+            raise self.watch.failure(turn, error) from error
+
+
+@lru_cache(maxsize=4096)
+def _key(group: tuple[int, ...]) -> int:
+    return crc32(repr(sorted(group)).encode())

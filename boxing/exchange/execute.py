@@ -1,0 +1,108 @@
+"""Running a plan on the shards of the ranks this process owns, one move after the other."""
+
+from collections.abc import Generator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...placement.world import World, device, owned, world
+from ...sbp import Layout
+from ..plan import Plan
+from ..reductions import identity
+from ..routes.moves import EXCHANGES, FLAT, LOCAL, Move
+from ..routes.program import Program
+from .buffer import part
+from .transport import Job, Memory, Transport
+
+__all__ = ["Flight", "land", "run", "steps", "token", "transport"]
+
+Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
+
+_transport: tuple[World, Transport] | None = None
+
+
+def transport() -> Transport:
+    """The transport of this process: memory where it owns every rank, torch.distributed where it owns one."""
+    global _transport
+    here = world()
+    if _transport is None or _transport[0] is not here:
+        if here.rank is None:
+            _transport = here, Memory()
+        else:
+            from .dist import Dist  # brings in torch.distributed, which one process has no need of
+
+            _transport = here, Dist()
+    return _transport[1]
+
+
+def run(plan: Plan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The target's shards of the ranks owned here (an empty token where there is none)."""
+    return land(steps(plan, shards))
+
+
+def land(flight: Flight) -> tuple[Tensor, ...]:
+    """Run what is left of a flight and return where it got to."""
+    while True:
+        try:
+            next(flight)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Flight:
+    """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
+    values = dict(zip(owned(plan.src.placement), shards, strict=False))
+    if not plan.src.numel:
+        return _shards(plan, {r: _empty(plan.dst, r) for r in owned(plan.dst.placement)})
+    stage = 0
+    for move, programs in plan.ours:
+        if move.kind in LOCAL:
+            values = {r: _local(move, programs[r][0], r, value) for r, value in values.items() if r in programs}
+            continue
+        reduction = move.src.state.reduction
+        for i in range(EXCHANGES.get(move.kind, 1)):
+            stage += 1
+            wire = transport()  # only now: what is local needs no peers
+            jobs = [Job(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
+            whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
+            arrival = whole or wire.start(plan, stage, jobs, reduction, background)
+            yield
+            values.update(zip(programs, arrival.wait(), strict=True))
+            if whole is not None:
+                break
+        if move.kind in FLAT:
+            values = {r: v.reshape(move.dst.local_shape(r)) for r, v in values.items()}
+    return _shards(plan, values)
+
+
+def _shards(plan: Plan, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(values[r] for r in owned(plan.dst.placement)) or (token(plan.dst),)
+
+
+def _empty(layout: Layout, rank: int) -> Tensor:
+    return torch.empty(layout.local_shape(rank), dtype=layout.dtype, device=device(layout.placement, rank))
+
+
+def token(layout: Layout, rank: int | None = None) -> Tensor:
+    """What a process holds of a tensor none of whose ranks it owns: nothing, but a place in the autograd graph."""
+    where = "cpu" if rank is None else device(layout.placement, rank)
+    return torch.empty(0, dtype=layout.dtype, device=where)
+
+
+def _local(move: Move, program: Program, rank: int, value: Tensor) -> Tensor:
+    if move.kind == "to_device":
+        target = device(move.dst.placement, rank)
+        if target.type == "cuda":
+            # From pinned memory the copy engine works beside host and compute; the stream keeps the order.
+            return value.pin_memory().to(target, non_blocking=True)
+        return value.to(target)
+    if program.view:
+        return part(value, program.keep[0], 0)
+    if move.kind == "slice":
+        out = value.new_empty(program.shape)
+    else:
+        out = value.new_full(program.shape, identity(value.dtype, move.dst.state.reduction))
+    for box in program.keep:
+        part(out, box, 1).copy_(part(value, box, 0))
+    return out

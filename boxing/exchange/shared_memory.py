@@ -1,0 +1,221 @@
+"""Exchanges between processes of one host through shared memory: two copies and no system call for the data.
+
+Each ordered pair of ranks has a mailbox: a few slots, a count of slots filled (written by the sender alone) and one of
+slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. Who waits
+yields the processor, and looks from time to time whether the peer is still coming.
+
+The counts are plain stores: x86 keeps them behind the data they announce. Other processors may not, and use Gloo.
+"""
+
+import mmap
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from ...placement.ledger import Ledger, stamp
+from .buffer import finish, keep, landing, pack, plain
+from .transport import Exchange, Sent
+
+__all__ = ["Mail", "Shared"]
+
+SLOTS = 4
+HEAD = 4096  # bytes before the slots: filled count, emptied count, and the tag of each slot, apart from each other
+FILLED, EMPTIED, TAGS = 0, 8, 16  # in words of 8 bytes
+LARGEST, SMALLEST = 1 << 18, 1 << 12  # bytes of a slot
+BUDGET = 1 << 26  # bytes of all mailboxes of a host
+SPIN = 0.002  # seconds to yield before sleeping
+PATROL = 0.02  # seconds between looks at what the peers are doing
+
+
+class Mail:
+    """The mailboxes of this rank, to and from every other rank of its host."""
+
+    def __init__(self, ledger: Ledger, memory: mmap.mmap, slot: int) -> None:
+        self.local = frozenset(ledger.local)
+        self.slot = slot
+        self.words = memoryview(memory).cast("Q")
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        ranks = ledger.local
+        size = box_size(slot)
+        self.outgoing, self.incoming = {}, {}
+        me = ranks.index(ledger.rank)
+        for i, peer in enumerate(ranks):
+            if peer != ledger.rank:
+                self.outgoing[peer] = Mailbox(self.words, whole, (me * len(ranks) + i) * size, slot)
+                self.incoming[peer] = Mailbox(self.words, whole, (i * len(ranks) + me) * size, slot)
+
+    @classmethod
+    def open(cls, ledger: Ledger) -> "Mail | None":
+        """The mailboxes, or None where there are no other ranks, not the memory, or another kind of processor."""
+        n = len(ledger.local)
+        slot = LARGEST
+        while slot > SMALLEST and n * n * box_size(slot) > BUDGET:
+            slot //= 2
+        fits = n * n * box_size(slot) <= BUDGET and platform.machine() in ("x86_64", "AMD64")
+        memory = ledger.share("mail", n * n * box_size(slot)) if fits and n > 1 else None
+        return None if memory is None else cls(ledger, memory, slot)
+
+    def serves(self, exchange: Exchange) -> bool:
+        """Whether all ranks of the exchange are on this host; every one of them finds the same."""
+        return self.local.issuperset(exchange.program.group)
+
+
+def box_size(slot: int) -> int:
+    """Bytes of one mailbox."""
+    return HEAD + SLOTS * slot
+
+
+class Mailbox:
+    """One direction of one pair of ranks. Each side keeps its own count and reads the other's."""
+
+    def __init__(self, words: memoryview, whole: Tensor, start: int, slot: int) -> None:
+        self.words, self.at = words, start // 8
+        self.slots = [whole.narrow(0, start + HEAD + i * slot, slot) for i in range(SLOTS)]
+        self.count = 0
+
+    def free(self) -> bool:
+        return bool(self.count - self.words[self.at + EMPTIED] < SLOTS)
+
+    def put(self, tag: int, piece: Tensor) -> None:
+        """Fill the next slot; only when there is a free one."""
+        i = self.count % SLOTS
+        # View the slot as the piece, so that a strided piece is packed by this one copy.
+        self.slots[i].narrow(0, 0, piece.nbytes).view(piece.dtype).view(piece.shape).copy_(piece)
+        self.words[self.at + TAGS + i] = tag
+        self.count += 1
+        self.words[self.at + FILLED] = self.count
+
+    def ready(self) -> bool:
+        return bool(self.words[self.at + FILLED] > self.count)
+
+    def look(self, tag: int, nbytes: int) -> Tensor:
+        """The oldest message as it lies in its slot, which stays filled until `drop`."""
+        i = self.count % SLOTS
+        found = self.words[self.at + TAGS + i]
+        if found != tag:
+            raise RuntimeError(f"a message of another move arrived (tag {found}, not {tag})")
+        return self.slots[i].narrow(0, 0, nbytes)
+
+    def drop(self) -> None:
+        self.count += 1
+        self.words[self.at + EMPTIED] = self.count
+
+
+class Shared:
+    """One exchange through the mailboxes: what fits is sent when it is made, the rest while waiting."""
+
+    def __init__(self, mail: Mail, sent: Sent, exchange: Exchange) -> None:
+        rank, program, buffer, _, turn = exchange
+        self.mail, self.exchange = mail, exchange
+        self.tag = stamp(turn.number, turn.fingerprint)
+        self.unsent: dict[int, Iterator[Tensor]] = {}
+        self.next: dict[int, Tensor] = {}
+        for peer, boxes, _ in program.sends:
+            piece = pack(buffer, boxes)
+            sent.add(rank, piece.nbytes)
+            if piece.nbytes <= mail.slot and mail.outgoing[peer].free():
+                mail.outgoing[peer].put(self.tag, _own_values(piece))
+            else:
+                self._queue(peer, iter(_chunks(plain(piece), mail.slot)))
+        self.out = None if program.terms else buffer.new_empty(program.shape)
+        if self.out is not None:
+            keep(program, buffer, self.out)
+
+    def _queue(self, peer: int, pieces: Iterator[Tensor]) -> None:
+        self.unsent[peer] = pieces
+        self.next[peer] = next(pieces)
+
+    def wait(self, patrol: Callable[[set[int]], None], limit: float) -> Tensor:
+        """The result. `patrol` raises if one of these peers is known not to come; `limit` is in seconds."""
+        rank, program, buffer, reduction, _ = self.exchange
+        slot, incoming = self.mail.slot, self.mail.incoming
+        data: dict[int, Tensor] = {}
+        whole = {p.peer: p.numel * buffer.element_size() for p in program.receives}
+        held = [peer for peer, nbytes in whole.items() if nbytes <= slot]
+        in_parts = {p.peer: landing(p, self.out, buffer) for p in program.receives if whole[p.peer] > slot}
+        chunks = {peer: iter(_chunks(target, slot)) for peer, target in in_parts.items()}
+        current = {peer: next(rest) for peer, rest in chunks.items()}
+        missing = set(held)
+        idle = Idle(limit)
+        while missing or current or self.next:
+            moved = self._send() if self.next else False
+            for peer in tuple(missing):
+                if incoming[peer].ready():
+                    data[peer] = incoming[peer].look(self.tag, whole[peer]).view(buffer.dtype)
+                    missing.remove(peer)
+                    moved = True
+            for peer in tuple(current):
+                while peer in current and incoming[peer].ready():
+                    current[peer].copy_(incoming[peer].look(self.tag, current[peer].nbytes).view(buffer.dtype))
+                    incoming[peer].drop()
+                    _advance(current, chunks, peer)
+                    moved = True
+            if moved:
+                idle.rounds = 0
+            elif idle.wait():
+                patrol({*missing, *current, *self.next})
+        data.update(in_parts)
+        result = finish(program, rank, buffer, data.__getitem__, reduction, self.out, in_parts)
+        for peer in held:
+            incoming[peer].drop()
+        return result
+
+    def _send(self) -> bool:
+        moved = False
+        for peer in tuple(self.next):
+            box = self.mail.outgoing[peer]
+            while peer in self.next and box.free():
+                box.put(self.tag, self.next[peer])
+                moved = True
+                _advance(self.next, self.unsent, peer)
+        return moved
+
+
+class Idle:
+    """Waiting without a wire to wait on: yield at first, then sleep; `wait` tells when to look after the peers."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.rounds = 0
+        self.start = self.looked = 0.0
+
+    def wait(self) -> bool:
+        now = time.monotonic()
+        if not self.rounds:
+            self.start = self.looked = now
+        self.rounds += 1
+        waited = now - self.start
+        if waited < SPIN:
+            os.sched_yield()
+            return False
+        if waited > self.limit:
+            raise RuntimeError(f"timed out after {self.limit:g} s")
+        time.sleep(1e-4 if waited < 0.1 else 1e-3)
+        if now - self.looked < PATROL:
+            return False
+        self.looked = now
+        return True
+
+
+def _chunks(flat: Tensor, slot: int) -> list[Tensor]:
+    """A message of one run of memory, cut into what slots hold."""
+    flat = flat.reshape(-1)
+    most = slot // flat.element_size()
+    return [flat.narrow(0, i * most, min(most, flat.numel() - i * most)) for i in range(ceil(flat.numel() / most))]
+
+
+def _own_values(piece: Tensor) -> Tensor:
+    return piece.resolve_conj().resolve_neg()
+
+
+def _advance(current: dict[int, Tensor], rest: dict[int, Iterator[Tensor]], peer: int) -> None:
+    following = next(rest[peer], None)
+    if following is None:
+        del current[peer], rest[peer]
+    else:
+        current[peer] = following

@@ -1,0 +1,129 @@
+"""Transports: how the boxes of an exchange get from rank to rank. `Memory` serves the ranks of one process.
+
+Every transport counts what it is handed to send, so that a plan's figures can be checked against it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from torch import Tensor
+
+from ...sbp.signature import Reduction
+from ..plan import Plan
+from ..routes.program import Program
+from .buffer import finish, pack
+
+__all__ = ["Arrival", "Arrived", "Exchange", "Job", "Memory", "Posted", "Sent", "Transport", "Turn"]
+
+Posted: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
+
+
+class Job(NamedTuple):
+    """One rank's program of an exchange and the buffer it works on."""
+
+    rank: int
+    program: Program
+    buffer: Tensor
+
+
+class Turn(NamedTuple):
+    """One exchange as the ledger knows it: the n-th of this group of ranks, and what this rank takes it to be."""
+
+    key: int
+    number: int
+    fingerprint: int
+    group: tuple[int, ...]
+    text: bytes  # the plan, and below it the user's line
+    cuda: bool
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What the exchange is part of, and where it was asked for."""
+        what, _, where = self.text.decode().partition("\n")
+        return what, where
+
+
+class Exchange(NamedTuple):
+    """A job whose turn has come."""
+
+    rank: int
+    program: Program
+    buffer: Tensor
+    reduction: Reduction
+    turn: Turn
+
+
+class Sent:
+    """Bytes and calls that each rank was made to send, since this counter began."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[int] = Counter()
+        self.calls: Counter[int] = Counter()
+
+    def add(self, rank: int, nbytes: int) -> None:
+        self.bytes[rank] += nbytes
+        self.calls[rank] += 1
+
+    def __repr__(self) -> str:
+        return f"{self.bytes.total()} bytes in {self.calls.total()} calls"
+
+
+class Arrival(Protocol):
+    """An exchange under way; `wait` returns the jobs' results, in their order."""
+
+    def wait(self) -> list[Tensor]: ...
+
+
+class Transport(Protocol):
+    """Starts one exchange of a plan for the ranks this process owns; all ranks of its group start the same one."""
+
+    sent: Sent
+
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> Arrival: ...
+
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> Arrival | None:
+        """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
+
+    def refuse(self, plan: Plan, error: Exception) -> None:
+        """Tell the peers that this rank cannot take part in the plan."""
+
+
+class Memory:
+    """The ranks of one process: what is sent is a view of the sender's buffer."""
+
+    def __init__(self) -> None:
+        self.sent = Sent()
+
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+    ) -> "Arrived":
+        mail: dict[tuple[int, int], Tensor] = {}
+        for rank, program, buffer in jobs:
+            source = buffer.reshape(-1) if program.flat else buffer
+            for peer, boxes, _ in program.sends:
+                mail[rank, peer] = piece = pack(source, boxes)
+                self.sent.add(rank, piece.nbytes)
+        results = []
+        for rank, program, buffer in jobs:
+            source = buffer.reshape(-1) if program.flat else buffer
+            data = {part.peer: mail[part.peer, rank].to(buffer.device) for part in program.receives}
+            results.append(finish(program, rank, source, data.__getitem__, reduction, None))
+        return Arrived(results)
+
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> None:
+        return None
+
+    def refuse(self, plan: Plan, error: Exception) -> None:
+        pass  # the one process that owns every rank is about to raise the error itself
+
+
+class Arrived(NamedTuple):
+    """An exchange that is over."""
+
+    results: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        return self.results

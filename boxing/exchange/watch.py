@@ -1,0 +1,173 @@
+"""Watching over an exchange: no rank waits for a peer that will never come.
+
+While this rank waits on the wire, a thread looks at the ledger ten times a second. A peer that took the same turn with
+another plan will not come, nor will one that gave up. The thread then closes the connections of this rank, which ends
+the wait with an error, and the error is told in terms of who wanted what. A peer that died is noticed by its
+connection, one that is stuck by the time limit.
+"""
+
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...placement.errors import TransportError
+from ...placement.ledger import Ledger, stamp
+from ...placement.world import World
+from .transport import Turn
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Watch"]
+
+PERIOD = 0.1
+LAST_TAG = 0x7FFFFFFF
+
+
+class Watch:
+    """The thread and the words. One a process; the thread ends with the process and holds nothing up."""
+
+    def __init__(self, ledger: Ledger, pg: "ProcessGroup", here: World) -> None:
+        self.ledger, self.pg, self.here = ledger, pg, here
+        self.broken: str | None = None
+        self.turn: Turn | None = None  # the exchange that the process waits for
+        self._missed: set[tuple[Turn, int]] = set()  # ranks that were gone at one look, for which turn
+        self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
+        self._over = threading.Event()
+        self._hanging_up = threading.Lock()
+        self._thread = threading.Thread(target=self._look, name="sbpflow-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop looking; the world is being left."""
+        self._over.set()
+        self._thread.join()  # a thread that is inside torch when Python ends takes the process down with it
+        self.broken = "the world was left by flow.close()"
+
+    def check(self) -> None:
+        """Refuse to start on a group that broke before."""
+        if self.broken is not None:
+            raise TransportError(
+                f"the ranks no longer talk to each other since an earlier move failed\n  {self.broken}\n"
+                "  start the processes anew"
+            )
+
+    def mismatch(self, turn: Turn, other: int) -> TransportError:
+        """The error of a rank that saw, before it sent anything, that a peer wants something else."""
+        cause = self._disagreement(turn, other)
+        text = self._tell(turn, cause, (other,))
+        self.ledger.fail(text)
+        self.broken = cause  # going on would overwrite the entry that tells the peers
+        return TransportError(f"{text}\n  every rank must ask for the same moves in the same order")
+
+    def failure(self, turn: Turn, error: Exception) -> TransportError:
+        """The error of a rank whose exchange broke: by a peer that died, gave up, went elsewhere or was too slow."""
+        with self._hanging_up:
+            pass  # the thread must be out of torch before the process can end on this error
+        others = tuple(r for r in turn.group if r != self.here.rank)
+        timed_out = "imed out" in str(error) or "imeout" in str(error)
+        differing = next((r for r in others if self._differs(turn, r)), None)
+        dead = next((r for r in others if not self.ledger.alive(r)), None)
+        if differing is not None:
+            cause = self._disagreement(turn, differing)
+        elif dead is not None:
+            cause = f"rank {dead} died"
+        elif self._gave_up is not None:
+            cause = f"rank {self._gave_up} gave up: {(self.ledger.fault(self._gave_up) or '').partition(chr(10))[0]}"
+        elif timed_out:
+            cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
+        else:
+            cause = "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
+        text = self._tell(turn, cause, others)
+        remote = None if timed_out else self.ledger.remote_fault()  # the store's host may be the one that is stuck
+        if remote is not None:
+            text += f"\n  rank {remote[0]} gave up: {remote[1].splitlines()[0]}"
+        self.ledger.fail(text)
+        self.broken = cause
+        return TransportError(text)
+
+    def patrol(self, turn: Turn, peers: set[int]) -> None:
+        """Raise if a peer that is waited for will not come; one that is gone may have sent before, so look twice."""
+        if any(self._differs(turn, r) for r in turn.group if r != self.here.rank):
+            raise RuntimeError("ranks ask for different moves")
+        for rank in peers:
+            fault = self.ledger.fault(rank)
+            if fault or not self.ledger.alive(rank):
+                if (turn, rank) in self._missed:
+                    self._gave_up = rank if fault else None
+                    raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
+                self._missed.add((turn, rank))
+
+    def _disagreement(self, turn: Turn, rank: int) -> str:
+        if self.ledger.refused(rank, turn.key, turn.number):
+            return f"rank {rank} gave up"
+        return f"ranks {self.here.rank} and {rank} ask for different moves"
+
+    def _tell(self, turn: Turn, cause: str, ranks: tuple[int, ...]) -> str:
+        what, where = turn.words
+        lines = [f"{cause}", f"  in {what}", f"  at {where}, move {turn.number} among ranks {sorted(turn.group)}"]
+        lines += [f"  rank {rank}: {self._status(turn, rank)}" for rank in ranks[:16]]
+        return "\n".join(lines + self._seeds(turn))
+
+    def _seeds(self, turn: Turn) -> list[str]:
+        """Ranks that alone compare seeds: where all others go on, those were seeded alone, or otherwise than they."""
+        latest = {rank: entry for rank in turn.group if (entry := self.ledger.latest(rank))}
+        here = turn.key, turn.number
+        texts = {rank: entry.text for rank, entry in latest.items() if (entry.group, entry.turn) == here}
+        if self.here.rank is not None:
+            texts[self.here.rank] = turn.text.decode(errors="replace")
+        seeded = [rank for rank, text in texts.items() if text.startswith("comparing seeds")]
+        if not seeded or len(seeded) == len(turn.group):
+            return []
+        names = f"rank{'s' * (len(seeded) > 1)} {', '.join(map(str, sorted(seeded)))}"
+        return [
+            f"  only {names} compared seeds, as is done at the first draw after the seed was changed:\n"
+            "  torch.manual_seed was called there alone, or with another number; call it alike on every rank"
+        ]
+
+    def _status(self, turn: Turn, rank: int) -> str:
+        gone = "" if self.ledger.alive(rank) else "died; before that it was "
+        if rank not in self.ledger.local:
+            return "on another host"
+        entry = self.ledger.latest(rank)
+        if entry is None:
+            return f"{gone}not at any move yet"
+        what, _, where = entry.text.partition("\n")
+        if not entry.fingerprint:
+            return gone + entry.text.replace("\n", "\n  ")
+        same = entry.group == turn.key
+        behind = turn.number - entry.turn
+        count = "" if same and not behind else f" (move {entry.turn} of {'these' if same else 'other'} ranks)"
+        return f"{gone}in {what} at {where}{count}"
+
+    def _differs(self, turn: Turn, rank: int) -> bool:
+        return self.ledger.differs(rank, turn.key, stamp(turn.number, turn.fingerprint))
+
+    def _look(self) -> None:
+        doubtful: Turn | None = None
+        while not self._over.wait(PERIOD):
+            turn = self.turn
+            if turn is None:
+                continue
+            others = [r for r in turn.group if r != self.here.rank]
+            # One that gave up may have sent before what this rank needs, which then arrives until the next look.
+            gave_up = next((r for r in others if self.ledger.fault(r)), None)
+            lost = gave_up is not None and doubtful is turn
+            doubtful = turn if gave_up is not None else None
+            if (lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
+                with self._hanging_up:
+                    self._gave_up = gave_up
+                    self._hang_up(others, turn.cuda)
+
+    def _hang_up(self, peers: list[int], cuda: bool) -> None:
+        """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""
+        if cuda:
+            with suppress(RuntimeError):
+                self.pg.abort()
+            return
+        for peer in peers:
+            with suppress(RuntimeError):
+                self.pg.recv([torch.empty(1)], peer, LAST_TAG).wait(timedelta(milliseconds=1))

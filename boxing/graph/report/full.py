@@ -1,0 +1,61 @@
+"""The whole of a report in tables of text: memory of every rank, the heaviest moves, totals, and every op."""
+
+from collections.abc import Iterator
+
+from ...picture.palette import duration, user_path, volume
+from .report import Memory, Report, headline, table, table_of_moves, time_line
+
+__all__ = ["full"]
+
+SHOWN = 24  # moves
+
+
+def full(report: Report) -> Iterator[str]:
+    """Its lines."""
+    yield headline(report)
+    yield f"  time    {time_line(report)}"
+    yield f"  choice  {report.solution or 'unknown'}"
+    yield ""
+    yield from _memory(report.memory)
+    sent = [row for row in report.moves if not row.free]
+    free = sum(row.count for row in report.moves if row.free)
+    yield ""
+    yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
+    yield from table_of_moves(sent[:SHOWN])
+    if len(sent) > SHOWN:
+        left = sum(r.spent for r in sent[SHOWN:])
+        yield f"  and {len(sent) - SHOWN} more of {duration(left)}"
+    yield ""
+    yield "totals"
+    of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in report.totals]
+    yield from table(("time", "a rank", "", "", "route"), of, "rr")
+    yield ""
+    yield "ops"
+    yield from _ops(report)
+
+
+def _memory(memory: Memory | None) -> Iterator[str]:
+    if memory is None:
+        yield "memory: unknown"
+        return
+    most = max((held.total for held in memory.ranks.values()), default=0)
+    full = memory.limit or most or 1
+    yield f"memory of a rank{f', of {volume(memory.limit)}' if memory.limit else ''}"
+    rows = []
+    for rank, held in memory.ranks.items():
+        bar = "#" * min(24, round(24 * held.total / full))
+        over = "  too much" if memory.limit and held.total > memory.limit else ""
+        parts = map(volume, (held.parameters, held.gradients, held.states, held.activations, held.total))
+        rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}"))
+    yield from table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
+    yield from filter(None, [memory.doubt])
+
+
+def _ops(report: Report) -> Iterator[str]:
+    rows = []
+    for row in report.ops:
+        cost = "?" if row.seconds is None else duration(row.seconds * row.count)
+        other = f"{row.runner_up} (+{duration(row.extra)})" if row.runner_up else ""
+        many = f"x {row.count}" if row.count > 1 else ""
+        rows.append((cost, many, row.module, row.op, row.signature, other, user_path(row.line)))
+    yield from table(("time", "", "module", "op", "signature", "runner-up", "line"), rows, "r")

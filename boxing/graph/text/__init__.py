@@ -1,0 +1,1 @@
+"""A graph as text that parses back: written, and read by a grammar."""

@@ -1,0 +1,265 @@
+"""The physical graph as text, one value a line: it parses back exactly and differs where the graph does.
+
+    graph step
+    p0 = cpu:[0-3] as (data=2, tensor=2)
+
+    input     %x: float32[8, 64] (S(0), B)
+    parameter %w: float32[64, 64] (B/P, S(0)) grad, update (S(1), S(0))
+
+    forward
+      %h: float32[8, 64] (S(0), S(1)) grad = linear(%x, %w)  # in mlp.fc at model.py:12
+      %y: float32[8, 64] (S(0), B) grad = box(%h)  # all_gather over tensor, 512 B a rank
+
+    backward
+      %h <- %y: (S(0), B) -> (S(0), S(1))  # slice, nothing is sent
+
+    return %y
+
+A value is dtype[shape], a signature, and `grad` if a gradient comes back; it is on p0 where no `on p1` follows.
+`B/P` is B with a gradient that is P. What a signature leaves open stands in brackets where it is not the usual:
+
+    [dim 0: tensor, data]     the order of nested splits
+    [dim 0: all 2, data]      a hole: cut in 2, and every rank holds both
+    [partial: tensor, data]   [reduction: max]   [gradient: data]
+
+Comments are for the reader, but `in`, `of`, `at` and `recompute` in one (module, repeated block, line, region that the
+backward runs again) are read back as the origin.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from ....placement import Placement
+from ....placement.errors import SbpError, SbpflowError
+from ....sbp import B, Layout
+from ....sbp.call import Call
+from ....sbp.logical import Origin
+from ....sbp.state import State, state_of
+from ...picture.palette import volume
+from ...plan import plan
+from ..physical import Back, Box, Graph, Op, Source, Step, Value, Var
+
+__all__ = ["difference", "fingerprint", "from_text", "to_text"]
+
+_PLAIN = re.compile(r"[\w./@]+(-[\w./@]+)*")
+_BARE = re.compile(r"[^\s'\"]+")
+
+
+def to_text(graph: Graph) -> str:
+    """The graph as text; `from_text` makes an equal one of it."""
+    return "\n".join(_Writer(graph, comments=True).lines()) + "\n"
+
+
+def from_text(text: str) -> Graph:
+    """The graph that a text says; what is wrong with it is shown with the line and a caret."""
+    from .parse import parse  # here, because lark takes 40 ms to load and most programs read no graph
+
+    return parse(text)
+
+
+def fingerprint(graph: Graph) -> int:
+    """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions."""
+    regions = [str(at) for at, step in enumerate(graph.steps) if isinstance(step, Op) and step.origin.recompute]
+    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions]).encode())
+
+
+def difference(a: Graph, b: Graph) -> str:
+    """The first line in which the texts of two graphs differ, comments left out; empty if there is none."""
+    ours, theirs = (list(_Writer(graph, comments=False).lines()) for graph in (a, b))
+    for number, (left, right) in enumerate(zip_longest(ours, theirs), 1):
+        if left != right:
+            said = [side if side is not None else "(the text ends)" for side in (left, right)]
+            return f"line {number}\n- {said[0]}\n+ {said[1]}"
+    return ""
+
+
+class _Writer:
+    """Writes one graph; remembers how its layouts and placements are written."""
+
+    def __init__(self, graph: Graph, *, comments: bool) -> None:
+        self.graph, self.comments = graph, comments
+        self.places = {p: f"p{i}" for i, p in enumerate(dict.fromkeys(lie.placement for lie in _layouts(graph)))}
+        self.lies: dict[Layout, str] = {}
+        self.ways: dict[tuple[Layout, Layout], str] = {}
+
+    def lines(self) -> Iterator[str]:
+        graph = self.graph
+        yield f"graph {_name(graph.name)}"
+        yield from (f"{name} = {place}" for place, name in self.places.items())
+        yield from self.section("", map(self.source, graph.sources))
+        yield from self.section("forward", (line for step in graph.steps for line in self.step(step)))
+        yield from self.section("backward", map(self.back, graph.backs))
+        yield from self.section("", self.ends())
+
+    def section(self, title: str, lines: Iterable[str]) -> Iterator[str]:
+        """A blank line, the title, and what belongs to it; nothing if that is empty."""
+        for at, line in enumerate(lines):
+            if not at:
+                yield from ("", title) if title else ("",)
+            yield f"  {line}" if title else line
+
+    def ends(self) -> Iterator[str]:
+        graph = self.graph
+        if graph.result is not None:
+            yield f"return {_literal(graph.result, 'the result')}"
+        for loss, start in graph.losses:
+            yield f"loss %{_name(loss)}" + (f" from %{_name(start)}" if start is not None else "")
+        yield from (f"write %{_name(name)} = %{_name(value)}" for name, value in sorted(graph.writes.items()))
+
+    def source(self, source: Source) -> str:
+        update = f", update {self.near(source.update, source.value.name)}" if source.update is not None else ""
+        return f"{source.kind:<9} {self.value(source.value)}{update}"
+
+    def step(self, step: Step) -> Iterator[str]:
+        """A line for each value that comes out, the call behind the last."""
+        *first, last = map(self.value, step.outputs) if step.outputs else [""]
+        yield from (f"{value}," for value in first)
+        if isinstance(step, Box):
+            known = self.graph.values.get(step.source)
+            call = f"box(%{_name(step.source)})"
+            notes = [self.way(known.layout, step.output.layout)] if known and self.comments else []
+        else:
+            call, notes = _call(step), []
+        text = f"{last} = {call}" if last else call
+        yield text + self.comment(*notes, _origin(step.origin))
+
+    def back(self, back: Back) -> str:
+        src, dst = self.near(back.src, back.of), self.near(back.dst, back.into)
+        bucket = f" bucket {back.bucket}" if back.bucket is not None else ""
+        way = self.comment(self.way(back.src, back.dst)) if self.comments else ""
+        return f"%{_name(back.into)} <- %{_name(back.of)}: {src} -> {dst}{bucket}{way}"
+
+    def value(self, value: Value) -> str:
+        where = value.layout
+        return f"%{_name(value.name)}: {_type(where)} {self.lie(where)}" + (" grad" if value.grad else "")
+
+    def near(self, where: Layout, name: str) -> str:
+        """A layout of a value that is known: its dtype and shape are said only if they are others."""
+        known = self.graph.values.get(name)
+        same = known is not None and (known.layout.shape, known.layout.dtype) == (where.shape, where.dtype)
+        return self.lie(where) if same else f"{_type(where)} {self.lie(where)}"
+
+    def lie(self, where: Layout) -> str:
+        known = self.lies.get(where)
+        if known is None:
+            place = self.places[where.placement]
+            known = self.lies[where] = _signature(where) + (f" on {place}" if place != "p0" else "")
+        return known
+
+    def way(self, src: Layout, dst: Layout) -> str:
+        known = self.ways.get((src, dst))
+        if known is None:
+            known = self.ways[src, dst] = _way(src, dst)
+        return known
+
+    def comment(self, *notes: str) -> str:
+        said = "; ".join(note for note in notes if note)
+        return f"  # {said}" if said and self.comments else ""
+
+
+def _layouts(graph: Graph) -> Iterator[Layout]:
+    """Every layout, in the order of the text."""
+    for source in graph.sources:
+        yield source.value.layout
+        if source.update is not None:
+            yield source.update
+    for step in graph.steps:
+        yield from (value.layout for value in step.outputs)
+    for back in graph.backs:
+        yield from (back.src, back.dst)
+
+
+def _way(src: Layout, dst: Layout) -> str:
+    """What is sent, for the reader; a move that is refused says so when the graph runs, not when it is printed."""
+    try:
+        how = plan(src, dst)
+    except SbpflowError:
+        return ""
+    route = " then ".join(str(move).partition(" -> ")[0] for move in how.moves)
+    return ", ".join(filter(None, [route, f"{volume(how.bytes)} a rank" if how.bytes else "nothing is sent"]))
+
+
+def _origin(origin: Origin) -> str:
+    parts = {"in": origin.module, "of": origin.block, "at": origin.line, "recompute": origin.recompute}
+    return " ".join(f"{word} {at if _BARE.fullmatch(at) else repr(at)}" for word, at in parts.items() if at)
+
+
+def _type(where: Layout) -> str:
+    return f"{str(where.dtype).removeprefix('torch.')}{list(where.shape)}"
+
+
+def _signature(where: Layout) -> str:
+    """The signature, and in brackets what of the state does not follow from it."""
+    state, place = where.state, where.placement
+    usual = state_of(where.sbp, len(where.shape), place.shape)
+    inline = where.grad_partial == tuple(sorted({a for a in where.grad_partial if where.sbp[a] is B}))
+    partial = where.grad_partial if inline else ()
+    entries = [repr(e).replace('"', "") + ("/P" if a in partial else "") for a, e in enumerate(where.sbp)]
+    text = f"({', '.join(entries)})" if len(entries) > 1 else entries[0]
+    notes = list(_notes(state, usual, place))
+    if not inline:
+        notes.append(f"gradient: {_factors(where.grad_partial, place)}")
+    return text + (f" [{'; '.join(notes)}]" if notes else "")
+
+
+def _notes(state: State, usual: State, place: Placement) -> Iterator[str]:
+    for dim, factors in enumerate(state.dims):
+        if factors != usual.dims[dim]:
+            yield f"dim {dim}: {_factors(factors, place)}".rstrip()
+    if state.partial != usual.partial:
+        yield f"partial: {_factors(state.partial, place)}".rstrip()
+    if state.reduction != usual.reduction:
+        yield f"reduction: {state.reduction}"
+
+
+def _factors(factors: tuple[int, ...], place: Placement) -> str:
+    return ", ".join(f"all {-f}" if f < 0 else place.names[f] if place.names else str(f) for f in factors)
+
+
+def _call(step: Op) -> str:
+    name = Call(step.op, (), {}, ()).name
+    at = {p.name: i for i, p in enumerate(step.op._schema.arguments)}
+    args = [_literal(arg, name) for arg in step.args]
+    # In the order of the schema: equal graphs have equal texts.
+    for key in sorted(step.kwargs, key=lambda key: at.get(key, len(at))):
+        args.append(f"{key}={_literal(step.kwargs[key], name)}")
+    return f"{name}({', '.join(args)})" + ("" if step.grad else " no_grad")
+
+
+def _name(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else repr(name)
+
+
+def _literal(value: Any, of: str) -> str:
+    """An argument or a part of the result, as it is read back."""
+    match value:
+        case Var(name):
+            return f"%{_name(name)}"
+        case None | bool():
+            return repr(value)
+        case int() | float() | str():
+            plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
+            return plain.__repr__(value)  # an enum's own would not be read back
+        case complex():
+            return f"complex({value.real!r}, {value.imag!r})"
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return str(value).removeprefix("torch.")
+        case torch.device():
+            return f"device({str(value)!r})"
+        case slice():
+            return f"slice({', '.join(_literal(part, of) for part in (value.start, value.stop, value.step))})"
+        case list():
+            return f"[{', '.join([_literal(part, of) for part in value])}]"
+        case tuple():
+            return f"({', '.join([_literal(part, of) for part in value])}{',' if len(value) == 1 else ''})"
+        case dict():
+            return "{" + ", ".join([f"{_literal(k, of)}: {_literal(v, of)}" for k, v in value.items()]) + "}"
+    raise SbpError(
+        f"{of} holds a {type(value).__name__}, which has no text in a graph\n  found {value!r}\n"
+        "  tensors stand as values; numbers, texts, dtypes, devices, lists, tuples and dicts of them can be written"
+    )

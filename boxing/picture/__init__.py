@@ -1,0 +1,1 @@
+"""Pictures of moves: the graph of a plan, the matrix of all moves, the colours of both."""

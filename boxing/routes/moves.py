@@ -1,0 +1,193 @@
+"""The moves from one layout to another, on one placement or between two. Pure: values in, moves out.
+
+Between placements the way is: reduce at the source if the tensor is partial there, one transfer, then finish at the
+target. Where the target repeats what it holds, ranks fetch a piece each and gather among themselves, so that a byte
+enters a host once; and two grids over the same ranks are first written on a common finer grid, where there may be
+nothing to move.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, combinations, pairwise
+from math import prod
+from typing import NamedTuple
+
+from ...placement import Cluster, Placement
+from ...placement.grid import placement as make_placement
+from ...sbp import Layout, State
+from .price import Network, Price
+from .program import transfer
+from .route import search
+
+__all__ = ["EXCHANGES", "FLAT", "LOCAL", "REDUCING", "Move", "moves"]
+
+LOCAL = frozenset({"slice", "to_partial", "to_device"})  # nothing is sent
+FLAT = frozenset({"all_reduce", "all_reduce_once"})  # boxes count the elements of the flattened buffer
+REDUCING = frozenset({"reduce_scatter", "all_reduce", "all_reduce_once"})  # addends become sums
+EXCHANGES = {"all_reduce": 2}  # exchanges a move takes, where it is not one
+
+
+class Move(NamedTuple):
+    """One step of a plan: a collective over axes of a placement, a transfer to another, or a local change."""
+
+    kind: str
+    src: Layout
+    dst: Layout
+    axes: tuple[int, ...]
+    price: Price
+
+    def __str__(self) -> str:
+        names = self.src.placement.names or tuple(map(str, range(self.src.placement.ndim)))
+        over = " over " + ", ".join(names[a] for a in self.axes) if self.axes and self.kind not in LOCAL else ""
+        return f"{self.kind}{over} -> {self.dst.lie}"
+
+
+def moves(src: Layout, dst: Layout, cluster: Cluster) -> tuple[Move, ...]:
+    """The moves of least time by this cluster; none where every rank holds already what it is to hold."""
+    return tuple(_merged(_way(src, dst, cluster)))
+
+
+def _merged(moves: Iterable[Move]) -> Iterator[Move]:
+    """Slices in a row are one slice."""
+    held: Move | None = None
+    for move in moves:
+        if held is not None and held.kind == move.kind == "slice":
+            held = held._replace(dst=move.dst, axes=held.axes + move.axes)
+            continue
+        if held is not None:
+            yield held
+        held = move
+    if held is not None:
+        yield held
+
+
+def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
+    p, q = src.placement, dst.placement
+    if p is q:
+        return _within(src, dst.state, cluster)
+    if p.type != q.type:
+        # Into CUDA memory first and out of it last, so that the network carries what CUDA holds.
+        there = src if q.type == "cuda" else dst
+        kind = "cuda"
+        middle = Layout(_typed(there.placement, kind), there.state, there.shape, there.dtype)
+        step = Move("to_device", src, middle, (), Price(0.0, 0.0))
+        if there is src:
+            return [step, *_way(middle, dst, cluster)]
+        return [*_way(src, middle, cluster), step._replace(src=middle, dst=dst)]
+    if p.flat == q.flat:
+        fine = _common_grid(p, q)
+        a, b = fine and _regrid(src, fine), fine and _regrid(dst, fine)
+        if a and b:
+            return _within(a, b.state, cluster)
+    return _between(src, dst, cluster)
+
+
+def _typed(p: Placement, kind: str) -> Placement:
+    return Placement(kind, p.flat, p.shape, p.names)
+
+
+def _within(src: Layout, state: State, cluster: Cluster) -> list[Move]:
+    network = Network.of(src.placement, cluster)
+    moves, here = [], src
+    for step in search(src.state, state, src.shape, src.dtype.itemsize, network):
+        there = src.with_state(step.after)
+        moves.append(Move(step.kind, here, there, step.axes, step.price))
+        here = there
+    return moves
+
+
+def _common_grid(p: Placement, q: Placement) -> Placement | None:
+    """The coarsest grid of which both are blocks of neighbouring axes, or None where their cuts do not nest."""
+    cuts = {prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)}
+    ends = sorted(cuts)
+    if any(b % a for a, b in pairwise(ends)):
+        return None
+    shape = [b // a for a, b in zip([1, *ends], ends, strict=False) if b > a]
+    return make_placement(p.type, p.flat).reshape(tuple(shape) or (1,))
+
+
+def _regrid(layout: Layout, fine: Placement) -> Layout | None:
+    """The layout on a finer grid; None where cutting in steps gives other pieces than cutting at once."""
+    blocks: list[tuple[int, ...]] = []
+    at = 0
+    for size in layout.placement.shape:
+        start = at
+        while prod(fine.shape[start:at]) < size:
+            at += 1
+        blocks.append(tuple(range(start, at)))
+    dims = tuple(tuple(chain.from_iterable(blocks[f] if f >= 0 else (f,) for f in d)) for d in layout.state.dims)
+    partial = tuple(chain.from_iterable(blocks[a] for a in layout.state.partial))
+    found = Layout(fine, State(dims, partial, layout.state.reduction), layout.shape, layout.dtype)
+    return found if all(found.spans(r) == layout.spans(r) for r in fine.flat) else None
+
+
+def _between(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
+    goal = _regrid(dst, _host_grid(dst.placement, cluster)) or dst
+    ways = []
+    for first in _whole_sources(src, cluster):
+        there = first[-1].dst if first else src
+        for target in _targets(goal):
+            price = _transfer_price(there, target, cluster)
+            last = _within(target, goal.state, cluster)
+            ways.append([*first, Move("transfer", there, target, (), price), *last])
+    return min(ways, key=lambda way: (sum(m.price.time for m in way), sum(m.price.bytes for m in way), len(way)))
+
+
+def _host_grid(p: Placement, cluster: Cluster) -> Placement:
+    """The placement with each axis that crosses hosts cut in two, across and inside, where its blocks allow it."""
+    size = cluster.capacity[0]
+    shape: list[int] = []
+    for axis, n in enumerate(p.shape):
+        groups = [[rank // size for rank in group] for group in p.groups((axis,))]
+        inside = next(
+            b
+            for b in range(n, 0, -1)
+            if n % b == 0 and all(len({*g[i : i + b]}) == 1 for g in groups for i in range(0, n, b))
+        )
+        shape += [n // inside, inside] if 1 < inside < n else [n]
+    return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
+
+
+def _whole_sources(src: Layout, cluster: Cluster) -> Iterator[list[Move]]:
+    """Ways to have no addends at the source: none to go, or a reduce_scatter along each dim, or an all_reduce."""
+    if not src.state.partial:
+        yield []
+        return
+    for state in (*_split_further(src, src.state.partial), State(src.state.dims)):
+        yield _within(src, state, cluster)
+
+
+def _targets(dst: Layout) -> Iterator[Layout]:
+    """What to receive: the target itself, or a piece each where ranks are to hold the same (or addends)."""
+    if not dst.state.partial:
+        yield dst
+    split = dst.state.split
+    alike = tuple(a for a, n in enumerate(dst.placement.shape) if a not in split and n > 1)
+    for count in range(1, len(alike) + 1):
+        for axes in combinations(alike, count):
+            if set(dst.state.partial) <= set(axes):
+                yield from map(dst.with_state, _split_further(dst, axes))
+    if dst.state.partial and not dst.shape:
+        yield dst.with_state(State(dst.state.dims))
+
+
+def _split_further(layout: Layout, axes: tuple[int, ...]) -> Iterator[State]:
+    dims = layout.state.dims
+    for d in range(len(dims)):
+        yield State((*dims[:d], dims[d] + axes, *dims[d + 1 :]))
+
+
+def _transfer_price(src: Layout, dst: Layout, cluster: Cluster) -> Price:
+    """Exact for few ranks; for many as if the target held nothing and the sources shared the sending evenly."""
+    p, q = src.placement, dst.placement
+    ranks = {*p.flat, *q.flat}
+    if p.size * q.size <= 64:
+        programs = [transfer(src, dst, r) for r in ranks]
+        received = max(sum(part.numel for part in program.receives) for program in programs)
+        sent = max(sum(part.numel for part in program.sends) for program in programs)
+    else:
+        received = prod(dst.local_shape(q.flat[0]))
+        sent = received * q.size // p.size
+    level = cluster.levels[cluster.level_of(ranks)]
+    size = dst.dtype.itemsize
+    peers = prod(p.shape[a] for a in src.state.split)
+    return Price(peers * level.latency + max(received, sent) * size / level.bandwidth, float(received * size))

@@ -1,0 +1,288 @@
+"""Capture: which ATen calls a torch function makes of logical tensors, and what comes out, without computing anything.
+
+The function runs on fake tensors of the logical shapes. A mode at the pre-dispatch key sees every call above autograd
+and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`, indexing is slices and selects.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...sbp import Layout
+from ...sbp.call import Ref, fill, map_tensors, tensors_in
+from ..tensors.memory_formats import as_laid
+
+__all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
+
+
+# A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One ATen call; its tensors are `Ref`s, and `fakes` are what they were, for rules to look at."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fake_args: tuple[Any, ...]
+    fake_kwargs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+    numbers: tuple[int, ...]  # of the outputs; that of an input where the op returned it
+    grad: bool = True  # whether gradients were on; some functions turn them off for a while
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A function as a list of nodes; `result` is what it returned, with Refs for tensors."""
+
+    nodes: tuple[Node, ...]
+    result: Any
+    inputs: tuple[Tensor, ...]
+    fakes: tuple[Tensor, ...]  # by number
+
+
+class Seen(NamedTuple):
+    """A call as it went by."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    grad: bool
+
+
+# SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
+class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.calls: list[Seen] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = as_laid(func, args, func(*args, **(kwargs or {})))
+        self.calls.append(Seen(func, args, kwargs or {}, out, torch.is_grad_enabled()))
+        return out
+
+
+_capturing = 0
+
+
+@cache
+def shared_fakes() -> FakeTensorMode:
+    """Made at the first use: it loads torch._dynamo, which would double the time of `import sbpflow`."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def capturing() -> bool:
+    """Whether fakes are running through a function right now."""
+    return _capturing > 0
+
+
+def _fake(layout: Layout) -> Tensor:
+    """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
+    with shared_fakes():
+        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.placement.type)
+
+
+def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
+    """Tensors of the logical shapes and dtypes, without values."""
+    return [_fake(layout) for layout in layouts]
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layouts: Sequence[Layout],
+    *,
+    grad: bool = False,
+) -> Captured:
+    """What `function` does with tensors of these layouts, which stand in its arguments as Refs.
+
+    With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
+    """
+    name = getattr(function, "__name__", "")
+    odd = any(layout.order for layout in layouts) and any(word in name for word in _KERNELS)
+    if not odd and not grad and not _sees_metas(function) and not torch._C._is_any_autocast_enabled():
+        try:
+            return _of_builtin(function, args, kwargs, [_meta(layout) for layout in layouts])
+        except Exception:  # a tensor is made inside, or torch has no meta function: fakes can more, at a price
+            pass
+    inputs = fakes_of(layouts)
+    if grad:
+        inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
+    with shared_fakes():
+        calls, result = _watched(function, args, kwargs, inputs)
+    return _read(calls, _as_returned(function, calls, result), inputs)
+
+
+# How the results of these lie in memory depends on the device's kernel, of which metas know nothing.
+_KERNELS = ("conv", "group_norm", "scaled_dot_product_attention")
+
+
+def _sees_metas(function: Any) -> bool:
+    """Whether a function may tell metas from other tensors: `x.is_meta`, or Python code that looks at devices."""
+    return getattr(function, "__name__", "") == "__get__" or mentions(function, _PLACES)
+
+
+def _watched(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor]
+) -> tuple[list[Seen], Any]:
+    watch = _Watch()
+    with seen_by(watch):
+        return watch.calls, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+
+
+@contextmanager
+def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
+    """Inside, a mode at the pre-dispatch key sees every call of a function on tensors without values."""
+    global _capturing
+    _capturing += 1
+    silent, _fake_log.disabled = _fake_log.disabled, True
+    try:
+        with torch.enable_grad(), enable_python_dispatcher(), watch:
+            yield
+    finally:
+        _capturing -= 1
+        _fake_log.disabled = silent
+
+
+def _as_returned(function: Any, calls: Sequence[Seen], result: Any) -> Any:
+    """The result as the function returns it where nobody watches: torch makes tuples of the lists of its ops."""
+    is_op = isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    is_list = type(result) is list and any(result is call.out for call in calls)
+    return tuple(result) if is_list and not is_op else result
+
+
+def _meta(layout: Layout) -> Tensor:
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")
+
+
+# What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
+_ops: dict[Any, Node] = {}
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _of_builtin(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Tensor]
+) -> Captured:
+    """Capture on meta tensors: quicker than fakes, and enough where Python code does not look at devices.
+
+    Which op a builtin calls seldom depends on shapes, so that for other shapes that op alone is run.
+    """
+    # Indexing leaves out a slice that takes all of a dim; no other builtin looks at sizes before it calls its op.
+    sized = function in _INDEXING
+    metas = tuple((x.dtype, x.shape if sized else x.dim(), x.is_contiguous() or x.stride()) for x in inputs)
+    kind = function, _static(args), _static(kwargs), metas
+    known = _ops.get(kind)
+    if known is not None:
+        fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
+        out = as_laid(known.op, fake_args, known.op(*fake_args, **fake_kwargs))
+        calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
+        return _read(calls, _as_returned(function, calls, out), inputs)
+    calls, result = _watched(function, args, kwargs, inputs)
+    seen = _read(calls, _as_returned(function, calls, result), inputs)
+    if any(map(_is_meta, (part for node in seen.nodes for part in (*node.args, *node.kwargs.values())))):
+        raise LookupError("a constant was made without values")
+    if len(seen.nodes) == 1:
+        (call,) = calls
+        again = call.op(*call.args, **call.kwargs) if not call.op._schema.is_mutable else call.out
+        if [t.shape for t in tensors_in(again)] != [t.shape for t in tensors_in(call.out)]:
+            raise LookupError("torch's two meta functions of this op differ")  # nll_loss_nd has such a pair
+        if result is call.out and not mentions(function, _SHAPES):
+            _ops[kind] = seen.nodes[0]
+    return seen
+
+
+def _is_meta(value: Any) -> bool:
+    """Whether an argument holds what makes no sense elsewhere: a tensor that no Ref stands for, or the device."""
+    if isinstance(value, torch.device):
+        return value.type == "meta"
+    return any(t.is_meta for t in tensors_in(value))
+
+
+def _static(value: Any) -> Any:
+    """An argument as part of a key: what tensors stand in it, and every other value with its type."""
+    if isinstance(value, Ref):
+        return Ref
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_static, value))
+    if isinstance(value, dict):
+        return tuple((name, _static(part)) for name, part in value.items())
+    if isinstance(value, slice):
+        return slice, _static(value.start), _static(value.stop), _static(value.step)
+    return type(value), value
+
+
+# What a Python function looks at if fakes, metas or other shapes might take another way through it.
+_GRADS = frozenset({"requires_grad", "is_grad_enabled"})
+_PLACES = frozenset({"device", "is_cuda", "is_cpu", "is_meta", "is_quantized"})
+_SHAPES = frozenset({"shape", "size", "dim", "ndim", "numel", "len", "stride", "is_contiguous"})
+
+
+def asks_for_grad(function: Any) -> bool:
+    """Whether a Python function looks at what requires grad, so that fakes would take another way through it."""
+    return mentions(function, _GRADS)
+
+
+@cache
+def mentions(function: Any, names: frozenset[str]) -> bool:
+    """Whether a Python function, or one that it calls by name, uses any of these names."""
+    return _mentions(function, names, set())
+
+
+def _mentions(function: Any, names: frozenset[str], seen: set[Any]) -> bool:
+    if not isinstance(function, FunctionType) or function in seen or len(seen) > 64:
+        return False
+    seen.add(function)
+    used = _names(function.__code__)
+    return bool(used & names) or any(_mentions(function.__globals__.get(name), names, seen) for name in used)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:
+    numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+    fakes = list(inputs)
+
+    def refer(tensor: Tensor) -> Any:
+        number = numbers.get(id(tensor))
+        if number is None and (
+            tensor.is_meta or isinstance(tensor, FakeTensor)
+        ):  # torch.zeros_like returns another object than its op
+            number = next((n for n, other in enumerate(fakes) if _is_same(tensor, other)), None)
+            if number is None:
+                raise LookupError("a tensor that no captured call made")
+        return tensor if number is None else Ref(number)  # a constant of the function stays what it is
+
+    nodes = []
+    for op, args, kwargs, out, grad in calls:
+        taken, named = map_tensors(args, refer), map_tensors(kwargs, refer)
+        outputs = tuple(tensors_in(out))
+        for tensor in outputs:
+            if id(tensor) not in numbers:
+                numbers[id(tensor)] = len(fakes)
+                fakes.append(tensor)
+        nodes.append(Node(op, taken, named, args, kwargs, outputs, tuple(numbers[id(t)] for t in outputs), grad))
+    return Captured(tuple(nodes), map_tensors(result, refer), tuple(inputs), tuple(fakes))
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.shape == b.shape and a.stride() == b.stride()

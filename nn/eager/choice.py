@@ -1,0 +1,198 @@
+"""What becomes of a captured call: which ways its rule gives it, what each costs, and why there may be none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...placement import Placement, default_cluster
+from ...sbp import Layout
+from ...sbp.call import Call, Way, numbered, tensors_in
+from ...sbp.choose import Price, candidates, choose, quick
+from ...sbp.layout import memory_gaps, memory_order
+from ...sbp.precision import adds_up, promotes, rounded
+from ...sbp.registry import find, has_rule
+from ...sbp.state import State
+from ..tensors.tensor import GlobalTensor, has_grad
+from .capture import Captured, Node, capture
+from .formulas import composite
+from .recipe import Recipe
+
+# Taken apart on fakes it may become another kernel than tensors that require grad would get.
+_WHOLE = {"scaled_dot_product_attention"}
+
+__all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "price", "statistics", "verdict"]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """How a call is answered, before anything is built for it.
+
+    By a `formula`, under one of several `ways`, taken `apart`, or, for want of all these, gathered: then `why` says it.
+    """
+
+    call: Call
+    formula: Recipe | None = None
+    ways: Sequence[Way] = ()
+    costs: Sequence[float] = ()
+    way: Way | None = None
+    apart: Captured | None = None
+    why: str = ""
+
+
+def verdict(node: Node, tensors: Sequence[GlobalTensor]) -> Verdict:
+    """How to answer a captured call of these tensors."""
+    where = tensors[0].placement
+    states = tuple(x._layout.state for x in tensors)
+    call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, states, where.shape)
+    formula = composite(call, node)
+    if formula is not None:
+        return Verdict(call, formula)
+    ways, why = _allowed(call, node, tensors)
+    if ways:
+        way, costs = choose(call, ways, price(tensors, where))
+        return Verdict(call, ways=ways, costs=costs, way=way)
+    if node.op._can_decompose() and not node.op._schema.is_mutable and call.name not in _WHOLE and not statistics(call):
+        named = numbered((node.fake_args, node.fake_kwargs))
+        try:
+            seen = capture(node.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)
+        except Exception:
+            return Verdict(call, why=why)
+        return Verdict(call, apart=seen, why=why)
+    return Verdict(call, why=why)
+
+
+def _allowed(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[Sequence[Way], str]:
+    """The ways that may be taken or, where there are none, why."""
+    if _draws(node.op):
+        return [], "it draws random numbers, and these must be the same on all ranks"
+    if _reshapes(call, node, tensors):
+        return [], "it changes the shape of what it writes to"
+    ways = options(call)
+    if not ways:
+        return [], "no rule" if not has_rule(node.op) else "its rule has nothing to say of these arguments"
+    if node.op._schema.is_mutable:
+        return _in_place(call, node, ways), "what it writes to cannot stay where it is"
+    kept = statistics(call)
+    ways = [way for way in ways if all(way.inputs[i] == call.states[i] for i in kept)]
+    return ways, "the statistics that it writes to cannot stay where they are"
+
+
+def _draws(op: torch._ops.OpOverload) -> bool:
+    """Whether an op draws random numbers, and only the rule of all pointwise ops would cover it: ranks must agree."""
+    return torch.Tag.nondeterministic_seeded in op.tags and not has_rule(op)
+
+
+def _reshapes(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> bool:
+    """Whether an op changes the shape of what it writes to, so that the fake no longer shows what went in."""
+    return any(
+        n < len(tensors) and tuple(y.shape) != tensors[n]._layout.shape
+        for n, y in zip(node.numbers, call.outputs, strict=True)
+    )
+
+
+def options(call: Call) -> list[Way]:
+    """The ways that the rule book gives; none where it has nothing to say."""
+    try:
+        answer = find(call)
+    except (AssertionError, IndexError, KeyError):  # arguments that do not fit; torch says it better
+        return []
+    return [] if answer is None else candidates(call, answer)
+
+
+def statistics(call: Call) -> list[int]:
+    """Inputs that normalisations write to although their schema does not say so."""
+    if not (call.bound.get("training") or call.bound.get("use_input_stats")):
+        return []
+    held = [call.bound.get(name) for name in ("running_mean", "running_var")]
+    return [i for i, x in enumerate(call.inputs) if any(x is one for one in held)]
+
+
+def _in_place(call: Call, node: Node, ways: Sequence[Way]) -> list[Way]:
+    """Those in which what is written to may stay where it is."""
+    written = [i for i, x in enumerate(call.inputs) if i in node.numbers]
+    if len(written) != len(node.numbers):
+        return []
+    return [
+        way
+        for way in ways
+        if all(way.inputs[i] == call.states[i] for i in written)
+        and all(way.outputs[k] == call.states[i] for k, i in enumerate(node.numbers))
+    ]
+
+
+def active_axes(way: Way) -> set[int]:
+    """The axes on which ranks hold different things."""
+    return {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
+
+
+def price(tensors: Sequence[GlobalTensor], where: Placement) -> Price:
+    """Seconds of bringing an input into a state, and its gradient back; each pair is looked at once."""
+    cluster = default_cluster(where)
+    known: dict[tuple[int, State], tuple[float, float]] = {}
+
+    def link(axis: int) -> tuple[float, float]:
+        return cluster.link(where, (axis,))
+
+    def seconds(i: int, dst: State) -> tuple[float, float]:
+        found = known.get((i, dst))
+        if found is None:
+            of = tensors[i]._layout
+            size = of.dtype.itemsize
+            there, back = quick(of.shape, size, of.state, dst, where.shape, link), 0.0
+            if tensors[i].requires_grad and torch.is_grad_enabled():
+                back = quick(of.shape, size, _dual(dst, of, where), of.dual.state, where.shape, link)
+            found = known[i, dst] = there, back
+        return found
+
+    return seconds
+
+
+def _dual(dst: State, of: Layout, where: Placement) -> State:
+    """The gradient's state after a move to `dst`, as far as one input tells: B stays as it was, P becomes B."""
+    still = [a for a in of.dual.state.partial if a not in dst.split and a not in dst.partial]
+    return State(dst.dims, tuple(still))
+
+
+def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """How inputs and outputs lie under a way, and with them their gradients."""
+    where = tensors[0].placement
+    active = active_axes(way)
+    free = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in active]
+    written = [tensors[n] for n in node.numbers if n < len(tensors)] if node.op._schema.is_mutable else []
+    floats = written or [x for x in tensors if has_grad(x._layout)]  # what is written to keeps its gradient's way
+    flexible = {a for a in free if floats and all(a in x._layout.grad_partial for x in floats)}
+    if not written and not adds_up(node.op, tensors_in((node.fake_args, node.fake_kwargs)), node.outputs):
+        flexible = set()
+
+    def grads(state: State, dtype: torch.dtype) -> tuple[int, ...]:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return ()
+        kept = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in state.split and a not in state.partial]
+        return tuple(a for a in kept if a in active or a in flexible)
+
+    targets = tuple(
+        _same_or(x._layout, Layout(where, state, x._layout.shape, x.dtype, grads(state, x.dtype)))
+        for x, state in zip(tensors, way.inputs, strict=True)
+    )
+    outs = tuple(
+        Layout(where, state, tuple(y.shape), y.dtype, grads(state, y.dtype), None, memory_order(y), memory_gaps(y))
+        for y, state in zip(node.outputs, way.outputs, strict=True)
+    )
+    return targets, outs
+
+
+def cast_first(node: Node, tensors: Sequence[GlobalTensor], targets: Sequence[Layout]) -> tuple[int, ...]:
+    """The inputs that are cast to the dtype of what comes out before the call, which would else round addends.
+
+    A bfloat16 `B` times float32 rows has a float32 gradient, of which each rank has an addend.
+    """
+    if not promotes(node.op):
+        return ()
+    fakes = tensors_in((node.fake_args, node.fake_kwargs))
+    return tuple(i for i in rounded(fakes, node.outputs) if targets[i].grad_partial)
+
+
+def _same_or(have: Layout, to: Layout) -> Layout:
+    """The layout a tensor has where it differs only in how it is written."""
+    return have if have.state == to.state and have.grad_partial == to.grad_partial else to

@@ -1,0 +1,131 @@
+"""Custom autograd Functions: run on shards where they have a rule, gathered where they have none.
+
+`Function.apply` never asks __torch_function__, and would run a global tensor's shell. So it is replaced by one that
+looks for global tensors among its arguments and otherwise goes on as before.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.overrides import handle_torch_function
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+from ...placement.errors import SbpError
+from ...sbp.call import fill, numbered, tensors_in
+from ...sbp.registry import known
+from ..tensors import copies
+from ..tensors.tensor import GlobalTensor
+from . import refusals
+from .capture import Node, capturing, fakes_of
+from .choice import verdict
+from .dispatch import name_of
+from .gathered import Whole
+from .prepare import makers, single
+from .recipe import Recipe
+
+__all__ = ["Applied", "FunctionOp", "applied", "function_name", "install", "node_of", "of_function"]
+
+_apply = Function.apply.__func__  # type: ignore[attr-defined]
+_applied: dict[type[Function], "Applied"] = {}
+
+
+def applied(cls: type[Function], *args: Any) -> Any:
+    """`apply` as torch has it."""
+    return _apply(cls, *args)
+
+
+class Applied:
+    """`MyFunction.apply` on plain tensors, as a function that dispatch can hold in a key."""
+
+    def __init__(self, cls: type[Function]) -> None:
+        self.cls, self.__name__ = cls, cls.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _apply(self.cls, *args, **kwargs)
+
+
+class FunctionOp:
+    """What rules look at of an op, for a Function: a schema made from the signature of `forward` and a call."""
+
+    tags: tuple[()] = ()
+    _overloadname = "default"
+    namespace = "function"
+
+    def __init__(self, cls: type[Function], args: Sequence[Any], outputs: int) -> None:
+        names = [name for name in inspect.signature(cls.forward).parameters if name != "ctx"]
+        if len(names) < len(args) or any(n in ("args", "kwargs") for n in names):
+            names = [f"arg{i}" for i in range(len(args))]
+        kinds = ["Tensor" if isinstance(a, Tensor) else "Any" for a in args]
+        said = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, names, strict=False))
+        results = ", ".join(["Tensor"] * outputs)
+        returns = results if outputs == 1 else f"({results})"
+        self._schema = torch._C.parse_schema(f"{function_name(cls)}({said}) -> {returns}")
+
+    def _can_decompose(self) -> bool:
+        return False
+
+
+def function_name(cls: type[Function]) -> str:
+    """Under which name a Function's rule is in the book.
+
+    >>> function_name(Function)
+    'function::Function'
+    """
+    return f"function::{cls.__qualname__.replace('.', '_').replace('<locals>', 'locals')}"
+
+
+def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
+    """By the Function's rule if it has one."""
+    if function_name(func.cls) not in known():
+        return Whole(name_of(func))
+    node = node_of(func, args, tensors)
+    found = verdict(node, tensors)
+    if found.way is None:
+        return Whole(name_of(func))
+    return single(func, node, found.call, found.way, tensors)
+
+
+def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Node:
+    """A Function's call as it would have been captured; only its forward runs, on fakes."""
+    fakes = fakes_of([x._layout for x in tensors])
+    named = numbered(args)
+    faked = fill(named, fakes)
+    with torch.no_grad():
+        outputs = tuple(tensors_in(func(*faked)))
+    op: Any = FunctionOp(func.cls, faked, len(outputs))
+    return Node(op, named, {}, faked, {}, outputs, tuple(range(len(tensors), len(tensors) + len(outputs))))
+
+
+def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(isinstance(a, GlobalTensor) for a in args):
+        if capturing():  # its own backward would be lost among the calls that its forward makes
+            raise LookupError(f"{cls.__name__} is not captured")
+        return _apply(cls, *args, **kwargs)
+    if cls is BackwardHookFunction:
+        raise SbpError(
+            "a module's full backward hook sees single shards, not global tensors\n"
+            "  put a hook on the tensor: x.register_hook(...), or module.register_forward_hook to get at it"
+        )
+    if cls.__module__ == "torch.utils.checkpoint":
+        if cls is CheckpointFunction:  # saves and replays by itself, on one device's tensors
+            run, preserve, *rest = args
+            return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
+        return _apply(cls, *args, **kwargs)  # only keeps its inputs
+    func = _applied.get(cls)
+    if func is None:
+        func = _applied[cls] = Applied(cls)
+    # As torch's own functions do, so that modes see it too.
+    return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)
+
+
+def install() -> None:
+    """Put ours in the place of torch's, once."""
+    makers[Applied] = of_function
+    Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
+    refusals.install()
+    copies.install()

@@ -1,0 +1,181 @@
+"""Running a function on gathered tensors: right for anything, and visible in the record as what it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...boxing import box
+from ...placement import Placement
+from ...placement.errors import PlacementError, SbpError
+from ...placement.world import owned
+from ...sbp import Layout
+from ...sbp.call import map_tensors, tensors_in
+from ...sbp.layout import memory_gaps, memory_order
+from ...sbp.state import State
+from ..tensors import seeds
+from ..tensors.moves import describe, flat, shards_as
+from ..tensors.tensor import GlobalTensor, has_grad, wrap
+from ..tensors.tokens import pass_tokens
+from .moved_views import Torn, after_write, any_severed, once, sever
+from .recipe import Recipe, each_rank
+
+__all__ = ["Whole", "bring_back"]
+
+
+class Whole(Recipe):
+    """Every rank runs the function on whole tensors. What it changed in place is brought back to where it lay.
+
+    `adds_up`: its backward may take addends of a gradient. Of a function that nothing is known of it may not.
+    """
+
+    def __init__(self, name: str, *, writes: bool = False, adds_up: bool = False) -> None:
+        self.name, self.changes, self.adds_up = name, writes, adds_up
+        self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        where = tensors[0].placement
+        floats = [x for x in tensors if has_grad(x._layout)]
+        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
+        linear = self.adds_up and floats
+        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
+        label = f"{self.name} (gathered)"
+        shards = [
+            shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)
+            for x in tensors
+        ]
+        shards = [self._as_in_memory(held, x) for held, x in zip(shards, tensors, strict=True)]
+        if self.changes:  # others may use the gathered copies too, and views of one exchange cannot be written to
+            shards = [
+                held if held[0] is x._shards[0] else tuple(s.clone() for s in held)
+                for x, held in zip(tensors, shards, strict=True)
+            ]
+        if not owned(where):
+            return self._elsewhere(tensors, partial)
+        before = [_versions(held) for held in shards]
+        with seeds.watched(where):
+            results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
+        for x, held, stamp in zip(tensors, shards, before, strict=True):
+            unseen = self.changes and held[0].is_inference()  # these have no version, so that a write does not show
+            if unseen or _versions(held) != stamp or held[0].shape != x.shape:
+                bring_back(x, held, partial)
+                if any_severed([x]):
+                    after_write(x)
+        result, bases = _global(results, shards, tensors, partial)
+        for at, (y, base) in enumerate(zip(tensors_in(result), bases, strict=True)):
+            if base is not None and isinstance(y, GlobalTensor):
+                sever(y, Torn(base, func, args, kwargs, at))
+        return result
+
+    def _as_in_memory(self, held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:
+        """Copies with the strides of one device, where it may matter: numbers are drawn in their order."""
+        order = x._layout.order
+        same = all(memory_order(s) == order for s in held)
+        if same or ((not order or self.changes) and held[0] is x._shards[0]):
+            return held
+        order = order or tuple(range(x.ndim))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return tuple(s.permute(order).contiguous().permute(back) for s in held)
+
+    def _elsewhere(self, tensors: Sequence[GlobalTensor], partial: tuple[int, ...]) -> Any:
+        """Tokens of the results; their shapes must be known without the values."""
+        found = tensors_in(self.fakes)
+        if not found:
+            raise PlacementError(
+                f"{self.name} on {tensors[0].placement!r}: this process owns none of its ranks, and what comes out "
+                "depends on the values\n  call it on a tensor that every process has: x.to_global(placement=...)"
+            )
+        tokens = pass_tokens([x._shards[0] for x in tensors], [fake.dtype for fake in found])
+        where = tensors[0].placement
+        layouts = [
+            Layout(where, State(((),) * f.ndim), tuple(f.shape), f.dtype, partial, order=memory_order(f)) for f in found
+        ]
+        made = iter([wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
+        return map_tensors(self.fakes, lambda _: next(made))
+
+
+def _versions(shards: tuple[Tensor, ...]) -> list[int]:
+    return [0 if s.is_inference() else s._version for s in shards]
+
+
+def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
+    """The function for every rank owned here, each seeing the same random numbers."""
+    if len(calls) == 1:
+        return [func(*calls[0][0], **calls[0][1])]
+    read, write = (
+        (torch.get_rng_state, torch.set_rng_state)
+        if device == "cpu"
+        else (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+    )
+    generators = [g for _, kwargs in calls[:1] for g in kwargs.values() if isinstance(g, torch.Generator)]
+    state, states = read(), [g.get_state() for g in generators]
+    results = []
+    for args, kwargs in calls:
+        write(state)
+        for generator, saved in zip(generators, states, strict=True):
+            generator.set_state(saved)
+        results.append(func(*args, **kwargs))
+    return results
+
+
+def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
+    """What a function wrote to gathered copies, to where the tensor lies."""
+    if held[0].shape != x.shape and x._torn is not None:
+        raise SbpError(
+            f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"
+            "  use the function that returns a new tensor, as x.t() for x.t_()"
+        )
+    if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
+        x._shards, x._layout = held, _as_b(held, x.placement, partial)._layout
+    if any(a is b for a, b in zip(held, x._shards, strict=True)):
+        return
+    back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")
+    for shard, value in zip(x._shards, back, strict=True):
+        once(shard).copy_(once(value, like=shard))
+    x._moved = None
+
+
+def _global(
+    results: Sequence[Any],
+    shards: Sequence[tuple[Tensor, ...]],
+    tensors: Sequence[GlobalTensor],
+    partial: tuple[int, ...],
+) -> tuple[Any, list[GlobalTensor | None]]:
+    """The local results as global tensors that are whole on every rank, and what each is a view of.
+
+    An input that came back is itself.
+    """
+    per_rank = [tensors_in(result) for result in results]
+    where = tensors[0].placement
+    made: list[Tensor] = []
+    bases: list[GlobalTensor | None] = []
+    for pieces in zip(*per_rank, strict=True):
+        same = next((x for x, held in zip(tensors, shards, strict=True) if held[0] is pieces[0]), None)
+        out = same if same is not None else _as_b(pieces, where, partial)
+        viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held, x))
+        bases.append(None if out is same else next(viewed, None))
+        made.append(out)
+    whole = iter(made)
+    return map_tensors(results[0], lambda _: next(whole)), bases
+
+
+def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) -> bool:
+    """Whether a result is a view of a gathered copy, so that what is written to it does not reach `x`."""
+    if held[0] is x._shards[0] or pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
+        return False
+    return bool(pieces[0].untyped_storage()._cdata == held[0].untyped_storage()._cdata)  # empty ones have no address
+
+
+def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:
+    one = pieces[0]
+    if one.layout is not torch.strided:
+        raise SbpError(
+            f"a {str(one.layout).removeprefix('torch.')} tensor of shape {tuple(one.shape)} came out\n"
+            "  global tensors are dense; call the function on x.full_tensor()"
+        )
+    state = State(((),) * one.ndim)
+    grads = partial if one.is_floating_point() or one.is_complex() else ()
+    return wrap(
+        pieces, Layout(where, state, tuple(one.shape), one.dtype, grads, None, memory_order(one), memory_gaps(one))
+    )

@@ -1,0 +1,392 @@
+"""Functions that are not captured: they ask for values, act on autograd, draw random numbers, or take lists."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function
+from torch.utils._foreach_utils import _foreach_supported_types
+
+from ...placement import Placement
+from ...placement.errors import PlacementError, SbpError
+from ...placement.world import owned
+from ...sbp import Layout
+from ...sbp.call import map_tensors, tensors_in
+from ...sbp.layout import memory_order
+from ...sbp.recurrent import KINDS
+from ...sbp.state import State
+from ..tensors import autograd, seeds
+from ..tensors.moves import describe, flat, shards_as
+from ..tensors.shell import shell
+from ..tensors.tensor import GlobalTensor, wrap
+from .norms import norms
+from .recipe import Recipe, each_rank
+from .recurrent import FORMULAS
+from .refusals import refuse_sending
+
+__all__ = ["handler"]
+
+# So that clipping takes all gradients at once: torch goes by the class of what it is given, and DTensor is there too.
+_foreach_supported_types.append(GlobalTensor)
+_handlers: dict[Any, Recipe] = {}
+
+
+class Answer(Recipe):
+    """A function of ours in the place of torch's, with the same arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Foreach(Recipe):
+    """An elementwise function of lists: each rank runs it on its shards, once the lists lie alike."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        where = tensors[0].placement
+        if any(x.placement is not where for x in tensors):
+            return _by_placement(func, args, kwargs, tensors)
+        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+        rows = list(zip(*(a for a in lists if len(a) == len(lists[0])), strict=True))
+        homes = [_adopted(next((x for x in row if isinstance(x, GlobalTensor)), row[0]), where) for row in rows]
+        if _is_written(func) and not all(isinstance(x, GlobalTensor) for x in lists[0]):
+            raise SbpError(
+                f"{func.__name__} would write global tensors into plain ones, once for every rank\n"
+                "  make the plain ones global by flow.tensor, or the global ones plain by x.full_tensor()"
+            )
+        if not owned(where):
+            return None if _is_written(func) else [wrap(home._shards, home._layout) for home in homes]
+        # Few functions of addends are the addends of the function; and what broadcasts has no pieces of its own.
+        odd = any(x.ndim and x.shape != home.shape for row, home in zip(rows, homes, strict=True) for x in row)
+        if odd or any(x._layout.state.partial for x in homes):
+            return _gathered(func, args, kwargs, where)
+
+        def lie(x: Tensor, home: GlobalTensor) -> tuple[Tensor, ...]:
+            if not isinstance(x, GlobalTensor):
+                if x.shape != home.shape:  # a step count, the same everywhere
+                    return (x,) * len(home._shards)
+                x = _adopted(x, where)
+            if x.shape != home.shape:
+                return shards_as(x, flat(x._layout), func.__name__, implicit=True)
+            there = home._layout.with_state(home._layout.state)
+            same = x._layout.state == there.state and x.dtype is there.dtype
+            to = x._layout if same else type(there)(there.placement, there.state, there.shape, x.dtype)
+            return shards_as(x, to, func.__name__, implicit=True)
+
+        shards: list[tuple[Tensor, ...]] = []
+        for a in (*args, *kwargs.values()):
+            alike = isinstance(a, list | tuple) and len(a) == len(homes)
+            shards += map(lie, tensors_in(a), homes if alike else [homes[0]] * len(tensors_in(a)))
+        results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        if results[0] is None:
+            return None
+        per_rank = [tensors_in(result) for result in results]
+        made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
+        return map_tensors(results[0], lambda _: next(made))
+
+
+def _by_placement(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+    """The function of what each placement has of the lists; single numbers come along to each."""
+    from .dispatch import adopt, meeting
+
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    count = len(lists[0])
+    rows = zip(*(a for a in lists if len(a) == count), strict=True)
+    places = [meeting(func, [x for x in row if isinstance(x, GlobalTensor)] or tensors) for row in rows]
+    made: list[Any] = [None] * count
+    for where in dict.fromkeys(places):
+        mine = [at for at, place in enumerate(places) if place is where]
+
+        def part(a: Any, where: Placement = where, mine: list[int] = mine) -> Any:
+            a = [a[at] for at in mine] if isinstance(a, list | tuple) and len(a) == count else a
+            return map_tensors(a, lambda t: adopt(func, t, where) if isinstance(t, GlobalTensor) else t)
+
+        results = func(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
+        if results is None:
+            continue
+        for at, result in zip(mine, results, strict=True):
+            made[at] = result
+    return None if results is None else type(results)(made)
+
+
+def _is_written(func: Any) -> bool:
+    return bool(func.__name__.partition(".")[0].endswith("_"))
+
+
+def _adopted(t: Tensor, where: Placement) -> GlobalTensor:
+    from ..tensors.factories import whole_everywhere
+
+    return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
+
+
+def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: Placement) -> Any:
+    """The function of whole tensors, and what it may have written brought back."""
+    from .gathered import bring_back
+
+    args, kwargs = map_tensors((args, kwargs), lambda t: _adopted(t, where))
+    tensors: list[Any] = tensors_in((args, kwargs))
+    moved = [shards_as(x, flat(x._layout), func.__name__, implicit=True) for x in tensors]
+    held = [tuple(s.clone() for s in shards) for shards in moved]
+    results = [func(*a, **k) for a, k in each_rank(args, kwargs, held)]
+    if _is_written(func):  # torch does not tell which: fused steps count as no write
+        for x, shards in zip(tensors, held, strict=True):
+            bring_back(x, shards, ())
+        return None if results[0] is None else type(results[0])(args[0])
+    made = [wrap(pieces, flat_of(pieces, where)) for pieces in zip(*results, strict=True)]
+    return type(results[0])(made)
+
+
+def flat_of(pieces: Sequence[Tensor], where: Placement) -> Layout:
+    one = pieces[0]
+    return Layout(where, State(((),) * one.ndim), tuple(one.shape), one.dtype, order=memory_order(one))
+
+
+def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
+    if any(a is b for a, b in zip(held, home._shards, strict=True)):
+        return home
+    of = home._layout
+    return wrap(held, type(of)(of.placement, of.state, of.shape, held[0].dtype, order=of.order))
+
+
+def handler(func: Any) -> Recipe | None:
+    """What answers this function, if it is one of these."""
+    known = _handlers.get(func)
+    if known is None:
+        refuse_sending(func)
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an overload too
+        if name in _REDUCED:
+            return Reduced(_REDUCED[name])
+        if name.startswith(("_foreach_", "_fused_")):
+            return Foreach()
+    return known
+
+
+class Reduced(Recipe):
+    """A function of lists that makes one number of each tensor: norms together, the rest one by one."""
+
+    def __init__(self, function: Callable[..., list[Tensor]]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        (xs, *rest), where = args, tensors[0].placement
+        made = self.function([_adopted(x, where) for x in xs], *rest, **kwargs)
+        is_op = isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        return made if is_op else tuple(made)
+
+
+def _powsum(x: Tensor, ord: float = 2, dtype: Any = None) -> Tensor:
+    return torch.sum(x.abs().pow(ord), dtype=dtype)
+
+
+def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    return lambda xs, *args, **kwargs: [function(x, *args, **kwargs) for x in xs]
+
+
+_REDUCED = {"_foreach_norm": norms, "_foreach_max": _each(torch.max), "_foreach_powsum": _each(_powsum)}
+
+
+def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def put(function: Callable[..., Any]) -> Callable[..., Any]:
+        for func in functions:
+            _handlers[func] = Answer(function)
+        return function
+
+    return put
+
+
+@answers(torch.autograd.grad)
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    return autograd.grad(outputs, inputs, *args, **kwargs)
+
+
+@answers(torch.autograd.backward)
+def _backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    ys = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    given = grad_tensors if isinstance(grad_tensors, list | tuple) else (grad_tensors,) * len(ys)
+    autograd.backward(ys, given, retain_graph, create_graph, inputs)
+
+
+@answers(torch.Tensor.__setstate__, torch.Tensor.storage, torch.Tensor.untyped_storage, torch.Tensor.storage_type)
+@answers(torch.Tensor.share_memory_)
+def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
+    raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
+
+
+def _by_element(name: str) -> Callable[..., GlobalTensor]:
+    """Python functions of single numbers: torch would look for them in a fake's memory, which has none."""
+
+    def change(x: GlobalTensor, *args: Any) -> GlobalTensor:
+        from ..tensors.factories import whole_everywhere
+
+        if x.requires_grad:
+            raise TypeError(f"can't call {name} on Variable that requires grad. Use var.detach().{name}() instead.")
+        whole = x.full_tensor().clone()
+        getattr(whole, name)(*(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args))
+        return x.copy_(whole_everywhere(whole, x.placement))  # type: ignore[return-value]
+
+    return change
+
+
+for _name in ("apply_", "map_", "map2_"):
+    _handlers[getattr(torch.Tensor, _name)] = Answer(_by_element(_name))
+
+
+@answers(torch._amp_foreach_non_finite_check_and_unscale_)
+def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -> None:
+    """What a GradScaler does with gradients: an infinity in one rank's piece skips the step on all of them."""
+    by_placement: dict[Placement, list[GlobalTensor]] = {}
+    for g in grads:
+        by_placement.setdefault(g.placement, []).append(g)
+    for where, group in by_placement.items():
+        flags = []
+        for i in range(len(group[0]._shards)):
+            flag = torch.zeros_like(found_inf)
+            torch._amp_foreach_non_finite_check_and_unscale_([g._shards[i] for g in group], flag, factor)
+            flags.append(flag)
+        axes = tuple(a for a in range(where.ndim) if where.shape[a] > 1)
+        of = Layout(where, State((), axes, "max" if axes else "sum"), (), found_inf.dtype)
+        found_inf.copy_(torch.maximum(found_inf, wrap(tuple(flags), of).full_tensor()))
+        for g in group:
+            g._moved = None  # torch's function does not count as a write
+
+
+@answers(torch.result_type)
+def _result_type(*tensors: Any, **named: Any) -> torch.dtype:
+    """It depends on which are single numbers, and on nothing else of a shape."""
+    given = (*tensors, *named.values())
+    metas = [torch.empty((1,) * t.ndim, dtype=t.dtype, device="meta") if isinstance(t, Tensor) else t for t in given]
+    return torch.result_type(*metas)
+
+
+def _recurrent(kind: str) -> Callable[..., Any]:
+    """LSTM and its kin by their formula at once: to capture one takes as long as its sequences are."""
+    ops = getattr(torch.ops.aten, kind)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        packed = len(args) > 3 and isinstance(args[3], list | tuple)  # behind the sizes of batches
+        return ops.data(*args, **kwargs) if packed else FORMULAS[ops.input](*args, **kwargs)
+
+    return run
+
+
+for _name in KINDS:
+    _handlers[getattr(torch, _name)] = Answer(_recurrent(_name))
+
+
+def _random(name: str) -> Callable[..., GlobalTensor]:
+    def fill(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
+        from ..tensors.factories import whole_everywhere
+
+        if kwargs.get("generator") is None:
+            seeds.agree(x.placement)
+        if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
+            args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
+        with torch.no_grad():
+            dense = x._layout.in_order(x._layout.order)
+            whole = torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
+            drawn = getattr(whole, name)(*args, **kwargs)
+        return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
+
+    return fill
+
+
+for _name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_"):
+    _handlers[getattr(torch.Tensor, _name)] = Answer(_random(_name))
+    for _overload in getattr(torch.ops.aten, _name).overloads():
+        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random(_name))
+
+
+def _random_like(name: str) -> Callable[..., Tensor]:
+    def draw(x: GlobalTensor, *args: Any, dtype: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+        from .formulas import random_like
+
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
+        like = x if dtype is None or dtype is x.dtype else wrap(x._shards, _of_dtype(x, dtype))
+        with torch.no_grad():
+            made = random_like(like, lambda whole: getattr(torch, name)(whole, *args, **kwargs))
+        return made.requires_grad_() if requires_grad else made
+
+    return draw
+
+
+def _of_dtype(x: GlobalTensor, dtype: torch.dtype) -> Any:
+    of = x._layout
+    return type(of)(of.placement, of.state, of.shape, dtype, order=of.order)
+
+
+for _name in ("rand_like", "randn_like", "randint_like"):
+    _handlers[getattr(torch, _name)] = Answer(_random_like(_name))
+    for _overload in getattr(torch.ops.aten, _name).overloads():
+        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random_like(_name))
+
+
+def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
+    if type_ == x.placement.type:
+        return x
+    if type_ not in ("cpu", "cuda"):
+        raise PlacementError(
+            f"a global tensor cannot go to {type_!r}\n  {describe(x)}\n  placements are on cpu or cuda; "
+            "x.full_tensor() is a plain tensor that may go there"
+        )
+    there = type(x.placement)(type_, x.placement.flat, x.placement.shape, x.placement.names)
+    return x.to_global(placement=there)
+
+
+if hasattr(torch._C.TensorBase, "const_data_ptr"):  # of torch 2.13; 2.11 has no such name
+
+    @answers(torch._C.TensorBase.const_data_ptr)  # type: ignore[attr-defined]
+    def _const_data_ptr(x: GlobalTensor) -> int:
+        return x.data_ptr()
+
+
+@answers(torch.Tensor.type)
+def _type(x: GlobalTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """The name of its kind, such as torch.FloatTensor, or the tensor as another kind."""
+    one = shell(x._layout)
+    if dtype is None:
+        return one.type()
+    like = one.type(dtype)
+    return _to(x, like.device, like.dtype)
+
+
+@answers(torch.Tensor.cpu)
+def _cpu(x: GlobalTensor, memory_format: Any = None) -> GlobalTensor:
+    return _moved_to(x, "cpu")
+
+
+@answers(torch.Tensor.cuda)
+def _cuda(x: GlobalTensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> GlobalTensor:
+    return _moved_to(x, "cuda")
+
+
+@answers(torch.Tensor.to)
+def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Devices are the placement's matter; dtypes go on to the rule book."""
+    if not isinstance(x, GlobalTensor):
+        raise SbpError("x.to(other) of a plain tensor and a global one\n  use x.to(other.dtype)")
+    dtype, device, copy = kwargs.get("dtype"), kwargs.get("device"), kwargs.get("copy", False)
+    for a in args:
+        if isinstance(a, torch.dtype):
+            dtype = a
+        elif isinstance(a, str | torch.device | int) and not isinstance(a, bool):
+            device = a
+        elif isinstance(a, Tensor):
+            dtype = a.dtype
+    if device is not None:
+        x = _moved_to(x, torch.device(device).type)
+    if dtype is not None and dtype is not x.dtype:
+        # As torch's own functions do, so that modes see it too.
+        return handle_torch_function(torch.ops.aten.to.dtype, (x,), x, dtype)
+    x = x.clone() if copy else x
+    form = kwargs.get("memory_format", torch.preserve_format)
+    return x if form is torch.preserve_format else x.contiguous(memory_format=form)

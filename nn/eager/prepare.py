@@ -1,0 +1,328 @@
+"""Making a recipe: capture the call, ask the rule book, choose the cheapest way, and say how results lie."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...placement.world import owned
+from ...sbp import Layout
+from ...sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
+from ...sbp.precision import adds_up
+from ..tensors.factories import whole_everywhere
+from ..tensors.moves import shards_as
+from ..tensors.tensor import GlobalTensor
+from .capture import Captured, Node, asks_for_grad, capture
+from .choice import cast_first, lies, statistics, verdict
+from .dispatch import dispatch, name_of, on_first
+from .gathered import Whole
+from .handlers import handler
+from .recipe import Outputs, Recipe, Single, assembled, wants_grad
+
+__all__ = ["Program", "first", "is_the_node", "makers", "single"]
+
+
+# For functions that are not captured: their type -> what makes their recipe.
+makers: dict[type, Callable[[Any, tuple[Any, ...], Sequence[GlobalTensor]], Recipe]] = {}
+
+
+def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> Recipe:
+    """The recipe of a call that was not seen before."""
+    if kwargs.get("out") is not None:
+        return _Into()
+    if kwargs.get("requires_grad"):
+        return _AsLeaf()
+    maker = makers.get(type(func))
+    if maker is not None:
+        return maker(func, args, tensors)
+    if asks_for_grad(func):
+        return Whole(name_of(func))
+    named = numbered((args, kwargs))
+    try:
+        seen = capture(func, named[0], named[1], [x._layout for x in tensors])
+    except Exception:  # data decides the shape, torch has no fake of it, or the call is wrong: then running it tells
+        if func is torch.Tensor.view and any(x._layout.gaps for x in tensors):  # but what is gathered has no gaps
+            raise RuntimeError(
+                "view size is not compatible with input tensor's size and stride (at least one dimension spans across "
+                "two contiguous subspaces). Use .reshape(...) instead."
+            ) from None
+        return Whole(name_of(func), writes=name_of(func).endswith("_") and name_of(func) != "__getitem__")
+    if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
+        made = _of_node(func, seen.nodes[0], tensors)
+        if isinstance(made, Single):
+            made.result = fill(seen.result, seen.fakes)
+        elif isinstance(made, Whole):
+            made.fakes = fill(seen.result, seen.fakes)
+        elif isinstance(made, Program) and type(seen.result) is tuple:  # its op, taken apart, returns a list
+            made.result = tuple(made.result)
+        return made
+    if len(seen.nodes) == 1 and len(tensors) == 2:
+        return _swapped(func, seen, tensors) or Program(seen)
+    return Program(seen)
+
+
+def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Single | None:
+    """The recipe of a function that hands its two tensors on the other way round, as `F.embedding` does."""
+    order = (Ref(1), Ref(0))
+    node = replace(seen.nodes[0], args=fill(seen.nodes[0].args, order), kwargs=fill(seen.nodes[0].kwargs, order))
+    if node.op._schema.is_mutable or not is_the_node(replace(seen, nodes=(node,)), 2) or min(node.numbers) < 2:
+        return None
+    made = _of_node(func, node, tensors[::-1])
+    if not isinstance(made, Single) or made.slots is None:
+        return None
+    made.result = fill(seen.result, seen.fakes)
+    made.slots = made.slots[::-1]
+    made.targets = made.targets and made.targets[::-1]
+    made.views = tuple(base if base is None else 1 - base for base in made.views)
+    return made
+
+
+def is_the_node(seen: Captured, count: int) -> bool:
+    """Whether a captured function does just what its one node does, with the same tensors in the same order."""
+    (node,) = seen.nodes
+    return (
+        node.grad
+        and handler(node.op) is None
+        and refs_in((node.args, node.kwargs)) == list(range(count))
+        and len(tensors_in((node.fake_args, node.fake_kwargs))) == count
+        and tuple(refs_in(seen.result)) == node.numbers
+    )
+
+
+def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
+    found = verdict(node, tensors)
+    if (found.formula is not None or found.apart is not None) and _is_widened(node):
+        return _Widened()
+    if found.formula is not None:
+        return found.formula
+    if found.way is not None:
+        return _unless_rounded(single(func, node, found.call, found.way, tensors), node, tensors)
+    if found.apart is not None:
+        return Program(found.apart)
+    writes = node.op._schema.is_mutable or bool(statistics(found.call))
+    return Whole(name_of(func), writes=writes, adds_up=adds_up(node.op, found.call.inputs, found.call.outputs))
+
+
+def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
+    """The recipe of one call under one way."""
+    targets, outs = lies(way, node, tensors)
+    # An output that is an input comes back as it, unless it had to be moved first.
+    mutable = node.op._schema.is_mutable
+    same = tuple(
+        n if n < len(tensors) and (mutable or targets[n] is tensors[n]._layout) else None for n in node.numbers
+    )
+    stay = all(to is x._layout for to, x in zip(targets, tensors, strict=True))
+    outputs = Outputs(outs, same, (False,) * len(outs))
+    views = tuple(
+        _base_of(y, call) if n >= len(tensors) else None for y, n in zip(node.outputs, node.numbers, strict=True)
+    )
+    name = name_of(func)
+    pieces = [Piece(rank, targets, outs) for rank in owned(tensors[0].placement)]
+    calls = _calls(func, node, way, pieces)
+    writes = tuple(n for n in same if n is not None) if mutable else ()  # one that comes back may be as it was
+    if way.local is not None and calls is None:
+        shared = Shared(name, targets, outputs, views, way.local, node, pieces)
+        shared.writes = writes
+        return shared
+    made = Single(name, None if stay else targets, outputs, views)
+    made.writes, made.bookish = writes, call.op.namespace == "aten"
+    if calls is not None:
+        made.calls, made.slots = calls
+    made.any_float = torch.Tag.pointwise in node.op.tags
+    return made
+
+
+def _calls(
+    func: Any, node: Node, way: Way, pieces: Sequence[Piece]
+) -> tuple[list[tuple[Callable[..., Any], list[Any]]], tuple[int, ...]] | None:
+    """What each rank calls instead, where that is known once and for all: what a rule says, or torch's own function.
+
+    Functions written in Python only prepare one ATen call; ranks make that call at once.
+    """
+    if isinstance(way.local, Rewritten):
+        made = [way.local.rewrite(piece, *node.args, **node.kwargs) for piece in pieces]
+    elif way.local is None and isinstance(func, FunctionType) and not node.kwargs:
+        bound = builtin(node.op)
+        if bound is None or torch.Tag.pointwise in node.op.tags:
+            return None
+        made = [(bound, node.args)] * len(pieces)
+    else:
+        return None
+    if not made:
+        return None
+    args = made[0][1]
+    places = {a.number: at for at, a in enumerate(args) if isinstance(a, Ref)}
+    if len(refs_in(list(args))) != len(places) or len(places) != len(refs_in((node.args, node.kwargs))):
+        return None
+    return [(function, list(mine)) for function, mine in made], tuple(places[k] for k in sorted(places))
+
+
+def builtin(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """torch's own binding of an op, which is called at half the price of the op itself.
+
+    Those of losses do not know the op's own reduction where none is said.
+    """
+    if any(argument.name == "reduction" for argument in op._schema.arguments):
+        return None
+    name = op._schema.name.removeprefix("aten::")
+    for space in (torch._C._VariableFunctions, torch._C._nn):
+        if hasattr(space, name):
+            return getattr(space, name)  # type: ignore[no-any-return]
+    return None
+
+
+def _base_of(y: Tensor, call: Call) -> int | None:
+    """The input that an output is a view of. What an unsafe_ op gives shares memory too, and yet stands for itself."""
+    if "unsafe_" in call.name:
+        return None
+    mine = y.untyped_storage()._cdata
+    return next((i for i, x in enumerate(call.inputs) if x.untyped_storage()._cdata == mine), None)
+
+
+class Shared(Single):
+    """One ATen call by a rule's local function, which is told what its rank holds."""
+
+    def __init__(
+        self,
+        name: str,
+        targets: tuple[Layout, ...],
+        outputs: Outputs,
+        views: tuple[int | None, ...],
+        local: Local,
+        node: Node,
+        pieces: Sequence[Piece],
+    ) -> None:
+        super().__init__(name, targets, outputs, views, local)
+        self.pieces = pieces
+        self.node = node
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        assert self.targets is not None
+        assert self.local is not None
+        if self.elsewhere:
+            return self.pass_on(tensors)
+        shards = [shards_as(x, to, self.name, implicit=True) for x, to in zip(tensors, self.targets, strict=True)]
+        results = []
+        for i, piece in enumerate(self.pieces):
+            mine = [held[i] for held in shards]
+            results.append(self.local(piece, *fill(self.node.args, mine), **fill(self.node.kwargs, mine)))
+        return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
+
+
+class Program(Recipe):
+    """Several captured calls, each answered on its own."""
+
+    def __init__(self, seen: Captured) -> None:
+        self.nodes, self.result, self.count = seen.nodes, seen.result, len(seen.fakes)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        return self._each(tensors)
+
+    def _each(self, tensors: Sequence[GlobalTensor]) -> Any:
+        values: list[Any] = [*tensors, *[None] * (self.count - len(tensors))]
+        for node in self.nodes:
+            with nullcontext() if node.grad else torch.no_grad():
+                out = _answer(node.op, fill(node.args, values), fill(node.kwargs, values))
+            for number, tensor in zip(node.numbers, tensors_in(out), strict=True):
+                values[number] = tensor
+        where = tensors[0].placement
+
+        def put(t: Tensor) -> Tensor:  # a plain one is a constant, which the next call must find as it was
+            return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where).clone()
+
+        return map_tensors(fill(self.result, values), put)
+
+
+def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(t, GlobalTensor) for t in tensors_in((args, kwargs))):
+        return dispatch(op, args, kwargs)
+    return op(*args, **kwargs)
+
+
+def _is_widened(node: Node) -> bool:
+    """Whether autocast runs an op of half precision in single: of the parts that it is taken into it would not know."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in _floats(node.fake_args, node.fake_kwargs))
+    return narrow and any(t.dtype is torch.float32 for t in _floats(node.outputs))
+
+
+def _floats(*values: Any) -> list[Tensor]:
+    return [t for t in tensors_in(list(values)) if t.dtype.is_floating_point]
+
+
+class _Widened(Recipe):
+    """The call with its inputs of half precision made single."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        def widen(t: Tensor) -> Tensor:
+            return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+        return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
+
+
+def _unless_rounded(made: Recipe, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
+    """The recipe, or one that casts some inputs before."""
+    assert isinstance(made, Single)
+    narrow = cast_first(node, tensors, made.targets or [x._layout for x in tensors])
+    if any(wants_grad([tensors[i] for i in narrow])):
+        return _CastFirst(narrow, node.outputs[0].dtype)
+    made.by_grad = bool(narrow)
+    return made
+
+
+class _CastFirst(Recipe):
+    """The call with some of its inputs cast to the dtype of what comes out."""
+
+    by_grad = True
+
+    def __init__(self, which: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.which, self.dtype = which, dtype
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        named = numbered((args, kwargs))
+        cast = [x.to(self.dtype) if i in self.which else x for i, x in enumerate(tensors)]
+        args, kwargs = fill(named, cast)
+        return func(*args, **kwargs)
+
+
+class _Into(Recipe):
+    """`out=`: the call without it, and its results written there."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        kwargs = dict(kwargs)
+        out = kwargs.pop("out")
+        result = func(*args, **kwargs)
+        for to, value in zip(tensors_in(out), tensors_in(result), strict=True):
+            _write(to, value)
+        return out
+
+
+class _AsLeaf(Recipe):
+    """`requires_grad=`: the call without it, and its result made a leaf, which is more than shards that are leaves."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
+        result = func(*args, **{name: value for name, value in kwargs.items() if name != "requires_grad"})
+        fresh = result.detach() if any(result is x for x in tensors) else result
+        return fresh.requires_grad_()
+
+
+def _write(to: Tensor, value: Any) -> None:
+    if to.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out=... arguments don't support automatic differentiation, but one of them requires grad.")
+    assert isinstance(to, GlobalTensor)
+    if not torch.can_cast(value.dtype, to.dtype):
+        raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {to.dtype}")
+    if to.shape == value.shape:
+        with torch.no_grad():
+            to.copy_(value)
+    else:  # as torch does: the tensor takes the size of the result
+        moved = value.to(to.dtype).detach()
+        to._shards, to._layout, to._moved = moved._shards, moved._layout, None
+
+
+on_first(first)

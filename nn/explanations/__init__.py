@@ -1,0 +1,1 @@
+"""Why a call lies as it does: `flow.explain`, what it gives, and `flow.explicit`."""

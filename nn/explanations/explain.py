@@ -1,0 +1,295 @@
+"""`flow.explain`: for each call that a function makes, the signatures it could have, their prices, and the choice.
+
+The function runs on ghosts, which have a layout and no shards, so nothing is computed and nothing is sent. What is said
+of a call comes from the same `verdict` that running it would go by.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import count
+from math import isinf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from ...placement import Placement
+from ...placement.errors import SbpError
+from ...sbp import B, Layout
+from ...sbp.call import fill, map_tensors, numbered, tensors_in
+from ...sbp.precision import adds_up
+from ...sbp.recurrent import KINDS
+from ...sbp.state import State
+from ..eager.abstract import Ghost, Unknown, ghost
+from ..eager.capture import Captured, Node, asks_for_grad, capture
+from ..eager.choice import Verdict, cast_first, lies, price, verdict
+from ..eager.dispatch import adopt, meeting, name_of
+from ..eager.formulas import Handler
+from ..eager.functions import Applied, node_of
+from ..eager.handlers import handler
+from ..eager.prepare import is_the_node
+from ..eager.recipe import wants_grad
+from ..tensors.moves import flat
+from ..tensors.tensor import GlobalTensor, has_grad
+from .explanation import Choice, Explanation, Kind, Step, input_names, suggested
+
+__all__ = ["explain"]
+
+
+def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """What `func(*args, **kwargs)` would do on these global tensors; it prints itself. Nothing is computed or sent.
+
+    `func` is a torch function, a module, or any function of tensors. What it does with plain tensors, it does.
+
+    >>> from .. import ones
+    >>> from ...placement import placement
+    >>> p = placement("cpu:[0-1]")
+    >>> x, w = ones(4, 8, placement=p, sbp="S(1)"), ones(8, 2, placement=p, sbp="S(0)")
+    >>> [(str(choice), choice.bytes) for choice in explain(torch.matmul, x, w).steps[0].choices]
+    [('S(1), S(0) -> P', 0), ('B, B -> B', 96)]
+    """
+    found = tensors_in((args, kwargs))
+    if isinstance(func, nn.Module):
+        found += [*func.parameters(), *func.buffers()]
+    if not any(isinstance(t, GlobalTensor) for t in found):
+        raise SbpError(
+            "explain looks at global tensors, and found none\n  make one: flow.tensor(x, placement=p, sbp=S(0))"
+        )
+    told = Teller()
+    args, kwargs = map_tensors((args, kwargs), told.known)
+    ends = ""
+    with torch.random.fork_rng(devices=()):  # whatever random numbers are drawn, the next are the same
+        try:
+            with told:
+                if isinstance(func, nn.Module):
+                    named = [*func.named_parameters(), *func.named_buffers()]
+                    functional_call(func, {name: told.known(t) for name, t in named}, args, kwargs)
+                else:
+                    func(*args, **kwargs)
+        except Unknown as reason:
+            ends = str(reason)
+    return Explanation(tuple(told.steps), ends)
+
+
+class Teller(TorchFunctionMode):
+    """Sees every torch function of ghosts, answers it by other ghosts, and keeps what is to be said of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.level = 0
+        self._ghosts: dict[int, tuple[Tensor, Ghost]] = {}
+
+    def known(self, t: Tensor) -> Tensor:
+        """The ghost of a global tensor, always the same one; plain tensors stay what they are."""
+        if not isinstance(t, GlobalTensor) or isinstance(t, Ghost):
+            return t
+        if id(t) not in self._ghosts:
+            self._ghosts[id(t)] = t, ghost(t._layout, t.requires_grad, self.moved)
+        return self._ghosts[id(t)][1]
+
+    def moved(self, x: Ghost, there: Layout) -> None:
+        """An explicit move."""
+        choice = Choice.of((x,), (there,), (there,), None)
+        self.steps.append(Step("to_global", "moved", (x._layout,), ("x",), (choice,), choice, "", "", self.level))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        args, kwargs = map_tensors((args, kwargs), self.known)
+        found = [t for t in tensors_in((args, kwargs)) if isinstance(t, Ghost)]
+        if not found:
+            return func(*args, **kwargs)
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+        if handler(func) is not None and name_of(func) not in KINDS:
+            return self._own(func, args, kwargs)
+        where = meeting(func, found)
+        args, kwargs = map_tensors((args, kwargs), lambda t: self._meet(t, where))
+        homes: list[Any] = tensors_in((args, kwargs))
+        return self._call(func, args, kwargs, homes)
+
+    def _meet(self, t: Tensor, where: Placement) -> Ghost:
+        """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
+        if isinstance(t, Ghost):
+            return t if t.placement is where else t.to_global(placement=where, sbp=B)
+        if t.requires_grad and torch.is_grad_enabled() and not isinstance(t, FakeTensor):
+            adopt("explain", t, where)  # which says why not
+        of = Layout(where, State(((),) * t.ndim), tuple(t.shape), t.dtype)
+        return ghost(of, False, self.moved)
+
+    def _own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Functions that are answered without capture."""
+        name, x = name_of(func), args[0]
+        if name in ("to", "cpu", "cuda"):
+            answer: Any = handler(func)
+            with self:
+                return answer.function(*args, **kwargs)
+        if name.endswith("_like"):
+            dtype = kwargs.get("dtype") or x.dtype
+            made: Any = Ghost.drawn(x)
+            of = made._layout
+            made._layout = Layout(x.placement, of.state, of.shape, dtype, order=of.order)
+        elif name.endswith("_") and isinstance(x, Ghost):
+            made = x
+        else:
+            raise Unknown(f"{name} is not explained: only what goes forward is")
+        step = Step(
+            name, "drawn", (x._layout,), ("self",), (), None, "drawn for the whole, each rank keeps its part", ""
+        )
+        self.steps.append(step._replace(level=self.level))
+        return made
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Ghost]) -> Any:
+        if isinstance(func, Applied):
+            try:
+                node = node_of(func, args, tensors)
+            except Exception as error:
+                return self._gathered(
+                    func, tensors, f"no rule, and its forward cannot run on fakes: {_line(error)}", None, None
+                )
+            return self._node(func, node, tensors, None)
+        if asks_for_grad(func):
+            return self._gathered(func, tensors, "it looks at requires_grad itself", None, None)
+        named = numbered((args, kwargs))
+        try:
+            seen = capture(func, named[0], named[1], [x._layout for x in tensors])
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            return self._gathered(func, tensors, "its shape depends on data", None, None)
+        except Exception as error:
+            return self._gathered(func, tensors, f"torch has no fake of it: {_line(error)}", None, None)
+        if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
+            return self._node(func, seen.nodes[0], tensors, seen)
+        if len(seen.nodes) == 1 and seen.nodes[0].op is func:
+            return self._gathered(func, tensors, "no rule", seen, None)
+        return self._parts(func, seen, tensors, "")
+
+    def _node(self, func: Any, node: Node, tensors: Sequence[Ghost], seen: Captured | None) -> Any:
+        """One ATen call; `seen` says what of its outputs the function returns, and how."""
+        found = verdict(node, tensors)
+        if found.apart is not None:
+            return self._parts(func, found.apart, tensors, found.why)
+        if found.way is None and found.formula is None:
+            return self._gathered(func, tensors, found.why, seen, found)
+        if found.formula is not None:
+            assert isinstance(found.formula, Handler)
+            self._say(found.call.name, "formula", tensors, found, why=_about(found.formula))
+            with self._inside(), self:
+                return found.formula.run(func, (), {}, list(tensors))
+        choices: dict[tuple[Any, ...], Choice] = {}
+        for way, seconds in zip(found.ways, found.costs, strict=True):
+            if not isinf(seconds):
+                choices.setdefault((way.inputs, way.outputs), Choice.of(tensors, *lies(way, node, tensors), seconds))
+        assert found.way is not None
+        narrow = cast_first(node, tensors, lies(found.way, node, tensors)[0])
+        if any(wants_grad([tensors[i] for i in narrow])):
+            return self._cast(func, node, tensors, seen, narrow)
+        chosen = choices[found.way.inputs, found.way.outputs]
+        self._say(found.call.name, "rule", tensors, found, tuple(choices.values()), chosen)
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        mutable = node.op._schema.is_mutable
+        outs: dict[int, Ghost] = {}
+        for n, of in zip(node.numbers, chosen.outputs, strict=True):
+            if n < len(tensors) and (mutable or chosen.inputs[n] is tensors[n]._layout):
+                outs[n] = tensors[n]
+                outs[n]._layout = of
+                outs[n]._needs = outs[n]._needs or learns
+            else:
+                outs[n] = ghost(of, learns and has_grad(of), self.moved)
+        if seen is None:
+            made = tuple(outs.values())
+            return made[0] if len(made) == 1 else made
+        values = [outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))]
+        return fill(seen.result, values)
+
+    def _cast(
+        self, func: Any, node: Node, tensors: Sequence[Ghost], seen: Captured | None, narrow: tuple[int, ...]
+    ) -> Any:
+        """A call some of whose inputs are cast before, so that their gradients are added up before they are rounded."""
+        dtype = node.outputs[0].dtype
+        self._say(name_of(func), "parts", tensors, why=f"a gradient is added up in {dtype} before it is rounded")
+        with self._inside(), self:
+            homes: list[Any] = [x.to(dtype) if i in narrow else x for i, x in enumerate(tensors)]
+            number = count()
+            wide = map_tensors(
+                (node.fake_args, node.fake_kwargs), lambda t: t.to(dtype) if next(number) in narrow else t
+            )
+            return self._node(func, replace(node, fake_args=wide[0], fake_kwargs=wide[1]), homes, seen)
+
+    def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
+        """Several calls, each answered on its own."""
+        apart = bool(why) or len(seen.nodes) > 1
+        if apart:
+            self._say(name_of(func), "parts", tensors, why=why)
+        values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
+        with self._inside() if apart else nullcontext():
+            for node in seen.nodes:
+                args, kwargs = fill(node.args, values), fill(node.kwargs, values)
+                out: Any = node.outputs
+                if any(isinstance(t, Ghost) for t in tensors_in((args, kwargs))):
+                    with nullcontext() if node.grad else torch.no_grad():
+                        out = self.__torch_function__(node.op, (), args, kwargs)
+                for n, made in zip(node.numbers, tensors_in(out), strict=True):
+                    values[n] = made
+        where = tensors[0].placement
+        return map_tensors(fill(seen.result, values), lambda t: self._meet(t, where))
+
+    def _gathered(
+        self, func: Any, tensors: Sequence[Ghost], why: str, seen: Captured | None = None, found: Verdict | None = None
+    ) -> Any:
+        """Every rank runs it on whole tensors."""
+        where = tensors[0].placement
+        floats = [x for x in tensors if has_grad(x._layout)]
+        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
+        linear = floats and found is not None and adds_up(found.call.op, found.call.inputs, found.call.outputs)
+        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
+        targets = [flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()) for x in tensors]
+        fakes = seen.fakes[len(tensors) :] if seen is not None else found.call.outputs if found is not None else ()
+        outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
+        outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
+        seconds = price(tensors, where)
+        choice = Choice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
+        rule = suggested(found.call) if found is not None and found.why == "no rule" else ""
+        self._say(found.call.name if found else name_of(func), "gathered", tensors, found, (choice,), choice, why, rule)
+        if seen is None and found is None:
+            raise Unknown(f"what follows depends on what {name_of(func)} gives")
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        made = [ghost(of, learns and has_grad(of), self.moved) for of in outs]
+        if seen is not None:
+            return fill(seen.result, [*tensors, *made])
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _say(
+        self,
+        op: str,
+        how: Kind,
+        tensors: Sequence[Ghost],
+        found: Verdict | None = None,
+        choices: Sequence[Choice] = (),
+        chosen: Choice | None = None,
+        why: str = "",
+        rule: str = "",
+    ) -> None:
+        names = input_names(found.call) if found is not None else ()
+        names = names if len(names) == len(tensors) else tuple(f"input {i}" for i in range(len(tensors)))
+        step = Step(op, how, tuple(x._layout for x in tensors), names, tuple(choices), chosen, why, rule, self.level)
+        self.steps.append(step)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.level += 1
+        try:
+            yield
+        finally:
+            self.level -= 1
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _about(formula: Handler) -> str:
+    return f"the formula {formula.function.__name__} in torch's own functions"

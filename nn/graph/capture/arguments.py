@@ -1,0 +1,132 @@
+"""The arguments of a step: their tensors by path, what of them a compiled step depends on, and how they are cut."""
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....boxing import box
+from ....placement.errors import SbpError
+from ....placement.world import device, owned
+from ....sbp import Layout
+from ...tensors.factories import check_dense
+from ...tensors.moves import shards_as
+from ...tensors.tensor import GlobalTensor
+from .packed import repacked, unpacked
+from .pytree import replaced
+
+__all__ = ["cutter", "flat", "input_titles", "key_of", "parameter_names", "tensors_by_path"]
+
+
+def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of arguments by where they stand: `0`, `1.mask`, `labels`."""
+    found: dict[str, Tensor] = {}
+
+    def look(path: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[path] = value
+        elif isinstance(value, list | tuple):
+            for at, part in enumerate(value):
+                look(f"{path}.{at}", part)
+        elif isinstance(value, Mapping):
+            for name, part in value.items():
+                look(f"{path}.{name}", part)
+        elif is_dataclass(value) and not isinstance(value, type):
+            for name, part in vars(value).items():
+                look(f"{path}.{name}", part)
+
+    for at, value in enumerate(args):
+        look(str(at), value)
+    for name, value in kwargs.items():
+        look(name, value)
+    return found
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names under which a function takes arguments by position, up to where it takes any number."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # one of C has none
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in takewhile(lambda p: p.kind in kinds, known))
+
+
+def input_titles(paths: Iterable[str], names: Sequence[str]) -> dict[str, str]:
+    """Paths of tensors in arguments as a reader says them.
+
+    >>> input_titles(["0", "1.mask", "labels"], ["tokens", "batch"])
+    {'0': 'tokens', '1.mask': 'batch.mask'}
+    """
+    found = {}
+    for path in paths:
+        first, dot, rest = path.partition(".")
+        if first.isdigit() and int(first) < len(names):
+            found[path] = f"{names[int(first)]}{dot}{rest}"
+    return found
+
+
+def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of tensors by path alone: they are put into arguments like these."""
+
+    def call(**tensors: Tensor) -> Any:
+        def put(path: str, x: Tensor) -> Tensor:
+            return tensors.get(path, x)  # one that no path leads to is refused where it is used
+
+        given = [replaced(value, put, str(at), objects=True) for at, value in enumerate(args)]
+        named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
+        return unpacked(function(*repacked(given), **repacked(named)))
+
+    return call
+
+
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], modes: tuple[Any, ...]) -> Hashable:
+    """What a compiled step depends on: shapes and dtypes of tensors, every other value, and the modes of modules."""
+    return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]), modes
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, GlobalTensor):
+        of = value._layout
+        return "global", of.state, of.placement, of.shape, of.dtype, value.requires_grad
+    if isinstance(value, Tensor):
+        check_dense(value, "an argument of a graph")
+        return "tensor", value.shape, value.dtype, value.requires_grad
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if isinstance(value, Mapping):
+        return (type(value), *[(name, _key(part)) for name, part in value.items()])
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        return (type(value), *[(name, _key(part)) for name, part in vars(value).items()])
+    try:
+        hash(value)
+    except TypeError:
+        raise SbpError(
+            f"a graph cannot take a {type(value).__name__} as an argument: what if it changes?\n"
+            "  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
+        ) from None
+    return type(value), value
+
+
+def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """How an argument is brought to a layout; of a plain tensor, which every process has whole, each takes its part."""
+    whole = Layout(layout.placement, type(layout.state)(((),) * len(layout.shape)), layout.shape, layout.dtype)
+    here = [device(layout.placement, rank) for rank in owned(layout.placement)]
+
+    def cut(value: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(value, GlobalTensor):
+            with torch.no_grad():
+                return tuple(shard.detach() for shard in shards_as(value, layout, "input"))
+        if value.device.type == "meta":
+            raise SbpError(
+                f"a step was given a tensor {tuple(value.shape)} on meta, which has no values\n"
+                "  it is enough for graph.plan(...); to run, pass one with values"
+            )
+        copies = [value.detach().to(where) for where in here] or [value.new_empty(0)]
+        return tuple(copies) if whole is layout else box(copies, whole, layout, op="input")
+
+    return cut

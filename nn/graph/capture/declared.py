@@ -1,0 +1,78 @@
+"""Declarations that a program makes of single tensors while captured: factories with a placement, and `to_global`.
+
+A captured tensor is the whole one, without values; where it lives and how it lies are notes on the op that makes it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from ....boxing.record import user_line
+from ....placement import Placement
+from ....placement.errors import SbpError
+from ....sbp import SbpLike, layout
+from ...tensors.factories import declared_by
+from .interceptor import Watch
+from .tape import Tape
+
+__all__ = ["Declared"]
+
+
+class Declared:
+    """Notes on a tape. What says no placement is about `rest`; tensors are made on `device`."""
+
+    def __init__(self, tape: Tape, watch: Watch, device: str, rest: Placement | None) -> None:
+        self.tape, self.watch, self.device, self.rest = tape, watch, device, rest
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Inside, factories and `to_global` tell what they would have made."""
+
+        def to_global(x: Tensor, placement: Any = None, sbp: Any = None, *, grad_sbp: Any = None) -> Tensor:
+            return self.moved(x, placement, sbp, grad_sbp)
+
+        FakeTensor.to_global = to_global  # type: ignore[attr-defined]
+        try:
+            with declared_by(self.made):
+                yield
+        finally:
+            del FakeTensor.to_global  # type: ignore[attr-defined]
+
+    def made(
+        self, make: Callable[[torch.device], Tensor], where: Placement, sbp: SbpLike, seeded: torch.device | None
+    ) -> Tensor:
+        """A factory's tensor; of a seed of its own it is the same at every step, and made now."""
+        if seeded is None:
+            here = torch.device(self.device)
+            return self._noted(lambda: make(here), where, sbp)
+        with self.watch.paused(), unset_fake_temporarily():
+            value = make(seeded)
+        return self._noted(lambda: torch.ops.aten.lift_fresh(value).clone(), where, sbp)
+
+    def moved(self, x: Tensor, placement: Placement | None, sbp: SbpLike | None, grad_sbp: SbpLike | None) -> Tensor:
+        where = placement or self.rest
+        if where is None or grad_sbp is not None:
+            what, fix = (
+                ("does not say where", "give it placement=, or the graph one")
+                if where is None
+                else ("has grad_sbp=", "leave it out: a graph chooses itself how gradients lie")
+            )
+            raise SbpError(f"capture: to_global at {user_line()} {what}\n  {fix}")
+        return self._noted(x.clone, where, sbp)
+
+    def _noted(self, make: Callable[[], Tensor], where: Placement, sbp: SbpLike | None) -> Tensor:
+        tape = self.tape
+        with self.watch.paused():
+            like = make()
+        lies = None if sbp is None else layout(where, sbp, tuple(like.shape), like.dtype).state
+        before = tape.placement, tape.lies
+        # Addends are for the graph to make: the value is the same.
+        tape.placement, tape.lies = where, None if lies is None or lies.partial else lies
+        try:
+            return make()
+        finally:
+            tape.placement, tape.lies = before

@@ -1,0 +1,182 @@
+"""Writing in place, said without it: which op makes the new value, and how that of a view goes back to where it lies.
+
+x.relu_()             relu(x)
+x[2] = v              select_scatter(x, v, 0, 2)
+x.t().add_(1)         permute(add(permute(x), 1))
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....sbp.call import Ref
+
+__all__ = ["RESHAPES", "Geometry", "back", "functional", "geometry", "overload_like", "written"]
+
+aten = torch.ops.aten
+Op = torch._ops.OpOverload
+
+# Those that change what a tensor is a view of, not what it holds: op -> the view op.
+RESHAPES: dict[str, str] = {
+    "t_": "t", "transpose_": "transpose", "swapaxes_": "swapaxes", "swapdims_": "swapdims", "squeeze_": "squeeze",
+    "unsqueeze_": "unsqueeze", "as_strided_": "as_strided", "detach_": "detach",
+}  # fmt: skip
+
+# Where the functional op does not have the name without the last underscore.
+OTHER = {
+    "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
+    "__ilshift__": "bitwise_left_shift", "__irshift__": "bitwise_right_shift", "normal_": "normal_functional",
+}  # fmt: skip
+
+_PERMUTES = frozenset({
+    "t", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "numpy_T", "matrix_H", "mT", "mH",
+    "adjoint",
+})  # fmt: skip
+_SHAPED = frozenset({
+    "view", "_unsafe_view", "_reshape_alias", "reshape", "reshape_as", "view_as", "flatten", "unflatten", "ravel",
+    "squeeze", "unsqueeze", "contiguous", "alias", "detach", "to", "expand", "expand_as", "broadcast_to", "atleast_1d",
+    "atleast_2d", "atleast_3d", "lift_fresh", "type_as", "float", "positive",
+})  # fmt: skip
+_RANGES = frozenset({"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
+    "unsafe_chunk", "hsplit", "vsplit", "dsplit"})  # fmt: skip
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+
+
+def written(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an op writes to, in the order of its schema."""
+    found = []
+    for at, parameter in enumerate(op._schema.arguments):
+        info = parameter.alias_info
+        if info is not None and info.is_write:
+            value = args[at] if at < len(args) else kwargs.get(parameter.name)
+            found.append(value)
+    return found
+
+
+@cache
+def functional(op: Op) -> tuple[Op, frozenset[str]] | None:
+    """The op that makes what this one writes, and which arguments it does not take (`out`)."""
+    schema = op._schema
+    outs = frozenset(a.name for a in schema.arguments if a.is_out)
+    namespace, _, name = schema.name.partition("::")
+    if not outs:
+        name = OTHER.get(name) or (name[:-1] if name.endswith("_") and not name.endswith("__") else name)
+    found = _alike(getattr(getattr(torch.ops, namespace), name, None), op, outs)
+    return None if found is None else (found, outs)
+
+
+def overload_like(op: Op, name: str) -> Op:
+    """Of an ATen op the overload that takes what this one does."""
+    found = _alike(getattr(aten, name), op, frozenset())
+    assert found is not None, (op, name)
+    return found
+
+
+def _alike(packet: Any, op: Op, outs: frozenset[str]) -> Op | None:
+    if packet is None:
+        return None
+    wanted = _arguments(op._schema, outs)
+    order = sorted(packet.overloads(), key=lambda overload: bool(overload != op._overloadname))
+    for overload in order:
+        other: Op = getattr(packet, overload)
+        said = _arguments(other._schema, frozenset())
+        if not other._schema.is_mutable and (
+            said == wanted or (said[: len(wanted)] == wanted and _optional(other, len(wanted)))
+        ):
+            return other
+    return None
+
+
+def _arguments(schema: Any, outs: frozenset[str]) -> list[tuple[str, str]]:
+    """Names and types; what is written to is `self` in one op and `input` in the other."""
+    return [(a.name if at else "", str(a.type)) for at, a in enumerate(schema.arguments) if a.name not in outs]
+
+
+def _optional(op: Op, start: int) -> bool:
+    return all(a.has_default_value() for a in op._schema.arguments[start:])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where in its memory a tensor lies."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    bits: tuple[Any, ...]  # its dtype, and whether it is read conjugated or negated
+
+
+def geometry(x: Tensor) -> Geometry:
+    return Geometry(tuple(x.shape), x.stride(), int(x.storage_offset()), (x.dtype, x.is_conj(), x.is_neg()))
+
+
+# (the tensor that was viewed, the view's new value) -> what ops make its new value of both
+Back = Callable[[Callable[..., int], int, int], int]
+
+
+def back(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], at: int, whole: Geometry, part: Geometry
+) -> Back | None:
+    """How a new value of a view goes back into what it is the `at`-th view of by this op; None where it cannot.
+
+    It is told as a function of `make(op, *args)`, the number of the viewed tensor and that of the new value.
+    """
+    name = op._schema.name.partition("::")[2]
+    if part.bits != whole.bits or 0 in [s for s, n in zip(part.stride, part.shape, strict=True) if n > 1]:
+        return None
+    if name in _SHAPED and _count(part.shape) == _count(whole.shape):
+        return lambda make, _, new: (
+            new if part.shape == whole.shape else make(aten.reshape.default, Ref(new), [*whole.shape])
+        )
+    if name in _PERMUTES:
+        order = _order(op, args, kwargs, len(whole.shape))
+        inverse = [order.index(d) for d in range(len(order))]
+        return lambda make, _, new: make(aten.permute.default, Ref(new), inverse)
+    if name in _RANGES and len(part.shape) == len(whole.shape):
+        return _into_range(whole, part)
+    if name in ("select", "unbind"):
+        dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(whole.shape)
+        index = at
+        if name == "select":
+            index = (args[2] if len(args) > 2 else kwargs["index"]) % whole.shape[dim]
+        return lambda make, old, new: make(aten.select_scatter.default, Ref(old), Ref(new), dim, index)
+    if name == "diagonal":
+        rest = [*args[1:]]
+        return lambda make, old, new: make(aten.diagonal_scatter.default, Ref(old), Ref(new), *rest, **kwargs)
+    return None
+
+
+def _into_range(whole: Geometry, part: Geometry) -> Back | None:
+    dims = [
+        d
+        for d in range(len(whole.shape))
+        if part.shape[d] != whole.shape[d] or (part.stride[d] != whole.stride[d] and part.shape[d] > 1)
+    ]
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    stride, length = whole.stride[dim], part.shape[dim]
+    if not stride or not length:
+        return None
+    start = (part.offset - whole.offset) // stride
+    step = part.stride[dim] // stride if length > 1 else 1
+    end = start + (length - 1) * step + 1
+    return lambda make, old, new: make(aten.slice_scatter.default, Ref(old), Ref(new), dim, start, end, step)
+
+
+def _order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> list[int]:
+    """Which dim of its input each dim of a permuting op's output is: seen on a tensor whose sizes all differ."""
+    probe = torch.empty(_PRIMES[:dims], device="meta")
+    shape = op(probe, *args[1:], **kwargs).shape
+    return [_PRIMES.index(n) for n in shape]
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count

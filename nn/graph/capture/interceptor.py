@@ -1,0 +1,250 @@
+"""The watch: sees every ATen call of a function on fakes, above autograd and before any decomposition.
+
+What it cannot put on the tape it refuses, with the user's line: values that are not there, tensors from nowhere.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....boxing.record import user_line
+from ....placement.errors import SbpError
+from ....sbp.call import map_tensors, tensors_in
+from ....sbp.logical import Origin
+from ...eager.recurrent import FORMULAS
+from ...tensors.memory_formats import as_laid
+from .policy import Asking, Policy
+from .running_stats import statistics
+from .tape import Tape
+
+__all__ = ["Known", "Watch", "data_dependent"]
+
+aten = torch.ops.aten
+_LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+_DROPS = tuple(
+    getattr(aten, name + suffix).default
+    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
+)
+_ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+_EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+# The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
+Known = Callable[[Tensor], Tensor | None]
+
+
+def data_dependent(asked: str, line: str, module: str) -> SbpError:
+    """The error for Python code, or an op, whose course depends on what a tensor holds."""
+    where = f" in {module}" if module else ""
+    return SbpError(
+        f"capture: {asked} needs to know what a tensor holds\n"
+        f"  called at {line}{where}; a graph is made once, before there are values\n"
+        "  choose by torch.where, keep shapes fixed (masks instead of picking), or do it outside of the graph"
+    )
+
+
+# SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
+class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
+
+    def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.tape, self.known, self.literal = tape, known, literal
+        self.module = self.block = self.region = ""
+        self.regions = 0
+        self.policy: Policy | None = None  # of the region
+        self.inner: nn.Module | None = None
+        self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
+        self._paused = False
+        self.drew = False  # whether anything was drawn while calls were let go by
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let calls go by that the program did not make."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def here(self) -> Origin:
+        """Where the program is."""
+        return Origin(self.module, user_line(), self.block, self.region)
+
+    @contextmanager
+    def recomputed(self, policy: Policy | None = None) -> Iterator[None]:
+        """Calls that the backward is to make again, but for those that a policy keeps; inside of such a region there is
+        no other."""
+        before = self.region, self.policy
+        if not self.region:
+            self.region, self.policy = self.new_region(), policy
+        try:
+            yield
+        finally:
+            self.region, self.policy = before
+
+    def new_region(self) -> str:
+        self.regions += 1
+        return f"{self.module or 'step'} {self.regions}"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
+            return func(*args, **kwargs)
+        self.tape.origin = self.here()
+        if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
+            if func in _LITERALS and self.known(args[0]) is None:
+                out = self._run(func, args, kwargs)
+                self.literal(args[0], out)
+                return out
+            args, kwargs = map_tensors(args, self.fake), map_tensors(kwargs, self.fake)
+        if func in FORMULAS:  # its parts come by here
+            with self:
+                return FORMULAS[func](*args, **kwargs)
+        if torch._C._is_any_autocast_enabled() and (cast := self._cast(func, args, kwargs)) is not None:
+            return cast[0]
+        if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show
+            return args[0]
+        if func in _ASKS and id(args[0]) in self._checks:  # torch._check_tensor_all, a distribution's arguments
+            return True
+        if func in _NORMS:
+            args = statistics(self.tape, func, args)
+        if func._schema.is_mutable:  # known before it is another view or size
+            for tensor in tensors_in([args, kwargs]):
+                self.tape.view(tensor)
+        out = self._run(func, args, kwargs) if self.policy is None else self._asked(self.policy, func, args, kwargs)
+        if any(y.layout is not torch.strided for y in tensors_in(out)):
+            raise SbpError(
+                f"capture: {func} makes a sparse tensor, at {self.tape.origin.line}\n"
+                "  a graph has dense ones alone: leave it dense, or do it outside of the graph"
+            )
+        if func is aten._is_all_true.default:
+            self._checks[id(out)] = out
+        self.tape.record(func, args, kwargs, out)
+        return out
+
+    def _asked(self, policy: Policy, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it; where the policy has it kept, it is no part of the region."""
+        with Asking(policy) as asking:
+            out = self._run(func, args, kwargs)
+        if asking.saves:
+            self.tape.origin = replace(self.tape.origin, recompute="")
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            if func is aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, *_EIGHTS):
+                return self._grouped(*args, **kwargs)
+            return as_laid(func, args, func(*args, **kwargs))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            error = data_dependent(str(func), self.tape.origin.line, self.module)
+            if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
+                name = self.module or type(self.inner).__name__
+                error = SbpError(
+                    f"capture: {name} has momentum=None: how much a batch counts depends on a counter's value\n"
+                    f"  called at {self.tape.origin.line}\n  give it a momentum, as in momentum=0.1"
+                )
+            raise error from None
+        except UnsupportedOperatorException as error:
+            raise SbpError(
+                f"capture: {func} cannot run without values\n"
+                f"  called at {self.tape.origin.line}; torch knows no shapes of what it makes: {error}\n"
+                "  give it a fake by torch.library.register_fake, or call it outside of the graph"
+            ) from None
+        except SbpError:
+            raise
+        except Exception as error:
+            error.add_note(f"while a graph was captured: {func} at {self.tape.origin.line}")
+            raise
+
+    def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
+        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not: one like it,
+        of all rows and the first group."""
+        if b.dtype != a.dtype:
+            raise SbpError(
+                f"capture: a grouped matrix product of {a.dtype} and {b.dtype}, at {self.tape.origin.line}\n"
+                "  cast one, as in x.to(weight.dtype)"
+            )
+        with self.paused(), torch.autocast(a.device.type, enabled=False):
+            if a.ndim == b.ndim == 2 and offs is not None:  # groups of what is added up
+                return (a @ b).expand(len(offs), -1, -1).contiguous()
+            made: Tensor = a @ b if a.ndim == b.ndim else a[0] @ b if a.ndim == 3 else a @ b[0]
+            return made
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self.known(tensor)
+        if fake is None and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise SbpError(
+                f"capture: torch.vmap and the transforms of torch.func are not captured, at {self.tape.origin.line}\n"
+                "  write it on whole batches"
+            )
+        if fake is None:
+            raise SbpError(
+                f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that is no input, parameter or buffer\n"
+                f"  used at {self.tape.origin.line}; what it holds would be frozen into the graph\n"
+                "  register it as a buffer of its module, or pass it as an argument"
+            )
+        return fake
+
+    def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """Have autocast say its casts aloud: it calls them and the op anew, which come by here again."""
+        key = next(
+            (
+                _AUTOCAST[kind]
+                for kind in {t.device.type for t in tensors_in([args, kwargs])}
+                if kind in _AUTOCAST and torch.is_autocast_enabled(kind)
+            ),
+            None,
+        )
+        if key is None or torch._C._dispatch_tls_is_dispatch_key_excluded(key):
+            return None
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), str(key).rpartition(".")[2]):
+            with self:
+                return (func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs),)
+        if func._can_decompose() and self._casts(func, key, args, kwargs):
+            with self:
+                return (func.decompose(*args, **kwargs),)
+        return None
+
+    @staticmethod
+    def _casts(func: Any, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether autocast knows one of the ops that this one is made of."""
+        with _Names() as inner:
+            func.decompose(*args, **kwargs)
+        return any(torch._C._dispatch_has_kernel_for_dispatch_key(n, str(key).rpartition(".")[2]) for n in inner.names)
+
+
+class _Names(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """Notes the names of all ops, and of those that they are made of."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.name())
+        if func._can_decompose():
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

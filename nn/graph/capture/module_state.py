@@ -1,0 +1,152 @@
+"""What modules hold while a graph is captured: fakes in the place of parameters and buffers, under their names."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ....placement.errors import SbpError
+from ...tensors.copies import attributes
+
+__all__ = ["Constant", "Held", "Slot", "fake_like"]
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A parameter or buffer: its first name, what it really is, and its fake."""
+
+    name: str
+    kind: Literal["parameter", "buffer"]
+    real: Tensor
+    fake: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor that a module holds as an ordinary attribute."""
+
+    name: str
+    real: Tensor
+    read: Callable[[], Tensor]
+
+
+def fake_like(real: Tensor, device: str) -> Tensor:
+    """A tensor of the same shape and dtype without values, as it would be on the device; made under a fake mode."""
+    shape, dense = tuple(real.shape), type(real) in (Tensor, nn.Parameter) and real.layout is torch.strided
+    if dense and not real.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(real):
+        made = torch.empty_strided(shape, real.stride(), dtype=real.dtype, device=device)
+    else:
+        made = torch.empty(shape, dtype=real.dtype, device=device)
+    return made.requires_grad_(real.requires_grad)
+
+
+class Held:
+    """Swaps the tensors of modules for fakes, and puts back all that the modules were."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], device: str) -> None:
+        self.paths: dict[int, str] = {}  # of modules, by identity
+        self.modules: list[nn.Module] = []
+        self.slots: list[Slot] = []
+        self.by_real: dict[int, Slot] = {}
+        self.own: list[tuple[nn.Module, str, bool, Tensor]] = []  # where every fake was put
+        self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        for prefix, root in modules.items():
+            for name, module in root.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise SbpError(
+                        f"capture: {_join(prefix, name) or 'the model'} is TorchScript, whose calls are not seen\n"
+                        "  use the Python module that it was made of"
+                    )
+                if id(module) not in self.paths:
+                    self.paths[id(module)] = _join(prefix, name)
+                    self.modules.append(module)
+        for module in self.modules:
+            for kind, values in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, real in values.items():
+                    if real is not None:
+                        self._add(_join(self.paths[id(module)], name), kind, real, device)
+
+    def _add(self, name: str, kind: Any, real: Tensor, device: str) -> None:
+        if is_lazy(real):
+            raise SbpError(
+                f"capture: {name} has no shape yet\n  run the model once on plain tensors, which makes lazy modules"
+            )
+        if id(real) not in self.by_real:
+            fake = fake_like(real, device)
+            if kind == "parameter":
+                fake = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
+                vars(fake).update(attributes(real))
+            self.by_real[id(real)] = slot = Slot(name, kind, real, fake)
+            self.slots.append(slot)
+
+    def __enter__(self) -> "Held":
+        for module in self.modules:
+            held = module.__dict__
+            kept = {name: copy.copy(part) for name, part in held.items() if isinstance(part, dict | list)}
+            self._before.append((module, dict(held), kept))
+        for module in self.modules:
+            for values in (module._parameters, module._buffers):
+                for name, real in values.items():
+                    if real is not None:
+                        values[name] = self.by_real[id(real)].fake  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for module, own, kept in self._before:
+            module.__dict__.clear()
+            module.__dict__.update(own)
+            for name, part in kept.items():  # also hooks: a model may have put its own there
+                held = own[name]
+                held.clear()
+                (held.extend if isinstance(held, list) else held.update)(part)
+        self._before.clear()
+
+    def assigned(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that now hold another tensor, with it."""
+        for module, _, kept in self._before:
+            for name, real in kept["_buffers"].items():
+                now = module._buffers.get(name)
+                if real is not None and now is not None and now is not self.by_real[id(real)].fake:
+                    yield self.by_real[id(real)].name, now
+
+    def constants(self) -> dict[int, Constant]:
+        """The tensors among the attributes of modules, by identity, also those in lists and dicts."""
+        found: dict[int, Constant] = {}
+        for module, own, _ in self._before:
+            for name, value in own.items():
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    for keys, real in _tensors(value, (name,)):
+                        path = _join(self.paths[id(module)], ".".join(map(str, keys)))
+                        if id(real) not in self.by_real:
+                            found.setdefault(id(real), Constant(path, real, _reader(module, keys)))
+        return found
+
+
+def _tensors(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(value, Tensor):
+        yield keys, value
+    elif isinstance(value, list | tuple):
+        for at, part in enumerate(value):
+            yield from _tensors(part, (*keys, at))
+    elif type(value) is dict and not keys[0].endswith("_hooks"):
+        for name, part in value.items():
+            yield from _tensors(part, (*keys, name))
+
+
+def _reader(module: nn.Module, keys: tuple[Any, ...]) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        value: Any = module.__dict__.get(keys[0])
+        for key in keys[1:]:
+            value = value[key]
+        found: Tensor = value
+        return found
+
+    return read
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name

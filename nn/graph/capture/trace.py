@@ -1,0 +1,303 @@
+"""Tracing: a step of an unmodified model, run once on tensors without values, as a logical graph.
+
+    sources    inputs by their path in the arguments, parameters and buffers by their name, constants
+    ops        every ATen call as the program made it, before decomposition; none writes in place
+    losses     what `backward()` was called on; the backward itself is not captured
+
+Nothing is computed, no random number drawn, and the modules are afterwards what they were.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+
+from ....boxing.record import user_line
+from ....placement import Placement
+from ....placement.errors import SbpError
+from ....sbp.call import Ref, fill, refs_in
+from ....sbp.logical import Logical, LogicalOp, Loss, Source
+from .declared import Declared
+from .interceptor import Watch
+from .layer_reuse import Repeats
+from .module_state import Constant, Held, fake_like
+from .own_backward import called
+from .pytree import is_simple, replaced
+from .tape import Tape
+from .training_calls import Asked, around
+
+__all__ = ["Constants", "trace"]
+
+aten = torch.ops.aten
+Constants = dict[str, Callable[[], Tensor]]  # how the value of a constant is read, at each step anew
+
+
+def trace(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: Mapping[str, nn.Module],
+    *,
+    grad: bool = True,
+    device: str = "cpu",
+    placement: Placement | None = None,
+    reuse: bool = True,
+    samples_apart: bool = False,
+) -> tuple[Logical, Constants]:
+    """What `function(*args, **kwargs)` computes with the tensors of `modules`, which are named after their keys.
+
+    Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
+    too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
+    With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
+    """
+    return _Tracing(modules, device, placement, reuse=reuse, samples_apart=samples_apart).run(
+        function, args, kwargs, grad=grad
+    )
+
+
+class _Tracing:
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        device: str,
+        placement: Placement | None,
+        *,
+        reuse: bool,
+        samples_apart: bool,
+    ) -> None:
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
+        self.device = device if torch.cuda.is_available() else "cpu"
+        with self.fakes:
+            self.held = Held(modules, self.device)
+        self.tape = Tape()
+        self.watch = Watch(self.tape, self.known, self.literal)
+        self.repeats = Repeats(self.tape, self.watch, self.held, reuse=reuse)
+        self.declared = Declared(self.tape, self.watch, self.device, placement)
+        self.asked = Asked(samples_apart=samples_apart)
+        self.sources: dict[int, Source] = {}  # by number
+        self.names: set[str] = set()
+        self.literals: dict[str, int] = {}
+        self.losses: list[Loss] = self.repeats.losses
+        self.constants: Constants = {}
+        self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
+        self.found: dict[int, Constant] | None = None
+
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool
+    ) -> tuple[Logical, Constants]:
+        with ExitStack() as stack:
+            stack.enter_context(self.fakes)
+            given = [replaced(value, self._input, str(at)) for at, value in enumerate(args)]
+            named = {name: replaced(value, self._input, name) for name, value in kwargs.items()}
+            slots = {}
+            for slot in self.held.slots:
+                fixed = _FIXED.format(name=slot.name, line="{line}") if slot.kind == "parameter" else ""
+                slots[slot.name] = self._source(slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed)
+            stack.enter_context(self.held)
+            stack.enter_context(_undisturbed())
+            stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
+            stack.enter_context(enable_python_dispatcher())
+            regions = self.watch.recomputed
+            stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own, regions))
+            stack.enter_context(self.declared.heard())
+            stack.callback(torch.clear_autocast_cache)
+            stack.enter_context(self.watch)
+            stack.enter_context(self.asked)
+            try:
+                result = function(*given, **named)
+            except Exception as error:
+                error.captured = tuple(self.tape.ops)  # type: ignore[attr-defined]  # for who looks for the cause
+                raise
+            with self.watch.paused():
+                writes = self._writes(slots)
+                flat: list[Ref] = []
+                result, rebuild = self._result(result, flat)
+        return self._made(result, rebuild, writes), self.constants
+
+    # Sources
+
+    def _source(
+        self,
+        name: str,
+        kind: Literal["input", "parameter", "buffer", "constant"],
+        fake: Tensor,
+        grad: bool,
+        fixed: str = "",
+    ) -> int:
+        if name in self.names:
+            raise SbpError(
+                f"capture: an argument and something in the model are both called {name}\n"
+                "  rename the argument, or pass it by position"
+            )
+        self.names.add(name)
+        number = self.tape.read(self.tape.source(fake, fixed=fixed))
+        self.sources[number] = Source(name, kind, fake, grad)
+        return number
+
+    def _input(self, path: str, real: Tensor) -> Tensor:
+        fake = fake_like(real, self.device)
+        self._source(path, "input", fake, real.requires_grad)
+        return fake
+
+    def known(self, real: Tensor) -> Tensor | None:
+        """The fake of a parameter, buffer or attribute of a module that code got hold of by itself."""
+        if isinstance(real, FakeTensor):
+            return real
+        slot = self.held.by_real.get(id(real))
+        if slot is not None:
+            return slot.fake
+        if id(real) not in self.met:
+            if self.found is None:
+                self.found = self.held.constants()
+            constant = self.found.get(id(real))
+            if constant is None:
+                return None
+            with self.fakes:
+                fake = fake_like(real.detach(), self.device)
+            fixed = _FROZEN.format(name=constant.name, line="{line}")
+            self._source(constant.name, "constant", fake, False, fixed)
+            self.constants[constant.name] = constant.read
+            self.met[id(real)] = constant, fake
+        return self.met[id(real)][1]
+
+    def literal(self, real: Tensor, fake: Tensor) -> None:
+        """A tensor that is written down in the program: an op that makes it, or a constant if it has several values."""
+        with unset_fake_temporarily():
+            first = real.flatten()[:1].tolist()
+            one, copy = bool(first) and bool((real == first[0]).all()), real.clone()
+        kept = {"dtype": real.dtype, "device": torch.device(self.device)}
+        if one:
+            self.tape.record(aten.full.default, ([*real.shape], first[0]), kept, fake)
+        elif not first:
+            self.tape.record(aten.empty.memory_format, ([*real.shape],), kept, fake)
+        else:
+            with unset_fake_temporarily():
+                written = repr((real.dtype, real.shape, real.tolist()))
+            if written in self.literals:  # the same, written elsewhere or made by the same line again
+                self.tape.stand_for(fake, self.literals[written])
+                return
+            name = f"literal{len(self.literals)}"
+            self.literals[written] = number = self._source(name, "constant", fake, False)
+            self.repeats.literals.add(number)
+            self.constants[name] = lambda: copy
+
+    def _own(self, apply: Callable[..., Any], cls: Any, args: tuple[Any, ...]) -> Any:
+        self.tape.origin = self.watch.here()
+        return called(apply, cls, args, self.tape, self.watch)
+
+    def _lost(self, loss: Tensor, gradient: Tensor | None) -> None:
+        self.tape.origin = replace(self.tape.origin, line=user_line())
+        given = None if gradient is None else self.tape.number(gradient)
+        self.losses.append(Loss(self.tape.number(loss), given))
+
+    # The end
+
+    def _writes(self, slots: Mapping[str, int]) -> dict[str, int]:
+        """What buffers hold at the end, of those that were written to or assigned."""
+        writes = {}
+        for slot in self.held.slots:
+            if slot.kind == "buffer" and self.tape.number(slot.fake) != slots[slot.name]:
+                writes[slot.name] = self.tape.number(slot.fake)
+        for name, now in self.held.assigned():
+            writes[name] = self.tape.number(now)
+        for constant, _ in self.met.values():
+            if constant.read() is not constant.real:
+                raise SbpError(
+                    f"capture: {constant.name} is a plain attribute that the step reads and then replaces\n"
+                    "  it would stay what it was\n"
+                    f"  make it a buffer: register_buffer({constant.name.rpartition('.')[2]!r}, ...)"
+                )
+        return writes
+
+    def _result(self, result: Any, flat: list[Ref]) -> tuple[Any, Callable[[Any], Any]]:
+        fakes: list[Tensor] = []
+
+        def refer(path: str, x: Tensor) -> Ref:
+            known = x if isinstance(x, FakeTensor) else self.known(x)
+            if known is None:
+                raise SbpError(
+                    f"capture: the result has a tensor {tuple(x.shape)} at {path or 'its top'} that was not captured\n"
+                    "  compute it from the inputs, or leave it out of what is returned"
+                )
+            return Ref(self.tape.number(known))
+
+        if is_simple(result):
+            return replaced(result, refer), _same
+
+        def noted(path: str, x: Tensor) -> Tensor:
+            fakes.append(x)
+            return x
+
+        kept = replaced(result, noted, objects=True)
+        distinct = {id(x): x for x in fakes}
+        order = {n: at for at, n in enumerate(distinct)}
+
+        def rebuild(tensors: Any) -> Any:
+            return replaced(kept, lambda path, x: tensors[order[id(x)]], objects=True)
+
+        return tuple(refer("", x) for x in distinct.values()), rebuild
+
+    def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
+        """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
+        ends = {*refs_in(result), *writes.values()}
+        ends.update(n for loss in self.losses for n in (loss.number, loss.gradient) if n is not None)
+        used, kept = set(ends), []
+        for op in reversed(self.tape.ops):
+            if not used.isdisjoint(op.numbers):
+                kept.append(op)
+                used.update(op.inputs)
+        kept.reverse()
+        sources = {n: s for n, s in self.sources.items() if s.kind != "constant" or n in used}
+        order = {n: at for at, n in enumerate(sorted(sources, key=lambda n: _ORDER[sources[n].kind]))}
+        for op in kept:
+            for n in op.numbers:
+                order[n] = len(order)
+        new = {n: Ref(at) for n, at in order.items()}
+        losses = tuple(
+            Loss(order[loss.number], None if loss.gradient is None else order[loss.gradient]) for loss in self.losses
+        )
+        listed = tuple(sources[n] for n in order if n in sources)
+        self.constants = {s.name: self.constants[s.name] for s in listed if s.kind == "constant"}
+        ops = tuple(_renumbered(op, new) for op in kept)
+        return Logical(listed, ops, fill(result, new), losses, {k: order[n] for k, n in writes.items()}, rebuild)
+
+
+_ORDER = {"input": 0, "parameter": 1, "buffer": 1, "constant": 2}
+_FIXED = (
+    "capture: the parameter {name} is written to, at {line}\n"
+    "  a step changes parameters by its optimizer alone\n"
+    "  compute a new tensor, make it a buffer, or write to it outside of the graph"
+)
+_FROZEN = (
+    "capture: {name} is a plain attribute and is written to, at {line}\n"
+    "  what it holds then would be lost\n"
+    "  make it a buffer: register_buffer"
+)
+
+
+def _renumbered(op: LogicalOp, new: Mapping[int, Ref]) -> LogicalOp:
+    numbers = tuple([new[n].number for n in op.numbers])
+    return replace(op, args=fill(op.args, new), kwargs=fill(dict(op.kwargs), new), numbers=numbers)
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Have compiled functions run as they are written, and nothing logged of what fails: the error tells it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    silent, log.disabled = log.disabled, True
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        log.disabled = silent

@@ -1,0 +1,178 @@
+"""What a captured step finds in the place of autograd and optimizers: a backward that is noted, a step that waits.
+
+The graph does the backward and the optimizer's step itself. What can not be captured of them is refused with a fix.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import Function
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from ....boxing.record import user_line
+from ....placement.errors import SbpError
+from ....sbp.call import tensors_in
+from ...eager.bags import bag_of_rows
+from .interceptor import data_dependent
+from .packed import packing
+from .policy import policy_of
+
+__all__ = ["Asked", "around"]
+
+Lost = Callable[[Tensor, Tensor | None], None]
+Region = Callable[..., AbstractContextManager[None]]  # perhaps of a policy
+
+_GRAD: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009  # to a type checker `grad` is a tensor
+_VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array__: "x.numpy()"}
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+
+
+class Asked(TorchFunctionMode):
+    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. For micro-batches it
+    keeps samples apart that an ATen call would mix."""
+
+    def __init__(self, *, samples_apart: bool = False) -> None:
+        super().__init__()
+        self.lost = False  # whether backward() was called
+        self.samples_apart = samples_apart
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _GRAD and self.lost and isinstance(args[0], FakeTensor):
+            if sys._getframe(1).f_code is not nn.Module.zero_grad.__code__:
+                raise SbpError(
+                    f"capture: a gradient is read while the step is captured, at {user_line()}\n"
+                    "  there is none yet: the graph computes gradients when it runs\n"
+                    "  to clip them, give the graph clip_grad_norm=...; to look at them, leave out the optimizer, and "
+                    "read p.grad after the step"
+                )
+        elif func is torch._assert and isinstance(args[0], FakeTensor):  # as all checks of values: it is none here
+            return None
+        elif func is torch.nn.functional.embedding_bag and self.samples_apart:
+            made = bag_of_rows(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
+        elif func in _VALUES and isinstance(args[0], FakeTensor):
+            raise data_dependent(_VALUES[func], user_line(), "")
+        elif func in _HOOKS and isinstance(args[0], FakeTensor):
+            raise SbpError(
+                f"capture: a hook on a tensor's gradient would be lost, at {user_line()}\n"
+                "  leave it out of what the graph captures"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def around(
+    asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[..., Any], region: Region
+) -> Iterator[None]:
+    """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
+    `own(apply, cls, args)` functions with a backward of their own. What `torch.utils.checkpoint` runs, it runs in a
+    `region()`."""
+    run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+    apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
+
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(run, self, args, kwargs)
+
+    hook = register_optimizer_step_pre_hook(_without_parameters)
+    nn.Module.__call__ = called  # type: ignore[method-assign]
+    torch.autograd.backward = _backward(asked, lost)
+    torch.autograd.grad = _refused_grad
+    Function.apply = _applied(apply, own, region)  # type: ignore[method-assign]
+    without_reentrant = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = _within(region)
+    Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
+    try:
+        with packing():
+            yield
+    finally:
+        hook.remove()
+        nn.Module.__call__ = run  # type: ignore[method-assign]
+        torch.autograd.backward, torch.autograd.grad = backward, grad
+        Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
+        checkpoint._checkpoint_without_reentrant_generator = without_reentrant
+
+
+def _backward(asked: Asked, lost: Lost) -> Callable[..., None]:
+    def noted(
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        if create_graph or inputs:
+            what = "create_graph=True" if create_graph else "inputs="
+            raise SbpError(
+                f"capture: backward({what}...) at {user_line()}\n"
+                "  a graph gives every parameter its gradient, once: call loss.backward()"
+            )
+        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else list(grad_tensors)
+        given = given + [None] * (len(losses) - len(given))
+        for loss, gradient in zip(losses, given, strict=True):
+            if not loss.requires_grad:
+                raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+            if gradient is None and loss.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            lost(loss, gradient)
+        asked.lost = True
+
+    return noted
+
+
+def _refused_grad(*args: Any, **kwargs: Any) -> Any:
+    raise SbpError(
+        f"capture: torch.autograd.grad at {user_line()} is not captured\n"
+        "  call loss.backward(), of which the graph makes every parameter's gradient"
+    )
+
+
+def _within(region: Region) -> Callable[..., Iterator[None]]:
+    """The context that `checkpoint(use_reentrant=False)` has around the function that it calls."""
+
+    def around_call(fn: Any, preserve: bool, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+        with region(policy_of(context_fn)):
+            yield
+
+    return around_call
+
+
+def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
+    def instead(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is checkpoint.CheckpointFunction:
+            function, _, *rest = args
+            checkpoint.check_backward_validity(rest)
+            # As torch does it: of arguments that want none, parameters inside get no gradient either.
+            wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in rest)
+            with region(), torch.set_grad_enabled(wanted):
+                return function(*rest)
+        inner = cls.__module__.startswith(
+            ("torch._library", "torch.utils.checkpoint")
+        )  # in an op; of nothing but inputs
+        if not inner and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs])):
+            return own(apply.__get__(None, cls), cls, args)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    return classmethod(instead)
+
+
+def _nothing(self: Optimizer, set_to_none: bool = True) -> None:
+    """The graph drops gradients itself."""
+
+
+def _without_parameters(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """Arguments for `step` under which it changes nothing: another optimizer, that has no parameters."""
+    idle = object.__new__(type(optimizer))
+    idle.__dict__.update(optimizer.__dict__)
+    idle.__dict__.update(param_groups=[], state={})
+    return (idle, *args[1:]), kwargs

@@ -1,0 +1,175 @@
+"""Deciding: a captured graph, its placements and limits in; the physical graph that costs least out."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ....boxing.graph.buckets import LIMITS, bucketed
+from ....boxing.graph.insert import Choice, insert
+from ....boxing.graph.physical import Graph
+from ....placement import Placement, default_cluster
+from ....placement.errors import SbpError
+from ....sbp import Sbp, State
+from ....sbp.joint.formulate import Demands, Formulated, Node, formulate
+from ....sbp.joint.move_cost import local_bytes
+from ....sbp.joint.placements import Homes, homes
+from ....sbp.joint.problem import Vector
+from ....sbp.joint.solver.solve import Solution, solve
+from ....sbp.joint.uses import weights
+from ....sbp.logical import Logical, LogicalOp
+from ..memory.account import account
+from .decompose import expand, formula_of
+from .memory_limit import fitted
+from .replicas import with_replicas
+
+__all__ = ["Decided", "Pins", "decide"]
+
+Pins: TypeAlias = Mapping[str, tuple[Sbp, ...] | State]
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """The graph that runs, and how it was found."""
+
+    graph: Graph
+    logical: Logical
+    formulated: Formulated
+    solution: Solution
+    names: Mapping[int, str]  # of the logical graph's values in the graph
+
+
+def decide(
+    logical: Logical,
+    placement: Placement | None,
+    *,
+    pins: Callable[[Mapping[str, Placement]], Pins] = lambda homes: {},
+    states: int = 0,
+    limit: float | None = None,
+    regather: bool = True,
+    name: str = "graph",
+    arguments_everywhere: bool = False,
+) -> Decided:
+    """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
+
+    `pins` is asked which sources must lie how, once it is known where they live.
+    With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces; `regather` says
+    whether what was gathered of parameters is gathered again for the backward. `arguments_everywhere` says that every
+    rank has the arguments from its caller.
+    """
+    first = homes(logical, placement)
+    ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
+    logical = expand(logical, lambda op: ranks.get(id(op), 2))
+    logical = with_replicas(logical, homes(logical, placement), arguments_everywhere=arguments_everywhere)
+    where = homes(logical, placement)
+    pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
+    demands = Demands(pinned, states, limit is not None, LIMITS)
+    key = _key(logical, where, demands, (limit, regather), name)
+    known = _known.get(key)
+    if known is not None:
+        return known
+    posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
+
+    def made(solution: Solution) -> tuple[Graph, Mapping[int, str]]:
+        _check(solution, pinned)
+        return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
+
+    if limit is None:
+        solution = solve(posed.problem)
+        graph, names = made(solution)
+    else:
+        found = fitted(
+            posed,
+            where,
+            limit,
+            made,
+            lambda made: account(bucketed(made[0]), states, regather=regather),
+            lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
+            lambda node: _gathered(logical, posed.nodes[node], where),
+        )
+        solution, (graph, names) = found.solution, found.made
+    if len(_known) >= MOST:
+        _known.pop(next(iter(_known)))
+    decided = _known[key] = Decided(graph, logical, posed, solution, names)
+    return decided
+
+
+MOST = 32
+_known: dict[Hashable, Decided] = {}
+
+
+def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:
+    """All that a decision depends on, so that the same step is not planned twice in one process."""
+    sources = tuple((s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad) for s in logical.sources)
+    ops = tuple(
+        (
+            op.op,
+            str(op.args),
+            str(op.kwargs),
+            op.numbers,
+            tuple(tuple(y.shape) for y in op.outputs),
+            op.grad,
+            op.origin,
+            op.lies,
+        )
+        for op in logical.ops
+    )
+    ends = str(logical.result), logical.losses, tuple(logical.writes.items())
+    clusters = tuple(default_cluster(place) for place in dict.fromkeys((*where.sources, *where.ops)))
+    return sources, ops, ends, where, tuple(demands.pins.items()), demands.states, limit, clusters, name
+
+
+class _Formulas:
+    """What ops are along a split dim; equal ones are captured once."""
+
+    def __init__(self, logical: Logical) -> None:
+        self.logical = logical
+        self.known: dict[object, Logical | None] = {}
+
+    def __call__(self, op: LogicalOp) -> Logical | None:
+        call = self.logical.call(op)
+        key = (op.op, tuple((tuple(x.shape), x.dtype) for x in call.inputs), str(op.args), str(op.kwargs), op.grad)
+        if key not in self.known:
+            self.known[key] = formula_of(op, call)
+        return self.known[key]
+
+
+def _gathered(logical: Logical, node: Node, where: Homes) -> Vector:
+    """Bytes of the weights that an op reads, and of their gradients, by what it chooses."""
+    op = logical.ops[node.index]
+    sizes = where.ops[node.index].shape
+    held, found = weights(logical), np.zeros(len(node.candidates))
+    for slot, n in enumerate(op.inputs):
+        if n in held:
+            x = logical.fakes[n]
+            lying = [option.inputs[slot].state for option in node.candidates]
+            times = 2 if op.grad and n in logical.wants_grad else 1
+            found += times * local_bytes(lying, tuple(x.shape), x.dtype.itemsize, sizes)
+    return found
+
+
+def _choice(
+    posed: Formulated, solution: Solution, sources: tuple[Placement, ...], ops: tuple[Placement, ...]
+) -> Choice:
+    stored, chosen, copies, results = {}, {}, {}, {}
+    for node, k in zip(posed.nodes, solution.choice, strict=True):
+        taken = node.candidates[k]
+        if node.kind == "source":
+            stored[node.index] = taken
+        elif node.kind == "op":
+            chosen[node.index] = posed.spreads.get((node.index, k), taken)
+        elif node.kind == "copy":
+            copies[node.index] = posed.copy_homes[node.index], taken
+        else:
+            results[node.index] = taken
+    return Choice([stored[n] for n in range(len(sources))], [chosen[n] for n in range(len(ops))], copies, results)
+
+
+def _check(solution: Solution, pins: Pins) -> None:
+    if not solution.choice:
+        said = ", ".join(f"{name}: {sbp}" for name, sbp in list(pins.items())[:4])
+        raise SbpError(
+            f"no choice of signatures fits what was asked for\n  pinned are {said or 'none'}\n"
+            "  take back one by flow.nn.shard(model, {name: None})"
+        )

@@ -1,0 +1,273 @@
+"""Ops taken apart before signatures are chosen: losses and statistics into sums that may be partial, what has no rule
+into what has, and dropout into random numbers and a product.
+
+On one rank only what draws random numbers is taken apart, so that these are the same on any placement.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....placement import Placement
+from ....placement.grid import placement as make_placement
+from ....sbp import Layout
+from ....sbp.call import Call, Ref, fill, map_tensors, refs_in
+from ....sbp.joint.options import DRAWN_LIKE, answer_of
+from ....sbp.layout import memory_order
+from ....sbp.logical import Logical, LogicalOp, Source
+from ....sbp.precision import holds, promotes, rounded
+from ....sbp.registry import has_rule
+from ....sbp.state import State
+from ...eager import formulas
+from ...eager.capture import capture, fakes_of, seen_by, shared_fakes
+from ..capture.interceptor import Watch
+from ..capture.tape import Tape
+
+__all__ = ["expand", "formula_of"]
+
+_log = logging.getLogger(__name__)
+
+ALWAYS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
+ALONG = {"softmax.int", "_softmax", "log_softmax.int", "_log_softmax", "logsumexp", "var.correction", "std.correction"}
+DROPS = {"alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
+KEPT = {"scaled_dot_product_attention"}  # taken apart on fakes it may become another kernel than the device's
+
+
+def expand(logical: Logical, ranks: Callable[[LogicalOp], int]) -> Logical:
+    """The graph with such ops replaced by what they are made of; `ranks` says on how many an op may run."""
+    taken = _Apart(logical)
+    for op in logical.ops:
+        taken.put(op, ranks(op))
+    return taken.made()
+
+
+class _Apart:
+    def __init__(self, logical: Logical) -> None:
+        self.logical = logical
+        self.ops: list[LogicalOp] = []
+        self.same: dict[int, int] = {}  # a value that is another, since an op turned out to do nothing
+        self.next = max(logical.fakes, default=-1) + 1
+        self.fakes = dict(logical.fakes)
+
+    def put(self, op: LogicalOp, ranks: int) -> None:
+        op = replace(op, args=self._renamed(op.args), kwargs=self._renamed(dict(op.kwargs)))
+        call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+        function = _formula(call, ranks)
+        if function is None:
+            self.ops.append(op)
+            self.fakes.update(zip(op.numbers, op.outputs, strict=True))
+            return
+        seen = _captured(function, call, op)
+        if seen is None:
+            self.ops.append(op)
+            return
+        parts, results = seen
+        names = dict(enumerate(op.inputs))
+        for part in parts:
+            for n, y in zip(part.numbers, part.outputs, strict=True):
+                if n not in names:
+                    names[n] = self.next
+                    self.fakes[self.next] = y
+                    self.next += 1
+            refs = {n: Ref(m) for n, m in names.items()}
+            args, kwargs = fill(part.args, refs), fill(dict(part.kwargs), refs)
+            self.put(replace(part, args=args, kwargs=kwargs, numbers=tuple(names[n] for n in part.numbers)), ranks)
+        for n, m in zip(op.numbers, refs_in(results), strict=True):
+            self.same[n] = self._of(names[m])
+
+    def _of(self, number: int) -> int:
+        return self.same.get(number, number)
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(self._of(value.number))
+        if isinstance(value, list | tuple):
+            return type(value)([self._renamed(part) for part in value])
+        if isinstance(value, dict):
+            return {name: self._renamed(part) for name, part in value.items()}
+        return value
+
+    def made(self) -> Logical:
+        logical = self.logical
+        losses = tuple(
+            replace(
+                loss, number=self._of(loss.number), gradient=None if loss.gradient is None else self._of(loss.gradient)
+            )
+            for loss in logical.losses
+        )
+        writes = {name: self._of(n) for name, n in logical.writes.items()}
+        result = self._renamed(logical.result)
+        return replace(logical, ops=tuple(self.ops), result=result, losses=losses, writes=writes)
+
+
+def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
+    """What a call is to be replaced by, as a function of its own arguments."""
+    name = call.name
+    if name == "dropout":
+        return _dropout
+    if name == "scaled_dot_product_attention" and call.bound["dropout_p"]:
+        return _attention
+    if name == "rrelu":
+        return _rrelu
+    if name in DROPS:
+        return call.op.decompose
+    if name in DRAWN_LIKE and call.inputs and memory_order(call.inputs[0]):
+        return partial(_drawn_in_memory, call.op)
+    if ranks == 1:
+        return None
+    if name in ALWAYS or (name == "batch_norm" and call.bound["training"]):
+        return formulas.formula_named(name)
+    if torch.Tag.nondeterministic_seeded in call.op.tags or name in KEPT or call.op._schema.is_mutable:
+        return None
+    if answer_of(call) is None and not has_rule(call.op) and call.op._can_decompose():
+        return call.op.decompose
+    narrow = rounded(call.inputs, call.outputs) if promotes(call.op) and len(call.inputs) > 1 else ()
+    if any(call.inputs[i].numel() < call.outputs[0].numel() for i in narrow):
+        return partial(_cast_first, call.op, call.outputs[0].dtype)
+    return None
+
+
+def formula_of(op: LogicalOp, call: Call) -> Logical | None:
+    """What an op does along a dim that is split, as a graph of its own; None if it has no such formula."""
+    if call.name not in ALONG or len(call.inputs) != 1 or not call.inputs[0].numel():
+        return None
+    function = formulas.formula_named(call.name)
+    seen = _captured(function, call, op)
+    if seen is None:
+        return None
+    return Logical((Source("x", "input", call.inputs[0], requires_grad=op.grad),), *seen)
+
+
+def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[tuple[LogicalOp, ...], Any] | None:
+    """Ops that write nowhere, of a function on an op's inputs, which have the first numbers; and its result."""
+    (args, kwargs), layouts = _in_order(op), [_one(x) for x in call.inputs]
+    try:
+        seen = capture(function, args, kwargs, layouts, grad=False)
+        ops = [LogicalOp(n.op, n.args, n.kwargs, n.outputs, n.numbers, n.grad) for n in seen.nodes]
+        result = seen.result
+        if any(part.op._schema.is_mutable for part in ops):
+            ops, result = _functional(function, args, kwargs, layouts)
+    except Exception:  # what cannot be captured stays as it is, and runs whole
+        _log.info("%s cannot be taken apart", call.name, exc_info=True)
+        return None
+    return tuple(
+        replace(
+            part,
+            grad=op.grad and part.grad and part.op._schema.name != "aten::detach",
+            origin=op.origin,
+            placement=op.placement,
+        )
+        for part in ops
+    ), result
+
+
+def _functional(
+    function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]
+) -> tuple[list[LogicalOp], Any]:
+    """Ops and result of a function that writes in place, as a step that does is captured: cells of LSTMs are such."""
+    tape, inputs = Tape(), fakes_of(layouts)
+    for x in inputs:
+        tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
+    with shared_fakes(), seen_by(Watch(tape, _nothing, _refused)):
+        made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+    return tape.ops, map_tensors(made, lambda y: Ref(tape.number(y)))
+
+
+def _nothing(real: Tensor) -> None:
+    """A formula knows no tensor but its arguments."""
+
+
+def _refused(real: Tensor, fake: Tensor) -> None:
+    raise LookupError("a formula has a constant")
+
+
+def _in_order(op: LogicalOp) -> Any:
+    """The arguments with Refs numbered in the order of the inputs."""
+    order = iter(range(len(op.inputs)))
+    at = {p.name: i for i, p in enumerate(op.op._schema.arguments)}
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(next(order))
+        if isinstance(value, list | tuple):
+            return type(value)([put(part) for part in value])
+        return value
+
+    args = tuple(map(put, op.args))
+    return args, {name: put(op.kwargs[name]) for name in sorted(op.kwargs, key=lambda name: at.get(name, len(at)))}
+
+
+def _one(x: Tensor) -> Layout:
+    """The layout of a tensor on one rank: capturing looks at shape, dtype and strides only."""
+    return Layout(_ALONE, State(((),) * x.ndim), tuple(x.shape), x.dtype, order=memory_order(x))
+
+
+_ALONE: Placement = make_placement("cpu", range(1))
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    with torch.no_grad():
+        noise: Tensor = torch.ops.aten.bernoulli.p(x.detach(), 1 - p).div(1 - p)
+    return x * noise
+
+
+def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    with torch.no_grad():
+        slopes = torch.ops.aten.rrelu_with_noise_functional(x.detach(), torch.empty_like(x), lower, upper, True)[1]
+    scaled: Tensor = x * slopes
+    return scaled
+
+
+def _drawn_in_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Numbers for a tensor that does not lie row by row, drawn in the order in which its elements do."""
+    order = memory_order(x)
+    made: Tensor = op(x.detach().permute(order), *args, **kwargs)
+    return made.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _cast_first(op: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    """The op of inputs as wide as what comes out, so that their gradients are added up before they are cast."""
+    return op(*map_tensors(args, lambda t: _wider(t, dtype)), **map_tensors(kwargs, lambda t: _wider(t, dtype)))
+
+
+def _wider(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype) if t.is_floating_point() and not holds(t.dtype, dtype) else t
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention with dropout on its weights, which is drawn as a device that has no fused kernel draws it."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    if is_causal:
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    if attn_mask is not None:
+        blocked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if blocked else scores + attn_mask
+    mixed: Tensor = _dropout(torch.softmax(scores, -1), dropout_p, True) @ value
+    return mixed

@@ -1,0 +1,53 @@
+"""Shortage: the text of an error where no plan fits: what takes most of the leanest one, and what would help."""
+
+from collections.abc import Callable, Sequence
+
+from ....boxing.graph.report.report import Held
+from ....boxing.picture.palette import volume
+from ....sbp.joint.formulate import Formulated
+
+__all__ = ["kept_most", "shortage"]
+
+LARGEST = 3  # of what is kept, named where nothing fits
+
+
+def kept_most(
+    posed: Formulated, choice: Sequence[int], names: Callable[[int], str], here: Callable[[int], bool]
+) -> str:
+    """Values that take most of what the backward keeps, of the ops that are `here`; `names` says what a node makes."""
+    held = zip(posed.nodes, posed.problem.memory, choice, strict=True)
+    large = sorted(
+        (
+            (float(memory[k]), at)
+            for at, (node, memory, k) in enumerate(held)
+            if node.kind == "op" and memory[k] and here(node.index)
+        ),
+        reverse=True,
+    )
+    return ", ".join(f"{names(at)} {volume(size)}" for size, at in large[:LARGEST])
+
+
+def shortage(head: str, limit: float, worst: Held, kept: str, pieces: int = 1, more: Sequence[str] = ()) -> str:
+    """`head` says what does not fit, `kept` what takes most of what the backward keeps, and `more` what would help
+    besides; a batch is in so many pieces, or 0 where smaller ones would not help."""
+    kinds = {kind: getattr(worst, kind) for kind in ("parameters", "gradients", "states", "activations")}
+    said = ", ".join(f"{kind} {volume(size)}" for kind, size in sorted(kinds.items(), key=lambda kind: -kind[1]))
+    rest = worst.total - worst.activations
+    if rest >= limit:
+        helps = [
+            "parameters, gradients and states are in pieces already: use more ranks, or an optimizer that keeps less"
+        ]
+    else:
+        parts = pieces * max(2, -(-worst.activations // max(1, int(limit - rest))))
+        smaller = f"as {parts} micro-batches (micro_batches={parts}), " if parts else ""
+        helps = [f"activations may fit {smaller}where layers are recomputed (torch.utils.checkpoint), or on more ranks"]
+    helps = [*more, *helps, f"or take a memory= of {volume(worst.total)}"]
+    return "\n  ".join(
+        [
+            head,
+            f"the leanest plan found takes {volume(worst.total)}: {said}",
+            *([f"most of what its backward keeps: {kept}"] if kept else []),
+            *([f"most is live where {worst.moment[-1]} is computed, or its gradient"] if worst.moment else []),
+            *helps,
+        ]
+    )

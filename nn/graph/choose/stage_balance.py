@@ -1,0 +1,167 @@
+"""The balance of stages: pipelines of which nobody said where stages end, cut by what layers take in a captured step.
+
+Modules stay as they are: a step that is planned knows which of them it moves, and notes it in them when it first runs.
+From then on, or as soon as parameters of such layers are global, they stay where they are.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from ....boxing.plan import plan
+from ....placement import Placement, default_cluster
+from ....sbp import B, layout
+from ....sbp.joint.op_cost import alone, is_view
+from ....sbp.logical import Logical, LogicalOp
+from ...model.annotate import Moved, placement_of
+from ...model.balance import Cut, Work, by_stage, ends_of, open_cuts, runs
+from ...tensors.tensor import GlobalTensor
+from .parameters import joined_path
+
+__all__ = ["Balance", "even_stages", "layer_of_each", "paths_of"]
+
+WORTH = 1.1  # a cut stays if the step does not take longer than with the best one by more
+NAMED = 8  # runs whose layers are listed
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The layers that a step moves to other stages, and what there is to say of how pipelines were cut."""
+
+    moved: Moved = field(default_factory=dict)
+    said: str = ""
+
+
+def paths_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+    """The path of every module by its identity."""
+    return {
+        id(part): joined_path(prefix, path)
+        for prefix, module in modules.items()
+        for path, part in module.named_modules()
+    }
+
+
+def layer_of_each(inside: Iterable[str], paths: Sequence[str]) -> Iterator[int]:
+    """In which of some modules each op is, by the module it is in. What is in none of them counts for the one before
+    it, as a head does, or for the first."""
+    last = 0
+    for module in inside:
+        last = next((n for n, path in enumerate(paths) if f"{module}.".startswith(f"{path}.")), last)
+        yield last
+
+
+def even_stages(logical: Logical, modules: Mapping[str, nn.Module], micro_batches: int) -> Balance:
+    """How the open pipelines in some modules are cut best for a step that was captured and not placed yet."""
+    cuts = open_cuts(modules.values())
+    if not cuts:
+        return Balance()
+    paths = paths_of(modules)
+    listed = [paths[id(layer)] for _, layers in cuts for layer in layers]
+    ops = list(_ops(logical, modules, cuts, listed))
+    at = list(layer_of_each((module for module, _ in ops), listed))
+    costs, hops = _costs(logical, ops, at, cuts[0][0].placements, len(listed))
+    moved: dict[nn.Module, tuple[Placement, int]] = {}
+    said: list[str] = []
+    first = 0
+    for cut, layers in cuts:
+        end = first + cut.layers
+        many = max(micro_batches, len(cut.placements))  # fewer fill no pipeline, and others may use the model
+        work = Work(costs[first:end], hops[first : end - 1], many)
+        first = end
+        best, now = work.ends(cut.placements), ends_of(layers)
+        better, shares = (_shares(by_stage(work.layers, ends, cut.placements)) for ends in (best, now))
+        worth = work.seconds(now, cut.placements) > WORTH * work.seconds(best, cut.placements)
+        if any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters()):
+            other = f", and would have {better} if {_runs(best)} had been cut before they were global" if worth else ""
+            said.append(f"{_runs(now)} layers where their parameters are: stages have {shares} of the computing{other}")
+        elif worth:
+            moved.update(runs(cut, layers, best))
+            said.append(f"{_runs(best)} layers by what they take: stages have {better} of the computing")
+        else:
+            said.append(f"{_runs(now)} layers by their weights: stages have {shares} of the computing")
+    return Balance(moved, "; ".join(said))
+
+
+def _ops(
+    logical: Logical,
+    modules: Mapping[str, nn.Module],
+    cuts: Sequence[tuple[Cut, Sequence[nn.Module]]],
+    listed: Sequence[str],
+) -> Iterator[tuple[str, LogicalOp]]:
+    """Each op with its module. For a module outside of the layers that was placed the layer at the same end of a
+    pipeline stands, and what lies elsewhere is left out."""
+    where = {
+        joined_path(prefix, path): there
+        for prefix, module in modules.items()
+        for path, there in placement_of(module).items()
+    }
+    inside = {path for path in where if any(f"{path}.".startswith(f"{layer}.") for layer in listed)}
+    ends: dict[Placement, str] = {}
+    at = 0
+    for cut, _ in cuts:
+        ends.setdefault(cut.placements[0], listed[at])
+        at += cut.layers
+        ends[cut.placements[-1]] = listed[at - 1]
+    for op in logical.ops:
+        module = op.origin.module
+        there = op.placement or where.get(module)
+        if there is None or module in inside:
+            yield module, op
+        elif there in ends:
+            yield ends[there], op
+
+
+def _costs(
+    logical: Logical,
+    ops: Sequence[tuple[str, LogicalOp]],
+    layers: Sequence[int],
+    placements: Sequence[Placement],
+    many: int,
+) -> tuple[list[float], list[float]]:
+    """The seconds that each layer takes, as on one device, and those in which what it makes goes to the next."""
+    device = default_cluster(placements[0]).device
+    there = next((place for place in placements if place is not placements[0]), placements[0])
+    prices: dict[tuple[tuple[int, ...], torch.dtype], float] = {}
+    costs, hops = [0.0] * many, [0.0] * many
+    given = {n for n, source in enumerate(logical.sources) if source.kind != "parameter"}
+    makers: dict[int, int] = {}  # value -> its layer; not of what is made of arguments and buffers alone
+    sent: dict[int, int] = {}  # value -> the layer that it has come to
+    for (_, op), at in zip(ops, layers, strict=True):
+        call = logical.call(op)
+        back = bool(logical.losses) and not logical.wants_grad.isdisjoint(op.numbers)
+        if not is_view(call):
+            costs[at] += alone(call, device, back)
+            costs[at] += alone(call, device, False) if back and op.origin.recompute else 0.0
+        if given.issuperset(op.inputs):
+            given.update(op.numbers)
+        else:
+            makers.update(dict.fromkeys(op.numbers, at))
+        for n in op.inputs:
+            for behind in range(sent.get(n, makers.get(n, at)), at):
+                fake = logical.fakes[n]
+                key = tuple(fake.shape), fake.dtype
+                if key not in prices:
+                    here, away = (layout(place, B, *key) for place in (placements[0], there))
+                    prices[key] = plan(here, away).price.time
+                hops[behind] += prices[key] * (2 if logical.losses and n in logical.wants_grad else 1)
+            sent[n] = max(at, sent.get(n, at))
+    return costs, hops
+
+
+def _runs(ends: Sequence[int]) -> str:
+    """How many layers each run has."""
+    counts = [end - first for first, end in pairwise([0, *ends])]
+    if len(counts) > NAMED:
+        return f"{len(counts)} runs of {min(counts)} to {max(counts)}"
+    return " | ".join(map(str, counts))
+
+
+def _shares(spent: Sequence[float]) -> str:
+    """The part of all computing that each stage does."""
+    shares = [one / (sum(spent) or 1.0) for one in spent]
+    if len(shares) > NAMED:
+        return f"{min(shares):.1%} to {max(shares):.1%}"
+    return " | ".join(f"{share:.0%}" for share in shares)

@@ -1,0 +1,77 @@
+"""What `explain` tells of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from ...boxing.graph.physical import Graph
+from ...boxing.graph.report.report import Cost, Held, Memory, Report, Solution
+from ...sbp.joint.move_cost import Lie
+from ...sbp.joint.options import Option
+from ...sbp.joint.solver.local_search import swaps
+from .choose.choose import Decided
+
+__all__ = ["report"]
+
+
+def report(
+    graph: Graph,
+    decided: Decided,
+    ranks: Mapping[int, Held],
+    estimates: Sequence[str],
+    limit: float | None,
+    again: Sequence[str],
+) -> Report:
+    """All that is known of a graph, where so much is held by rank."""
+    found = decided.solution
+    solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
+    memory = Memory(ranks, None if limit is None else int(limit), estimates)
+    update, exposed, hidden = _times(decided)
+    costs = tuple(_costs(decided))
+    return Report(graph, costs, memory, solution, exposed, hidden, update, again)
+
+
+def _times(decided: Decided) -> tuple[float, float, float]:
+    """Seconds of the optimizer, of moves that all wait for, and of moves beside the computing; with the ops' they are
+    the cost of the choice."""
+    problem, choice = decided.formulated.problem, decided.solution.choice
+    nodes = zip(decided.formulated.nodes, choice, strict=True)
+    update = sum(float(node.cost[k]) for node, k in nodes if node.kind == "source")
+    over = max(0.0, problem.beside(choice))
+    waited = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in problem.edges)
+    return update, waited + over, problem.hides(choice) - over
+
+
+def _costs(decided: Decided) -> Iterator[Cost]:
+    """Each op's own seconds; its runner-up is what it would take next if all others stayed."""
+    posed, choice = decided.formulated, decided.solution.choice
+    next_best = swaps(posed.problem.priced(decided.solution.share), choice)
+    for at, node in enumerate(posed.nodes):
+        if node.kind != "op":
+            continue
+        op = decided.logical.ops[node.index]
+        seconds = float(node.cost[choice[at]])
+        swap = next_best[at]
+        for number in op.numbers[:1]:
+            if swap.seconds == inf or swap.candidate < 0:
+                yield Cost(decided.names[number], seconds)
+            else:
+                yield Cost(
+                    decided.names[number],
+                    seconds,
+                    _told(node.candidates[swap.candidate], len(_sizes(decided, at))),
+                    swap.seconds,
+                )
+
+
+def _sizes(decided: Decided, at: int) -> tuple[int, ...]:
+    node = decided.formulated.nodes[at]
+    name = decided.names[decided.logical.ops[node.index].numbers[0]]
+    return decided.graph.layout(name).placement.shape
+
+
+def _told(option: Option, axes: int) -> str:
+    def said(lie: Lie) -> str:
+        sbp = lie.state.sbp(axes)
+        return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
+
+    return f"{', '.join(map(said, option.inputs))} -> {', '.join(dict.fromkeys(map(said, option.outputs)))}"

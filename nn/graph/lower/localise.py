@@ -1,0 +1,232 @@
+"""What one rank runs of an op and of a segment: the rule book's local functions, bound once to what the rank holds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....boxing.graph.physical import Graph, Op, Var
+from ....placement import Placement
+from ....placement.world import device
+from ....sbp import Layout
+from ....sbp.call import Call, Piece, Ref, Rewritten, Way, fill, tensors_in
+from ....sbp.joint.options import way_of
+from .segments import Segment
+
+__all__ = ["Local", "LocalCall", "Spec", "Localiser", "metas", "part", "renamed"]
+
+
+class Spec(NamedTuple):
+    """What is known of a local tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+class LocalCall(NamedTuple):
+    """What a rank calls; `Ref`s number the wires of its segment: the inputs first, then all that calls make."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    makes: tuple[Spec, ...]
+    grad: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """A segment on one rank's shards. Two of equal `key` are the same program."""
+
+    calls: tuple[LocalCall, ...]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[int, ...]  # wires
+    returns: tuple[int, ...]  # which outputs gradients come back to
+    wants: tuple[int, ...]  # which inputs they go on to
+
+    @cached_property
+    def key(self) -> Any:
+        calls = tuple((same(c.function), frozen(c.args), frozen(c.kwargs), c.makes, c.grad) for c in self.calls)
+        return calls, self.inputs, self.outputs, self.returns, self.wants
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs, under whatever autograd mode is on."""
+        wires = list(inputs)
+        for call in self.calls:
+            with nullcontext() if call.grad else torch.no_grad():
+                made = call.function(*fill(call.args, wires), **fill(call.kwargs, wires))
+            wires.extend(tensors_in(made))
+        return [wires[n] for n in self.outputs]
+
+    @property
+    def makes(self) -> list[Spec]:
+        """What every output is to be."""
+        wires = [*self.inputs, *(spec for call in self.calls for spec in call.makes)]
+        return [wires[n] for n in self.outputs]
+
+
+class Localiser:
+    """Makes local calls of a graph's ops. An op that was seen before on such layouts gets the very same function."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._calls: dict[Any, tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]] = {}
+
+    def segment(self, segment: Segment, rank: int) -> Local:
+        """A segment as a rank runs it."""
+        wires = {name: n for n, name in enumerate(segment.inputs)}
+        calls = []
+        for op in segment.ops:
+            makes = tuple(spec_of(y.layout, rank) for y in op.outputs)
+            function, args, kwargs = self.call(op, rank)
+            numbers = [Ref(wires[name]) for name in op.inputs]
+            calls.append(LocalCall(function, fill(args, numbers), fill(kwargs, numbers), makes, op.grad))
+            wires.update({y.name: len(wires) + i for i, y in enumerate(op.outputs)})
+        return Local(
+            tuple(calls),
+            tuple(spec_of(self.graph.layout(name), rank) for name in segment.inputs),
+            tuple(wires[name] for name in segment.outputs),
+            tuple(segment.outputs.index(name) for name in segment.returns),
+            tuple(segment.inputs.index(name) for name in segment.wants),
+        )
+
+    def call(self, op: Op, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+        """What a rank calls for an op; `Ref`s number the op's inputs."""
+        number: dict[str, int] = {}
+        for i, name in enumerate(op.inputs):
+            number.setdefault(name, i)
+        args, kwargs = renamed(op.args, number), renamed(dict(op.kwargs), number)
+        layouts = tuple(self.graph.layout(name) for name in op.inputs), tuple(y.layout for y in op.outputs)
+        kind = op.op, frozen(args), frozen(kwargs), *layouts
+        known = self._calls.get((kind, rank))
+        if known is None:
+            way = _way(op, args, kwargs, *layouts)
+            known = self._calls[kind, rank] = _bound(op, args, kwargs, way, Piece(rank, *layouts))
+        return known
+
+
+def spec_of(layout: Layout, rank: int) -> Spec:
+    return Spec(layout.local_shape(rank), layout.dtype, there(layout.placement, rank))
+
+
+def there(placement: Placement, rank: int) -> torch.device:
+    """Where a rank keeps its tensors; where there is no CUDA, what is planned for it is looked at on the CPU."""
+    if placement.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return device(placement, rank)
+
+
+def renamed(value: Any, number: Mapping[str, int]) -> Any:
+    """An argument with `Ref`s in the place of `Var`s."""
+    if isinstance(value, Var):
+        return Ref(number[value.name])
+    if isinstance(value, dict):
+        return {name: renamed(part, number) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([renamed(part, number) for part in value])
+    return value
+
+
+def frozen(value: Any) -> Any:
+    """An argument as part of a key: 1, 1.0 and True are three."""
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(frozen, value))
+    if isinstance(value, Mapping):
+        return tuple((name, frozen(part)) for name, part in value.items())
+    return type(value), repr(value) if isinstance(value, float) else value
+
+
+def same(function: Any) -> Any:
+    """A function as part of a key. What one of ours may know of a rank's piece stands in the place of the rank, so that
+    ranks which do the same have the same; one of the user's may ask for anything."""
+    if isinstance(function, partial):
+        ours = getattr(function.func, "__module__", "").startswith(OURS)
+        args = tuple(_told(x) if ours and isinstance(x, Piece) else frozen(x) for x in function.args)
+        return function.func, args, frozen(function.keywords)
+    return function
+
+
+OURS = __name__.partition(".")[0] + "."
+
+
+def _told(piece: Piece) -> Any:
+    return tuple(_held(of, piece.rank) for of in (*piece.inputs, *piece.outputs)), len(piece.inputs)
+
+
+def _held(of: Layout, rank: int) -> tuple[Any, ...]:
+    where = of.placement.coords(rank)
+    partial_here = tuple(where[axis] == 0 for axis in of.state.partial)
+    return of.shape, of.dtype, of.state, of.placement.shape, of.spans(rank), partial_here
+
+
+def metas(layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
+    """Tensors of the logical shapes, without values, for rules to look at."""
+    return tuple(torch.empty(of.shape, dtype=of.dtype, device="meta") for of in layouts)
+
+
+def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> Way | None:
+    """The rule book's way, which is the same wherever such layouts lie; an op of no tensor has none."""
+    if not inputs:
+        return None
+    lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
+    key = op.op, frozen(args), frozen(kwargs), lies, len(inputs), inputs[0].placement.shape
+    known = _ways.pop(key, None) or _looked_up(op, args, kwargs, inputs, outputs)
+    _ways[key] = known  # the last used is the last
+    if len(_ways) > MOST:
+        _ways.pop(next(iter(_ways)))
+    return known
+
+
+MOST = 4096
+_ways: dict[Any, Way] = {}
+
+
+def _looked_up(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> Way:
+    given = metas(inputs)
+    states = tuple(of.state for of in inputs)
+    call = Call(op.op, fill(args, given), fill(kwargs, given), metas(outputs), states, inputs[0].placement.shape)
+    return way_of(call, tuple(of.state for of in outputs))
+
+
+def _bound(
+    op: Op, args: Any, kwargs: Any, way: Way | None, piece: Piece
+) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+    if way is None:
+        where = there(piece.outputs[0].placement, piece.rank)
+        return partial(_factory, op.op, piece, where), args, kwargs
+    if way.local is None:
+        return op.op, args, kwargs
+    if isinstance(way.local, Rewritten):
+        function, mine = way.local.rewrite(piece, *args, **kwargs)
+        return function, tuple(mine), {}
+    return partial(way.local, piece), args, kwargs
+
+
+def _factory(op: Any, piece: Piece, where: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """A rank's part of what an op makes of nothing."""
+    wholes = tensors_in(op(*args, **placed(op, kwargs, where)))
+    return [part(whole, of, piece.rank) for whole, of in zip(wholes, piece.outputs, strict=True)]
+
+
+def placed(op: torch._ops.OpOverload, kwargs: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
+    """The arguments of an op that makes tensors, with this device."""
+    takes = any(parameter.name == "device" for parameter in op._schema.arguments)
+    return {**kwargs, "device": where} if takes else dict(kwargs)
+
+
+def part(whole: Tensor, layout: Layout, rank: int) -> Tensor:
+    """What a rank holds of a tensor that is known whole; a view where that is one."""
+    if any(layout.placement.coords(rank)[axis] for axis in layout.state.partial) and layout.state.reduction == "sum":
+        return whole.new_zeros(layout.local_shape(rank))
+    for dim, spans in enumerate(layout.spans(rank)):
+        if spans != ((0, layout.shape[dim]),):
+            pieces = [whole.narrow(dim, lo, hi - lo) for lo, hi in spans] or [whole.narrow(dim, 0, 0)]
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+    return whole

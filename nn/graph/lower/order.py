@@ -1,0 +1,278 @@
+"""The schedule: the forward and backward of a graph as one list of things to do, the same on all ranks.
+
+    run, grad     a segment, forward or backward            draw        random numbers
+    seed          a loss's gradient to start with           add         one gradient to another
+    box           a move, done at once                      start, wait a move that goes on beside what lies between
+    free          values that nobody needs any more
+
+It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
+A parameter that was gathered for the forward is gathered again for the backward, and a region that is recomputed is run
+again before it. Registers are called as the values in
+them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....boxing.graph.physical import Back, Box, Graph
+from ....boxing.plan import plan
+from ....sbp import Layout
+from .overlap import AHEAD, Do, Transfer, freed, overlapped
+from .recompute import Recomputed, recomputed
+from .saved_inputs import read_again
+from .segments import Draw, Segment, Stage, kept, made_by
+
+__all__ = ["Schedule", "Writer", "bucketed", "schedule"]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
+
+    todo: tuple[Do, ...]
+    transfers: tuple[Transfer, ...]
+    layouts: Mapping[str, Layout]
+    values: tuple[str, ...]  # registers to return
+    grads: Mapping[str, str]  # of sources that want a gradient: its register
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.todo))
+
+
+def schedule(
+    graph: Graph,
+    stages: Sequence[Stage],
+    again: Mapping[int, Sequence[str]] | None = None,
+    *,
+    regather: bool = True,
+    overlap: bool | None = None,
+) -> Schedule:
+    """The schedule of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
+
+    What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
+    where it pays; True, wherever they can.
+    """
+    writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
+    backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), writer))
+    todo = [*writer.forward(), *backward]
+    if overlap is not False:
+        todo = overlapped(todo, writer.transfers, always=bool(overlap))
+    grads = {s.value.name: register for s in graph.sources if (register := f"home {s.value.name}") in writer.written}
+    values = tuple(sorted(kept(graph)))
+    stay = {*values, *grads.values(), *(s.value.name for s in graph.sources)}
+    return Schedule(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, grads)
+
+
+class Writer:
+    """Writes down what to do in the order of the graph and in its reverse; a register may be written several times,
+    which means that these are added up."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        again: Mapping[int, Sequence[str]],
+        regather: bool,
+        regions: Recomputed,
+        *,
+        numbered: bool = False,
+    ) -> None:
+        self.graph, self.stages, self.again, self.regather = graph, stages, again, regather
+        self.regions, self.numbered = regions, numbered  # whether random numbers have a seed for each draw
+        self.redone: dict[int, dict[str, str]] = {}  # of the stages of a region: registers of what was made again
+        self.sources = {s.value.name: s for s in graph.sources}
+        self.boxes = {stage.output.name: stage for stage in stages if isinstance(stage, Box)}
+        self.backs = {move.of: move for move in graph.backs if move.of != move.into}
+        self.ends = {move.of: move for move in graph.backs if move.of == move.into}
+        for name, source in self.sources.items():  # an input's gradient comes home as a parameter's does
+            dual = source.value.layout.dual
+            if source.value.grad and dual is not source.home:
+                self.ends.setdefault(name, Back(name, name, dual, source.home))
+        self.weights = {name for name, source in self.sources.items() if source.kind == "parameter"}
+        for made in graph.steps:
+            if made.inputs and self.weights.issuperset(made.inputs):
+                self.weights.update(y.name for y in made.outputs)
+        self.layouts: dict[str, Layout] = {name: value.layout for name, value in graph.values.items()}
+        self.transfers: list[Transfer] = []
+        self.written: set[str] = set()  # gradients
+        self.extremal: dict[str, str] = {}  # boxes of maxima that have a gradient: where the forward saves for it
+        self.bucket: dict[int, int] = {}  # of transfers
+
+    def move(
+        self, pairs: Iterable[tuple[Layout, Layout]], reads: Sequence[str], writes: Sequence[str], **how: bool
+    ) -> Do:
+        self.transfers.append(Transfer(tuple(pairs), **how))
+        return Do("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
+
+    def forward(self) -> Iterator[Do]:
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, Segment):
+                saved = (f"saved {number}",) if stage.wants and number not in self.regions.of else ()
+                yield Do("run", number, stage.inputs, (*stage.outputs, *saved))
+            elif isinstance(stage, Draw):
+                yield Do("draw", number, stage.inputs, (*stage.outputs, *self.chance(number)))
+            else:
+                name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
+                saved = (self.extremal[name],) if name in self.extremal else ()
+                yield self.move([pair], [stage.source], (name, *saved), saves=bool(saved))
+
+    def backward(self) -> Iterator[Do]:
+        for number, (name, given) in enumerate(self.graph.losses):
+            slot = self.slot(name)
+            if given is None:
+                yield Do("seed", number, (), (slot,))
+            else:
+                yield self.move([(self.layouts[given], self.graph.layout(name).dual)], [given], [slot])
+        gathered: dict[str, tuple[str, int]] = {}
+        steps = 0
+        for number, stage in reversed(list(enumerate(self.stages))):
+            if isinstance(stage, Segment) and stage.wants:
+                steps += 1
+                if number in self.regions.of and number not in self.redone:
+                    yield from self.recomputed(number, gathered, steps)
+                yield from self.segment(number, stage, gathered, steps)
+            elif isinstance(stage, Box):
+                move = self.backs.get(stage.output.name)
+                if move is not None and f"d {move.of}" in self.written:
+                    yield self.back(move)
+
+    def segment(self, number: int, stage: Segment, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
+        """The backward of a segment, and before it what it needs gathered again."""
+        made = self.redone.get(number, {})
+        needed = [name for name in self.to_gather(number, stage) if name not in made]
+        registers = yield from self.gather(number, needed, gathered, step)
+        names = self.again.get(number, ())
+        taken = [made.get(name) or registers.get(name, name) for name in names]
+        # Also what no rank here takes again: when a move is waited for must be the same everywhere.
+        taken += [register for name, register in registers.items() if name not in names]
+        cotangents = [self.slot(name) for name in stage.returns]
+        yield Do("grad", number, (f"saved {number}", *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+
+    def gather(
+        self, number: int, names: Sequence[str], gathered: dict[str, tuple[str, int]], step: int
+    ) -> Generator[Do, None, dict[str, str]]:
+        """Values of parameters gathered again, if that was not done shortly before; the registers by their names."""
+        registers = {}
+        for name in names:
+            register, last = gathered.get(name, ("", -AHEAD))
+            if step - last > AHEAD or not register:
+                register = f"{name} again {number}"
+                self.layouts[register] = self.layouts[name]
+                source = self.boxes[name].source
+                yield self.move([(self.layouts[source], self.layouts[name])], [source], [register])
+            gathered[name] = register, step
+            registers[name] = register
+        return registers
+
+    def chance(self, number: int) -> tuple[str, ...]:
+        """Where a draw leaves from where on it drew, if it is to draw the same again."""
+        return (f"chance {number}",) if self.regions.draws(number) and not self.numbered else ()
+
+    def recomputed(self, last: int, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
+        """The forward of the region of a segment, the last of it that has a backward, once more."""
+        runs = self.regions.runs[self.regions.of[last]]
+        made: dict[str, str] = {}
+        for number in runs:
+            stage = self.stages[number]
+            self.redone[number] = made
+            reads: dict[str, str] = {}
+            if isinstance(stage, Segment) and self.regather:
+                names = [name for name in stage.inputs if name not in made and self.is_gather(name)]
+                reads = yield from self.gather(last, names, gathered, step)
+            given = [made.get(name) or reads.get(name, name) for name in stage.inputs]
+            outputs = {name: f"{name} again {last}" for name in made_by(stage)}
+            self.layouts.update({register: self.layouts[name] for name, register in outputs.items()})
+            made.update(outputs)
+            if isinstance(stage, Segment):
+                saved = (f"saved {number}",) if stage.wants else ()
+                yield Do("run", number, tuple(given), (*outputs.values(), *saved))
+            elif isinstance(stage, Draw):
+                yield Do("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
+            else:
+                pair = self.layouts[stage.source], stage.output.layout
+                yield self.move([pair], given, tuple(outputs.values()))
+
+    def to_gather(self, number: int, stage: Segment) -> list[str]:
+        """Inputs gathered of parameters whose values the backward reads; the last segment still has them."""
+        last = max(n for n, s in enumerate(self.stages) if isinstance(s, Segment))
+        names = [name for name in stage.inputs if self.is_gather(name)] if self.regather and number != last else []
+        needed = read_again(self.graph, stage) if names else frozenset()
+        return [name for name in names if name in needed]
+
+    def is_gather(self, name: str) -> bool:
+        """Whether a value was gathered of a parameter, or of what was made of parameters alone, as in another dtype."""
+        box = self.boxes.get(name)
+        if box is None or box.source not in self.weights:
+            return False
+        src, dst = self.layouts[box.source], box.output.layout
+        larger = src.state.split - dst.state.split
+        return bool(larger) and plan(src, dst).sends
+
+    def back(self, move: Back) -> Do:
+        """The move of a gradient, all of which has come."""
+        source = self.sources.get(move.into)
+        slot = f"home {move.into}" if source and move.dst is source.home else f"d {move.into}"
+        self.layouts[slot] = move.dst
+        self.written.add(slot)
+        layout, target = self.graph.layout(move.of), self.graph.layout(move.into)
+        if target.state.partial and target.state.reduction != "sum" and target.state != layout.state:
+            saved = self.extremal[move.of] = f"holders {move.of}"
+            return self.move([(move.src, move.dst)], [saved, f"d {move.of}"], [slot], saved=True)
+        if move.bucket is not None:
+            self.bucket[len(self.transfers)] = move.bucket
+        return self.move([(move.src, move.dst)], [f"d {move.of}"], [slot])
+
+    def slot(self, name: str) -> str:
+        """Where the gradients that ops return of a value are added up."""
+        source = self.sources.get(name)
+        layout = self.graph.layout(name).dual
+        slot = f"home {name}" if source and source.home is layout else f"d {name}"
+        self.layouts[slot] = layout
+        self.written.add(slot)
+        return slot
+
+
+def _ended(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+    """With the moves that bring sources' gradients home, each when the last part of it is there."""
+    listed = list(todo)
+    last = {slot: at for at, do in enumerate(listed) for slot in do.writes}
+    for at, do in enumerate(listed):
+        yield do
+        for slot in dict.fromkeys(do.writes):
+            name = slot.removeprefix("d ")
+            if last[slot] == at and name != slot and name in writer.ends:
+                yield writer.back(writer.ends[name])
+
+
+def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+    """With the moves of one bucket as one, where its last member is ready."""
+    listed = list(todo)
+    members: dict[int, list[Do]] = {}
+    for do in listed:
+        if do.what == "box" and do.number in writer.bucket:
+            members.setdefault(writer.bucket[do.number], []).append(do)
+    for do in listed:
+        together = members.get(writer.bucket[do.number], []) if do.what == "box" and do.number in writer.bucket else []
+        if len(together) < 2:
+            yield do
+        elif do is together[-1]:
+            pairs = [pair for each in together for pair in writer.transfers[each.number].pairs]
+            reads = [register for each in together for register in each.reads]
+            yield writer.move(pairs, reads, [register for each in together for register in each.writes])
+
+
+def _summed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+    """With every further part of a gradient in a register of its own, and added to the first."""
+    come: dict[str, int] = {}
+    for do in todo:
+        writes, adds = [], []
+        for slot in do.writes:
+            number = come[slot] = come.get(slot, 0) + 1
+            register = slot if number == 1 else f"{slot} #{number}"
+            if slot in writer.layouts:
+                writer.layouts[register] = writer.layouts[slot]
+            writes.append(register)
+            if number > 1:
+                adds.append(Do("add", number, (slot, register), (slot,)))
+        yield do._replace(writes=tuple(writes))
+        yield from adds

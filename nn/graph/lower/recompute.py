@@ -1,0 +1,76 @@
+"""Recomputing: the parts of a forward that are run once more for the backward, so that little of them is kept.
+
+An op whose origin names a region belongs to it; `torch.utils.checkpoint` makes regions, and a plan may. The forward
+keeps what goes into a region, and what the region makes is let go when nobody needs it any more. The backward runs the
+region again before it goes through it: its segments, the moves that are its own, and its random numbers, which are
+drawn again as they were. Moves of weights that are made once a step, and those between groups of a pipeline, stay.
+"""
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....boxing.graph.physical import Box, Graph
+from .segments import Draw, Segment, Stage, kept, made_by
+
+__all__ = ["Recomputed", "recomputed"]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """`of` is the region of a stage, `runs` the stages of a region that its backward runs again, in order."""
+
+    of: Mapping[int, Hashable]
+    runs: Mapping[Hashable, tuple[int, ...]]
+
+    def draws(self, stage: int) -> bool:
+        """Whether a stage's numbers are drawn again."""
+        return stage in self.of and stage in self.runs.get(self.of[stage], ())
+
+
+def recomputed(
+    graph: Graph,
+    stages: Sequence[Stage],
+    chunk: Sequence[int | None] | None = None,
+    once: Collection[int] = (),
+) -> Recomputed:
+    """The regions of a graph's stages; one that is of several chunks is several. `once` are moves made only once."""
+    of: dict[int, Hashable] = {}
+    for n, stage in enumerate(stages):
+        name = "" if isinstance(stage, Box) else _region(stage)
+        if name:
+            of[n] = name, None if chunk is None else chunk[n]
+    if not of:
+        return Recomputed({}, {})
+    ends = {*kept(graph), *(given for _, given in graph.losses if given is not None)}
+    readers: dict[str, set[Hashable]] = {name: {None} for name in ends}
+    for n, stage in reversed(list(enumerate(stages))):
+        if isinstance(stage, Box):
+            users = readers.get(stage.output.name, {None})
+            if len(users) == 1 and None not in users and n not in once and not saves(graph, stage):
+                (of[n],) = users
+        for name in stage.inputs:
+            readers.setdefault(name, set()).add(of.get(n))
+    return Recomputed(of, {region: _runs(stages, of, region) for region in dict.fromkeys(of.values())})
+
+
+def _region(stage: Segment | Draw) -> str:
+    return (stage.ops[0] if isinstance(stage, Segment) else stage.op).origin.recompute
+
+
+def saves(graph: Graph, box: Box) -> bool:
+    """Whether the forward of a move keeps something for its backward, as who held a maximum."""
+    state = graph.layout(box.source).state
+    moves = any(move.of == box.output.name and move.into != move.of for move in graph.backs)
+    return moves and bool(state.partial) and state.reduction != "sum" and state != box.output.layout.state
+
+
+def _runs(stages: Sequence[Stage], of: Mapping[int, Hashable], region: Hashable) -> tuple[int, ...]:
+    """The stages of a region with a backward, and those that make what these need."""
+    runs: list[int] = []
+    needed: set[str] = set()
+    for n, stage in reversed(list(enumerate(stages))):
+        learns = isinstance(stage, Segment) and stage.wants
+        if of.get(n) == region and (learns or not needed.isdisjoint(made_by(stage))):
+            runs.append(n)
+            needed.update(stage.inputs)
+    return tuple(runs[::-1])

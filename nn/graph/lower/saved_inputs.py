@@ -1,0 +1,92 @@
+"""What a segment's backward reads of its inputs, found by running it on tensors without values."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ....boxing.graph.physical import Graph
+from ....sbp.call import fill, tensors_in
+from .localise import frozen, metas, renamed
+from .segments import Segment
+
+__all__ = ["read_again"]
+
+_log = logging.getLogger(__name__)
+
+
+def read_again(graph: Graph, segment: Segment) -> frozenset[str]:
+    """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
+    if not segment.wants:
+        return frozenset()
+    kind = _kind(graph, segment)
+    found = _known.pop(kind, None)
+    if found is None:
+        found = _read_again(graph, segment)
+    _known[kind] = found  # the last used is the last
+    if len(_known) > MOST:
+        _known.pop(next(iter(_known)))
+    return frozenset(segment.inputs[at] for at in found)
+
+
+MOST = 1024
+_known: dict[Any, tuple[int, ...]] = {}
+
+
+def _kind(graph: Graph, segment: Segment) -> Any:
+    """All that the answer depends on, names left out: repeated blocks are asked once."""
+    number = {name: n for n, name in enumerate(segment.inputs)}
+    calls = []
+    for op in segment.ops:
+        args, kwargs = renamed(op.args, number), renamed(dict(op.kwargs), number)
+        calls.append((op.op, frozen(args), frozen(kwargs), op.grad, len(op.outputs)))
+        number.update({y.name: len(number) + at for at, y in enumerate(op.outputs)})
+    layouts = map(graph.layout, segment.inputs)
+    given = tuple((of.shape, of.dtype, name in segment.wants) for of, name in zip(layouts, segment.inputs, strict=True))
+    return tuple(calls), given
+
+
+def _read_again(graph: Graph, segment: Segment) -> tuple[int, ...]:
+    held = metas([graph.layout(name) for name in segment.inputs])
+    values = {
+        name: x.requires_grad_() if name in segment.wants else x for name, x in zip(segment.inputs, held, strict=True)
+    }
+    try:
+        with _kept() as memory:
+            _run(segment, values)
+    except RuntimeError:  # an op without a meta function: then all it might read
+        _log.info("what the backward of %s reads is not known: it keeps all", segment.ops, exc_info=True)
+        return tuple(range(len(segment.inputs)))
+    return tuple(n for n, name in enumerate(segment.inputs) if values[name].untyped_storage()._cdata in memory)
+
+
+@contextmanager
+def _kept() -> Iterator[set[int]]:
+    """The memory of all tensors that autograd keeps meanwhile; they stay, so that no number is used twice."""
+    held: list[Tensor] = []
+    memory: set[int] = set()
+
+    def pack(x: Tensor) -> Tensor:
+        held.append(x)
+        memory.add(x.untyped_storage()._cdata)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        yield memory
+
+
+def _run(segment: Segment, values: dict[str, Tensor]) -> None:
+    for op in segment.ops:
+        number = {name: i for i, name in enumerate(op.inputs)}
+        given = [values[name] for name in op.inputs]
+        kwargs = renamed(dict(op.kwargs), number)
+        if not given and "device" in {parameter.name for parameter in op.op._schema.arguments}:
+            kwargs["device"] = "meta"
+        with torch.set_grad_enabled(op.grad):
+            made = op.op(*fill(renamed(op.args, number), given), **fill(kwargs, given))
+        for y, value in zip(op.outputs, tensors_in(made), strict=True):
+            values[y.name] = value

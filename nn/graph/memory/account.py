@@ -1,0 +1,40 @@
+"""The account of memory: what a step takes at its peak on every rank, by kind; of plans to choose from and of the one
+that runs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ....boxing.graph.physical import Graph
+from ....boxing.graph.report.report import Held
+from ....sbp import Layout
+from ..lower.localise import Localiser
+from ..lower.segments import segments
+from .liveness import Memory, memory
+
+__all__ = ["account", "trained", "with_states"]
+
+
+def account(graph: Graph, kept: int, *, regather: bool = True) -> dict[int, Held]:
+    """Of every rank, where an optimizer keeps so many tensors of each parameter."""
+    return with_states(memory(graph, segments(graph), Localiser(graph), regather=regather), trained(graph), kept)
+
+
+def trained(graph: Graph) -> list[Layout]:
+    """Where the gradients of parameters come home, and with them what an optimizer keeps."""
+    return [s.home for s in graph.sources if s.kind == "parameter" and s.value.grad]
+
+
+def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
+    """Bytes that a step takes, with those that an optimizer keeps besides of what lies so."""
+    homes, ranks = Counter(homes), {}
+    for rank, held in live.items():
+        states = kept * sum(n * _bytes(home, rank) for home, n in homes.items() if rank in home.placement)
+        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states, held.moment)
+    return ranks
+
+
+def _bytes(of: Layout, rank: int) -> int:
+    size = of.dtype.itemsize
+    for n in of.local_shape(rank):
+        size *= n
+    return size

@@ -1,0 +1,259 @@
+"""Memory: the bytes that a step takes at its peak on a rank, from when values are made and let go.
+
+What is counted is storages, so that a view costs nothing and a value in two registers counts once. Inside a segment the
+traced graph says what is made, or an estimate where none can be traced; what kernels take for themselves while they run
+is not seen.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from ....boxing.graph.physical import Graph
+from ....boxing.plan import Plan
+from ....sbp import Layout
+from ..compiler.inside import Estimate, Inside, Insides, insides
+from ..lower.localise import Localiser
+from ..lower.order import Schedule, schedule
+from ..lower.overlap import Do
+from ..lower.segments import Segment, Stage
+from .equal_ranks import equal_ranks, is_view
+
+__all__ = ["Kept", "Memory", "kept", "memory"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
+    and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
+    values of the segment that runs when most is live."""
+
+    parameters: int
+    gradients: int
+    activations: int
+    estimates: tuple[str, ...] = ()
+    moment: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.activations
+
+
+def memory(
+    graph: Graph,
+    stages: Sequence[Stage],
+    localiser: Localiser,
+    *,
+    regather: bool = True,
+    overlap: bool | None = None,
+) -> dict[int, Memory]:
+    """The peak of every rank of the graph; equal ranks are worked out once."""
+    found = _ranks(graph, stages, localiser, regather, overlap)
+    peaks = [(ranks, made.peak()) for ranks, made in found]
+    return dict(sorted((rank, peak) for ranks, peak in peaks for rank in ranks))
+
+
+class Kept(NamedTuple):
+    """Memory left for the backward on a rank: bytes beside parameters, and values whose memory it is."""
+
+    bytes: int
+    values: frozenset[str]
+
+
+def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
+    """The memory that every rank keeps from forward to backward."""
+    left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False)]
+    return dict(sorted((rank, behind) for ranks, behind in left for rank in ranks))
+
+
+def _ranks(
+    graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
+) -> "Iterator[tuple[list[int], _Rank]]":
+    """Equal ranks, and the first of them."""
+    for ranks in equal_ranks(graph):
+        rank, traced = ranks[0], {}
+        for number, stage in enumerate(stages):
+            if isinstance(stage, Segment) and rank in stage.placement:
+                traced[number] = insides(localiser.segment(stage, rank))
+        again = {
+            n: tuple(stages[n].inputs[at] for at in made.again)
+            for n, made in traced.items()
+            if isinstance(made, Insides)
+        }
+        plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
+        yield ranks, _Rank(graph, stages, plan, traced, rank)
+
+
+class _Rank:
+    """Runs a schedule for one rank with storages in the place of tensors."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        plan: Schedule,
+        traced: Mapping[int, Insides | Estimate],
+        rank: int,
+    ) -> None:
+        self.graph, self.stages, self.plan, self.traced, self.rank = graph, stages, plan, traced, rank
+        self.fresh = count()
+        self.bytes: dict[int, int] = {}
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.first: dict[str, tuple[int, ...]] = {}  # of each register, where it first lay
+        self.uses: Counter[int] = Counter()
+        self.live = self.most = 0
+        self.last = self.fullest = -1  # the segment that ran last, and the one when most was live
+
+    def sources(self) -> int:
+        """Take what is there; the bytes that stay."""
+        parameters = 0
+        for source in self.graph.sources:
+            size = self.size(source.value.layout)
+            if source.kind != "input":
+                parameters += size
+            self.hold(source.value.name, [self.new(size if source.kind == "input" else 0)])
+        return parameters
+
+    def behind(self) -> Kept:
+        """What is live between forward and backward."""
+        self.sources()
+        runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and " again " not in do.writes[0])
+        last = max(runs, default=-1)
+        for do in self.plan.todo[: last + 2]:
+            if do.what in ("run", "draw", "box", "free"):
+                self.do(do)
+        values = frozenset(name for name, held in self.first.items() if any(self.uses[storage] for storage in held))
+        return Kept(self.live, values)
+
+    def peak(self) -> Memory:
+        parameters = self.sources()
+        for do in self.plan.todo:
+            before = self.most
+            self.do(do)
+            if do.what in ("run", "grad"):
+                self.last = do.number
+            if self.most > before:
+                self.fullest = self.last
+        gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())
+        estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
+        full = self.stages[self.fullest] if self.fullest >= 0 else None
+        moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
+        return Memory(parameters, gradients, max(self.most - gradients, 0), estimates, moment)
+
+    def size(self, layout: Layout) -> int:
+        """Bytes that the rank holds of a tensor."""
+        if self.rank not in layout.placement:
+            return 0
+        numel = 1
+        for n in layout.local_shape(self.rank):
+            numel *= n
+        return numel * layout.dtype.itemsize
+
+    def new(self, nbytes: int) -> int:
+        storage = next(self.fresh)
+        self.bytes[storage] = nbytes
+        return storage
+
+    def hold(self, register: str, storages: Iterable[int]) -> None:
+        held = tuple(storages)
+        for storage in held:
+            self.uses[storage] += 1
+            if self.uses[storage] == 1:
+                self.live += self.bytes[storage]
+        self.drop(register)
+        self.held[register] = held
+        self.first.setdefault(register, held)
+        self.most = max(self.most, self.live)
+
+    def drop(self, register: str) -> None:
+        for storage in self.held.pop(register, ()):
+            self.uses[storage] -= 1
+            if not self.uses[storage]:
+                self.live -= self.bytes[storage]
+
+    def passing(self, nbytes: int) -> None:
+        """Bytes that are live for a moment."""
+        self.most = max(self.most, self.live + nbytes)
+
+    def do(self, do: Do) -> None:
+        if do.what == "free":
+            for register in do.reads:
+                self.drop(register)
+        elif do.what in ("run", "grad"):
+            self.segment(do)
+        elif do.what in ("box", "start"):
+            self.move(do)
+        elif do.what == "wait":
+            held = self.held.get(do.reads[0], ())
+            self.drop(do.reads[0])
+            # What arrived stands behind what was sent.
+            for register, storage in zip(do.writes, held[-len(do.writes) :], strict=False):
+                self.hold(register, [storage])
+        elif do.what == "add" and do.number > 2:
+            pass  # in place
+        else:
+            for register in do.writes:
+                layout = self.plan.layouts.get(register)  # none where a generator stood
+                self.hold(register, [self.new(self.size(layout) if layout else 0)])
+
+    def segment(self, do: Do) -> None:
+        stage = self.stages[do.number]
+        if do.number not in self.traced or not isinstance(stage, Segment):
+            return
+        made = self.traced[do.number]
+        if isinstance(made, Estimate):
+            self.passing(made.forward if do.what == "run" else made.backward)
+            for register in do.writes:
+                if register in self.plan.layouts:
+                    self.hold(register, [self.new(self.size(self.plan.layouts[register]))])
+                else:
+                    there = [self.held[name][0] for name in (*do.reads, *do.writes[: len(stage.outputs)])]
+                    self.hold(register, [*there, self.new(made.kept)])
+        elif do.what == "run":
+            given = [self.held[name][0] for name in do.reads]
+            found = self.run(made.forward, given)
+            for register, storage in zip(do.writes[: len(stage.outputs)], found, strict=False):
+                self.hold(register, [storage])
+            if f"saved {do.number}" in do.writes:
+                self.hold(f"saved {do.number}", found[len(stage.outputs) :])
+        else:
+            assert made.backward is not None
+            taken = (*do.reads[1 : 1 + len(made.again)], *do.reads[len(do.reads) - len(stage.returns) :])
+            given = [*self.held[do.reads[0]], *(self.held[name][0] for name in taken)]
+            for register, storage in zip(do.writes, self.run(made.backward, given), strict=True):
+                self.hold(register, [storage])
+
+    def run(self, inside: Inside, given: Sequence[int]) -> list[int]:
+        self.passing(inside.peak)
+        made: dict[int, int] = {}
+        found = []
+        for view_of, name, nbytes in inside.results:
+            if view_of is not None:
+                found.append(given[view_of])
+                continue
+            if name not in made:
+                made[name] = self.new(nbytes)
+            found.append(made[name])
+        return found
+
+    def move(self, do: Do) -> None:
+        transfer = self.plan.transfers[do.number]
+        sources = [self.held[name][0] for name in do.reads[-len(transfer.pairs) :] if name in self.held]
+        if len(transfer.pairs) > 1:
+            packed = sum(self.size(src) for src, _ in transfer.pairs)
+            whole = self.new(sum(self.size(dst) for _, dst in transfer.pairs))
+            self.passing(packed + self.bytes[whole])
+            arrived = [whole] * len(transfer.pairs)
+        else:
+            arrived = [self.arrives(transfer.plans[0], sources)]
+        if do.what == "start":
+            self.hold(do.writes[0], [*sources, *arrived])
+            return
+        for register, storage in zip(do.writes, arrived, strict=False):
+            self.hold(register, [storage])
+
+    def arrives(self, way: Plan, sources: Sequence[int]) -> int:
+        """The storage of what a move brings: that of what was there where it is a view."""
+        return sources[0] if sources and is_view(way, self.rank) else self.new(self.size(way.dst))

@@ -1,0 +1,58 @@
+"""Sizes of the batch that are written down in a step, so that it does not run on micro-batches."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ....boxing.record import user_line
+from ....placement.errors import SbpError
+from ....sbp.call import Ref
+from ....sbp.logical import LogicalOp
+from .parts import Size
+
+__all__ = ["does_not_run"]
+
+
+def does_not_run(error: Exception, sizes: Size, small: Size, name: str) -> SbpError:
+    """The error for a step that runs on the batch, and failed so on a micro-batch or a slice."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = user_line(trace.tb_frame) if trace is not None else ""
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    pieces = f"{small[0]} of {sizes[0]} samples"
+    if len(sizes) > 1:
+        pieces += f", and {small[1]} of {sizes[1]} tokens of each"
+    ops: Sequence[LogicalOp] = getattr(error, "captured", ())
+    found = next((pair for op in reversed(ops) if (pair := _written(op, sizes, small))), None)
+    cause = ""
+    if found is not None:
+        number, place = found
+        what = "samples the batch has" if number == sizes[0] != small[0] else "tokens a sequence has"
+        cause = f"  {number}, as many as {what}, is written down at {place}\n"
+    return SbpError(
+        f"{name} cuts the batch into parts of {pieces}, and the step does not run on these: at {line}\n"
+        f"  {said}\n{cause}"
+        "  write it for any number, as in x.view(len(x), -1) and torch.zeros(len(x), 4), and take no sample by its "
+        "number; or leave micro_batches= out"
+    )
+
+
+def _written(op: LogicalOp, sizes: Size, small: Size) -> tuple[int, str] | None:
+    """A size of the whole that is among an op's arguments, and where."""
+    numbers = set(_numbers([op.args, dict(op.kwargs)]))
+    for whole, part in zip(sizes, small, strict=True):
+        if whole != part and whole in numbers:
+            return whole, op.origin.line
+    return None
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, Ref):  # which is a tuple too
+        return
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+    elif type(value) is int:
+        yield value

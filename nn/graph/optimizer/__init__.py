@@ -1,0 +1,1 @@
+"""Optimizers of a graph: torch's own steps on plain shards, gradients clipped."""

@@ -1,0 +1,126 @@
+"""An optimizer's step on plain shards, where it treats every element alone: then a shard is as good as a parameter.
+
+For the time of the step the optimizer holds shards in the place of global tensors, so that it is torch's own step, all
+at once over all parameters, and costs what it costs on one device. Its state lies on the shards; what users see of it
+between steps are global tensors made of the same memory.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from ....placement.world import owned
+from ....sbp import Layout
+from ...tensors.tensor import GlobalTensor, wrap
+
+__all__ = ["forget", "step_on_shards"]
+
+# Those that change each element by itself, and their state in place.
+ALONE = frozenset({SGD, Adam, AdamW, RMSprop})
+_known: "WeakKeyDictionary[Optimizer, _Shards]" = WeakKeyDictionary()
+
+
+def forget(optimizer: Optimizer) -> None:
+    """Its parameters or its state are others now."""
+    _known.pop(optimizer, None)
+
+
+def step_on_shards(optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:
+    """One step with these gradients, by the ids of parameters; False if the optimizer has to see whole tensors."""
+    if type(optimizer) not in ALONE:
+        return False
+    shards = _known.get(optimizer)
+    if shards is None or shards.state is not optimizer.state or shards.count != len(optimizer.state):
+        made = _Shards.of(optimizer)
+        if made is None:
+            return False
+        shards = _known[optimizer] = made
+    if any(map(_has_grad, shards.all)):  # an eager backward has left something there
+        return False
+    shards.step(optimizer, grads)
+    return True
+
+
+def _has_grad(x: GlobalTensor) -> bool:
+    leaf, whole = x._leaf, getattr(x, "_piece_of", None)
+    mine = x._shards[0].grad if leaf is None or leaf.direct else x._grad
+    return mine is not None or (whole is not None and _has_grad(whole))
+
+
+class _Shards:
+    """The shards of an optimizer's parameters, and its state of each."""
+
+    def __init__(self, optimizer: Optimizer, params: list[list[GlobalTensor]]) -> None:
+        self.params = [group["params"] for group in optimizer.param_groups]
+        self.all = [x for group in params for x in group]
+        self.groups = [[shard for x in group for shard in x._shards] for group in params]
+        self.mine: dict[Tensor, Any] = defaultdict(dict)
+        self.state, self.count = optimizer.state, len(optimizer.state)
+        for x in self.all:
+            for name, part in optimizer.state.get(x, {}).items():
+                for at, shard in enumerate(x._shards):
+                    whole = isinstance(part, GlobalTensor)
+                    copy = part.clone() if isinstance(part, Tensor) and not whole and at else part
+                    self.mine[shard][name] = part._shards[at].detach() if whole else copy
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> "_Shards | None":
+        params = [group["params"] for group in optimizer.param_groups]
+        if not all(isinstance(x, GlobalTensor) for group in params for x in group):
+            return None
+        here = [[x for x in group if owned(x.placement)] for group in params]  # stages of a pipeline are elsewhere
+        return cls(optimizer, here) if any(here) else None
+
+    def step(self, optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> None:
+        self._count_alike()
+        for x in self.all:
+            given: Iterable[Tensor | None] = grads.get(id(x)) or (None,) * len(x._shards)
+            for shard, grad in zip(x._shards, given, strict=True):
+                shard.grad = grad
+        for group, shards in zip(optimizer.param_groups, self.groups, strict=True):
+            group["params"] = shards
+        optimizer.state = self.mine  # type: ignore[assignment]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.state = self.state
+            for group, params in zip(optimizer.param_groups, self.params, strict=True):
+                group["params"] = params
+            for x in self.all:
+                x._moved = None
+                for shard in x._shards:
+                    shard.grad = None
+        if len(self.state) < len(self.mine) // max(1, len(self.all[0]._shards)):
+            self._show()
+
+    def _count_alike(self) -> None:
+        """Steps that users made themselves were counted on the first rank that is owned here."""
+        for x in self.all:
+            if len(x._shards) > 1 and x._shards[0] in self.mine:
+                first, *others = (self.mine[shard] for shard in x._shards)
+                for name, part in first.items():
+                    if isinstance(part, Tensor) and not part.ndim:
+                        for other in others:
+                            other[name].copy_(part)
+
+    def _show(self) -> None:
+        """The state as global tensors, in the memory of the shards' own."""
+        for x in self.all:
+            held = [self.mine.get(shard) for shard in x._shards]
+            if x not in self.state and all(held):
+                parts = [each for each in held if each is not None]
+                self.state[x] = {name: _shown(x, [each[name] for each in parts]) for name in parts[0]}
+        self.count = len(self.state)
+
+
+def _shown(x: GlobalTensor, parts: list[Any]) -> Any:
+    one, of = parts[0], x._layout
+    if not isinstance(one, Tensor) or one.shape != x._shards[0].shape or not one.ndim:
+        return one
+    with torch.no_grad():
+        return wrap(tuple(parts), Layout(of.placement, of.state, of.shape, one.dtype))

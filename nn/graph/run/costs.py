@@ -1,0 +1,124 @@
+"""Costs: what the chunks of a pipelined step are predicted to take for one micro-batch, and what a step takes then.
+
+    costs      by chunk, forward, backward, weights, the hop to the next chunk; what a schedule is simulated with
+    course     the schedule run with these: seconds of a step, of each stage, and the share in which stages stand still
+
+The figures are those that signatures were chosen by: rooflines of ops and prices of moves.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ....actors.protocol.network import Network
+from ....actors.protocol.simulate import simulate
+from ....actors.schedules.pipeline import Costs
+from ....actors.schedules.preview import bubble
+from ....actors.schedules.schedule import Schedule
+from ....boxing.graph.buckets import exchange
+from ....boxing.graph.move_table import buckets, update_of
+from ....boxing.graph.physical import Box, Graph
+from ....boxing.graph.report.report import Course
+from ....boxing.plan import plan
+from ..choose.choose import Decided
+from ..choose.stage_balance import layer_of_each
+from ..lower.segments import Draw, Segment, Stage, made_by
+from .chunks import Chunks
+from .network import skeleton
+from .tasks import derived
+
+__all__ = ["chunk_costs", "course", "layer_costs", "once"]
+
+
+def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
+    """The seconds that each of these modules takes, forward and backward, for what the graph is of. What is in none of
+    them counts for the one before it, as a head does, or for the first."""
+    nodes = zip(decided.formulated.nodes, decided.solution.choice, strict=True)
+    ops = [(decided.logical.ops[node.index], float(node.cost[k])) for node, k in nodes if node.kind == "op"]
+    found = [0.0] * len(paths)
+    for at, (_, seconds) in zip(layer_of_each((op.origin.module for op, _ in ops), paths), ops, strict=True):
+        found[at] += seconds
+    return found
+
+
+def chunk_costs(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:
+    """The costs of every chunk, in seconds of one micro-batch."""
+    made = {name: at for at, stage in enumerate(stages) for name in _names(stage)}
+    weights = derived(stages, where)
+    parts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for at, node in enumerate(decided.formulated.nodes):
+        if node.kind != "op":
+            continue
+        op, seconds = decided.logical.ops[node.index], float(node.cost[decided.solution.choice[at]])
+        names = [decided.names[n] for n in op.numbers if n in decided.names]
+        chunk = next((where.of[made[name]] for name in names if name in made), None)
+        if chunk is None:
+            continue
+        inputs = [decided.names[n] for n in op.inputs if n in decided.names]
+        wants = [name for name in inputs if op.grad and graph.values[name].grad]
+        share = seconds / 3 if wants else seconds  # backward is twice the forward, as it is priced
+        parts[chunk]["forward"] += share
+        if wants and graph.losses:
+            ours = [name in weights for name in wants]
+            half = share * 2 if all(ours) or not any(ours) else share
+            parts[chunk]["weight"] += half * any(ours)
+            parts[chunk]["backward"] += half * (not all(ours))
+    hops: dict[int, float] = defaultdict(float)
+    for at, stage in enumerate(stages):
+        if not isinstance(stage, Box):
+            continue
+        price, chunk = graph.plan(stage).price.time, where.of[at]
+        if chunk is not None:
+            parts[chunk]["forward"] += price
+        elif at in where.hops and where.home.get(stage.output.name) == where.home[stage.source] + 1:
+            hops[where.home[stage.source]] += price
+    for back in graph.backs:
+        at = made.get(back.of, -1)
+        if at >= 0 and (chunk := where.of[at]) is not None and isinstance(stages[at], Box):
+            kind = "weight" if back.of in weights else "backward"
+            parts[chunk][kind] += plan(back.src, back.dst).price.time
+    each = [(parts[c], hops[c]) for c in range(len(where.group))]
+    return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
+
+
+def once(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> float:
+    """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
+    gradients home, and the optimizer. Groups of ranks do that beside each other."""
+    group = {place: number for number, places in enumerate(where.placements) for place in places}
+    found: dict[int, float] = defaultdict(float)
+    moves = [graph.plan(box) for at in where.once if isinstance(box := stages[at], Box)]
+    ends = [back for back in graph.backs if back.of == back.into or back.of in where.weights]
+    moves += map(exchange, buckets(ends))
+    moves += [move for source in graph.sources if (move := update_of(source)) is not None]
+    for move in moves:
+        found[group.get(move.src.placement, 0)] += move.price.time
+    for at, node in enumerate(decided.formulated.nodes):
+        if graph.losses and node.kind == "source" and (name := decided.names.get(node.index)) in graph.values:
+            place = graph.layout(name).placement
+            found[group.get(place, 0)] += float(node.cost[decided.solution.choice[at]])
+    return max(found.values(), default=0.0)
+
+
+def course(
+    schedule: Schedule,
+    routes: Sequence[Chunks],
+    costs: Sequence[Costs],
+    m: int,
+    *,
+    slices: int,
+    trains: bool,
+    more: float,
+) -> Course:
+    """How m micro-batches go through the stages; `more` seconds are spent once a step besides."""
+    actors, registers = skeleton(schedule, routes, m, slices, trains, costs)
+    run = simulate(Network(tuple(actors), tuple(registers)))
+    where, found = routes[0], []
+    for group in sorted(set(where.group)):
+        found.append((", ".join(map(str, where.placements[group])), run.busy(f"device {group}")))
+    return Course(schedule.name if trains else "", m, run.end + more, bubble(run), tuple(found))
+
+
+def _names(stage: Stage) -> tuple[str, ...]:
+    """All that a stage makes, also what only it uses."""
+    if isinstance(stage, Segment):
+        return tuple(y.name for op in stage.ops for y in op.outputs)
+    return tuple(y.name for y in stage.op.outputs) if isinstance(stage, Draw) else made_by(stage)

@@ -1,0 +1,179 @@
+"""The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+from ....actors.protocol.simulate import Run
+from ....actors.runtime.channel import ahead
+from ....boxing.graph.physical import vars_in
+from ....boxing.graph.report.report import Held
+from ....boxing.picture.palette import volume
+from ....placement.errors import SbpError
+from ....sbp import Layout
+from ..choose.choose import Decided
+from ..choose.shortage import kept_most, shortage
+from ..lower.localise import Localiser
+from ..lower.segments import Segment
+from ..memory.liveness import Memory, kept, memory
+from ..microbatch.attention import attend
+from .pipeline import Pipelined
+from .tasks import Hop
+from .variant import Variant
+
+__all__ = ["footprint", "left", "less", "outgrown"]
+
+
+def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
+    """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
+    where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
+    twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead."""
+    total: dict[int, Memory] = {}
+    for route, variant in enumerate(program.firsts):
+        for rank, mine in _of_route(program, variant, route, regather).items():
+            held = total.get(rank)
+            total[rank] = mine if held is None else _sum(held, mine)
+    return total
+
+
+def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, Memory]:
+    localiser = Localiser(variant.graph)
+    # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
+    unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
+    one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False)
+    stays = kept(variant.graph, variant.stages, localiser, regather=regather)
+    many = sum(of == route for of, _ in program.keys)
+    hops, shift = list(_hops(program, variant, many)), route * program.count
+    found = {}
+    for rank, peak in one.items():
+        mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
+        numbers = [c + route * program.count for c in mine]
+        slots = _mean([_slots(program.proof, c) for c in numbers])
+        more = max(0.0, slots - 1) if mine else 0.0
+        versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
+        sequences = -(-slots // program.slices)  # that have begun and not ended
+        extra = round(more * stays[rank].bytes + max(0.0, versions - 1) * peak.parameters)
+        extra += round(sequences * left(variant, rank))
+        extra += summed(variant, rank) if many > 1 else 0
+        there = partial(_kept_slots, program, stays[rank].values, shift)
+        extra += sum(_hopping(way, rank, there) for way in hops)
+        found[rank] = replace(peak, activations=peak.activations + extra)
+    return found
+
+
+def less(held: Held, one: Held, limit: float) -> float:
+    """The room for one micro-batch with which all of them fit: each byte that it keeps, they keep so many times."""
+    stays = held.parameters + held.gradients + held.states
+    times = max(1.0, (held.total - stays) / max(1, one.total - stays))
+    return min(one.total - 1.0, stays + (limit - stays) / times)
+
+
+def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
+    """The error that a step does not fit: which stage on which rank, what takes most there, and what would help."""
+    where, graph, name = program.where, decided.graph, program.schedule.name
+    stages = sorted(set(where.group))
+    mine = next(group for group in stages if rank in where.ranks(group))
+    ran = [chunk for chunk, group in enumerate(where.group) if group == mine]
+    slots = max(_slots(program.proof, chunk) for chunk in ran)
+    posed, choice = decided.formulated, decided.solution.choice
+
+    def named(node: int) -> str:
+        return decided.names[decided.logical.ops[posed.nodes[node].index].numbers[0]]
+
+    def here(op: int) -> bool:
+        return rank in graph.layout(decided.names[decided.logical.ops[op].numbers[0]]).placement
+
+    kept = kept_most(posed, choice, named, here)
+    if len(stages) == 1:
+        head = f"{program.name} does not fit into {volume(limit)} a rank"
+    else:
+        on = ", ".join(map(str, where.placements[mine]))
+        head = f"stage {mine + 1} of {len(stages)} of {program.name}, on {on}, does not fit into {volume(limit)} a rank"
+    many = len(program.sizes) // program.slices
+    head += f"\n  rank {rank} has {slots} of {many} micro-batches under way at once under {name}"
+    more = ["layers of this stage may be placed on another"] if len(stages) > 1 else []
+    every = slots == many > 1  # is kept, however many there are
+    if every:
+        more.append(f"schedule='1f1b' keeps no more than {len(set(where.group))} of them at once")
+    return SbpError(shortage(head, limit, held, f"{kept}, of each" if kept else "", 0 if every else many, more))
+
+
+def left(variant: Variant, rank: int) -> int:
+    """What slices of a sequence leave for later ones: keys and values of all of it, and as much of gradients."""
+    found = 0
+    for stage in variant.stages:
+        for op in stage.ops if isinstance(stage, Segment) and rank in stage.placement.flat else ():
+            if op.op is attend:
+                for of in map(variant.graph.layout, vars_in(op.args[1:3])):
+                    *rows, _, width = of.local_shape(rank)
+                    found += 2 * prod(rows) * op.args[5] * width * of.dtype.itemsize
+    return found
+
+
+def summed(variant: Variant, rank: int) -> int:
+    """The gradients of weights as they are added up."""
+    tasks = variant.tasks
+    added = {slot: tasks.layouts[part] for part, slot in tasks.sums.items()}
+    return sum(_bytes(of, rank) for of in added.values())
+
+
+class UnderWay(NamedTuple):
+    """The hops of one register that a step fills so often, and how many are sent, and have come and wait, at most."""
+
+    hops: tuple[Hop, ...]
+    fillings: int
+    sent: int
+    waiting: int
+
+
+def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[UnderWay]:
+    """Ranks that keep to an order let go what they sent with the answer to it, and receive what they read next; others
+    receive whatever is there, as much as the simulation has in a register."""
+    mine = {id(hop) for hop in variant.tasks.hops}
+    held = program.answers.under_way() if program.ordered else program.proof.peak
+    for register, bundle in program.lowered[program.sizes[0]].bundles.items():
+        if any(id(hop) in mine for hop in bundle.hops):
+            peak = program.proof.peak[register]
+            yield UnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)
+
+
+def _hopping(way: UnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
+    """Bytes that hops hold on a rank beside what is counted already: of each value as many as `slots` says."""
+    found, message = 0, sum(_bytes(hop.pair[1], rank) for hop in way.hops)
+    for hop in way.hops:
+        sent, come = (_bytes(of, rank) for of in hop.pair)
+        found += sent * max(0, way.sent - slots(hop.sent, hop.source.chunk))
+        most = way.waiting + ahead(message)
+        found += come * max(0, min(most, way.fillings - slots(hop.come, hop.target.chunk)))
+    return found
+
+
+def _bytes(of: Layout, rank: int) -> int:
+    return prod(of.local_shape(rank)) * of.dtype.itemsize if rank in of.placement else 0
+
+
+def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str, chunk: int) -> int:
+    """How many of a value are counted already: those that a chunk keeps for its backward, or the one at work."""
+    return _slots(program.proof, chunk + shift) if value in kept else 1
+
+
+def _slots(run: Run, chunk: int) -> int:
+    """How many micro-batches a chunk has begun and not ended, at most."""
+    return max(run.peak.get(f"{name}.{chunk}", 1) for name in ("act", "stash"))
+
+
+def _mean(numbers: Sequence[int]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 1.0
+
+
+def _sum(a: Memory, b: Memory) -> Memory:
+    moment = max(a, b, key=lambda one: one.activations).moment
+    return Memory(
+        a.parameters + b.parameters,
+        a.gradients + b.gradients,
+        a.activations + b.activations,
+        (*a.estimates, *b.estimates),
+        moment,
+    )

@@ -1,0 +1,345 @@
+"""Pipelined programs: a graph of one micro-batch run for all of them by actors, under a schedule.
+
+The gradients of weights are added up over the micro-batches where they are made, and brought home once behind them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ....actors.protocol.feasibility import proved
+from ....actors.protocol.network import Actor, Network
+from ....actors.protocol.simulate import Run
+from ....actors.protocol.state import Firing
+from ....actors.runtime.answers import Answers
+from ....actors.runtime.bus import Bus, bus
+from ....actors.runtime.channel import Link
+from ....actors.runtime.job import Work
+from ....actors.runtime.partition import Edge, cut
+from ....actors.runtime.runtime import Outcome, Runtime, order_of, settled
+from ....actors.schedules.schedule import Schedule
+from ....actors.timeline.timeline import Timeline
+from ....boxing import box
+from ....boxing.graph.physical import Graph
+from ....placement import Placement
+from ....placement.errors import ScheduleError
+from ....placement.world import device, world
+from ....sbp import Layout
+from ....sbp.call import tensors_in
+from ...tensors.seeds import agree
+from ..compiler.generated_calls import Shards, ones, plain, trimmed
+from ..lower.segments import Draw
+from ..microbatch.parts import Size
+from .network import Lowered, lowered
+from .tasks import Name
+from .timeline import timeline
+from .transfers import BundleLink, labels_of
+from .variant import Entry, Once, Variant
+
+__all__ = ["Made", "Pipelined", "seeds_of"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a step made: results by micro-batch, and gradients where each source has its home."""
+
+    values: list[dict[str, Shards]]
+    grads: dict[str, Shards]
+
+
+class Pipelined:
+    """A step of micro-batches. `variants` are graphs by route and size of a micro-batch, all of the same chunks.
+    When it is made it is proved to end; what runs is made with the first step.
+
+    Micro-batches take the routes by turns. The second has copies of the weights on other ranks.
+    """
+
+    def __init__(
+        self,
+        variants: Mapping[tuple[int, Size], Variant],
+        sizes: Sequence[Size],
+        schedule: Schedule,
+        name: str,
+        slices: int = 1,
+    ) -> None:
+        self.variants, self.sizes, self.schedule, self.slices = variants, sizes, schedule, slices
+        self.name = name
+        self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
+        self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
+        self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
+        self.lowered = self.lower(name)
+        self.network: Network = self.lowered[sizes[0]].network
+        self.proof: Run = proved(self.network)
+        self.values: list[dict[str, Shards]] = []
+        self.sums: dict[tuple[int, Size], dict[str, list[Tensor]]] = {}
+        self.shards: list[dict[str, Shards]] = []
+        self.outcome: Outcome | None = None
+        self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
+        self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
+        ranks = sorted({rank for each in self.places.values() for rank in each})
+        self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
+
+    @cached_property
+    def once(self) -> dict[tuple[int, Size], Once]:
+        """Work done once a step, before and behind all micro-batches."""
+        return {key: Once(self.variants[key]) for key in dict.fromkeys(self.keys)}
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether ranks keep to the order of the proof."""
+        return max(map(len, self.places.values()), default=0) > 1 or settled(self.proof)
+
+    @cached_property
+    def answers(self) -> Answers:
+        return Answers(self.proof)
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        """The driver of the actors: threads, and lines to other processes, which the first step asks for."""
+        return self.alone(self.name) if world().rank is None else self.together(self.name)
+
+    def prepare(self) -> None:
+        """Make it run, which else the first step does."""
+        _ = self.once, self.runtime
+
+    def lower(self, name: str) -> dict[Size, Lowered]:
+        each = {
+            size: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, size],)]
+            for size in dict.fromkeys(self.sizes)
+        }
+        return lowered(each, self.schedule, len(self.sizes) // self.slices, name, self.slices)
+
+    def alone(self, name: str) -> Runtime:
+        """In a process that owns all ranks: every group's queue is a thread."""
+        ranks = {queue: ranks[0] for queue, ranks in self.places.items()}
+        work = {actor.name: self.on_card(self.work(actor), ranks[actor.queue]) for actor in self.network.actors}
+        return Runtime(self.network, work, initial=self.initial(self.network), name=name)
+
+    def together(self, name: str) -> Runtime:
+        """In one of several processes: the actors of this rank's group, and the ends of registers to others.
+
+        Ranks of a group that talk to each other must do things in one order, so each keeps to that of the proof; and so
+        it does where marks lead to that order anyway, since who knows what comes next waits for nothing else.
+        """
+        rank = world().rank
+        assert rank is not None
+        where = self.places
+        everybody = [r for ranks in where.values() for r in ranks]
+        joint = bus(everybody) if rank in everybody else None
+        if joint is None:
+            return Runtime(Network((), (), name), {}, name=name)
+        joint.agree(self.network)
+        part = cut(self.proof, where, rank)
+        labels = labels_of(self.proof)
+        links = {}
+        for edge in part.edges:
+            links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
+        work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
+        order = order_of(self.proof) if self.ordered else None
+        answers = self.answers.of(part, where) if self.ordered else None
+        every = {**work, **part.work(links)}
+        return Runtime(
+            part.network,
+            every,
+            order=order,
+            guard=joint,
+            answers=answers,
+            initial=self.initial(part.network),
+            name=name,
+        )
+
+    def link(self, joint: Bus, edge: Edge, labels: Sequence[int], rank: int) -> Link:
+        """How a register's bundles get to other ranks; on cards over a communicator of its own."""
+        bundles = {size: low.bundles.get(edge.register) for size, low in self.lowered.items()}
+        if self.everywhere.type == "cpu":
+            return BundleLink(joint.line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+        from ....actors.runtime.cuda import CardLine, CardLink
+
+        ours = next(ranks for ranks in self.places.values() if rank in ranks)
+        line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
+        made = BundleLink(line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+        return CardLink(made, line, edge.peers[0])
+
+    def on_card(self, work: Work, rank: int) -> Work:
+        """Work whose kernels go to its card's stream, and whose results others wait for on theirs."""
+        if self.everywhere.type == "cpu":
+            return work
+        from ....actors.runtime.cuda import OnStream
+
+        return OnStream(work, torch.cuda.current_stream(device(self.everywhere, rank)))
+
+    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
+        """What lies in a network's slots that are filled at the start."""
+        return {}
+
+    @property
+    def places(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of each queue."""
+        return {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The values that are moved a second time for the backward, once for each time."""
+        boxes = [do for task in self.firsts[0].tasks.tasks.values() for do in task.todo if do.what == "box"]
+        return tuple(name.partition(" again ")[0] for do in boxes for name in do.writes if " again " in name)
+
+    def timeline(self) -> Timeline | None:
+        """What the last step did and when; all ranks ask for it, and the first gets it."""
+        if self.outcome is None:
+            raise ScheduleError("a timeline before any step\n  call the graph first")
+        return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places, self.bytes)
+
+    def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
+        cases = []
+        for case in actor.cases:
+            name = Name.of(case or actor.name)
+            route, chunk = divmod(name.chunk, self.count)
+            own = Name(name.kind, chunk)
+            entries = {
+                size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor, case)
+                for size in dict.fromkeys(self.sizes)
+                if own in self.variants[route, size].tasks.tasks
+            }
+            cases.append((route, entries))
+        return partial(_weakly, ref(self), cases, len(actor.gives))
+
+    def fire(self, cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
+        """One task for one micro-batch; without gradients, as whoever runs a step asks for none."""
+        route, entries = cases[firing.case]
+        out: list[Any] = [None] * width
+        k = firing.label * len(self.firsts) + route
+        entry = entries.get(self.sizes[k])
+        if entry is None:
+            return out
+        held = firing.held
+        bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
+        made = entry.run(self.seen(k, firing), *bundles)
+        del bundles
+        for at, bundle in zip(entry.gives, made, strict=False):
+            out[at] = bundle
+        if entry.new:
+            self.weigh(entry, made)
+        if entry.values:
+            self.keep(entry, k, made[-2])
+        if entry.sums:
+            self.add(entry, self.sums[self.keys[k]], made[-1])
+        return out
+
+    def weigh(self, entry: Entry, bundles: Sequence[Any]) -> None:
+        """Note how large what lies in the slots is, once."""
+        entry.new = False
+        for register, bundle in zip(entry.names, bundles, strict=False):
+            self.bytes[register] = sum(x.nbytes for x in tensors_in(bundle))
+
+    def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
+        """The sources as this task is to see them."""
+        return self.shards[k]
+
+    def numbered(self) -> None:
+        """The seed of this step's random numbers, which ranks have in common, for each micro-batch."""
+        if self.draws:
+            agree(self.everywhere)
+            step = int(torch.randint(1 << 62, ()))
+            for k, shards in enumerate(self.shards):
+                shards["numbers"] = step, k  # type: ignore[assignment]
+
+    def keep(self, entry: Entry, k: int, tensors: tuple[Tensor, ...]) -> None:
+        """The results of a micro-batch."""
+        at = 0
+        for register, many in entry.values:
+            self.values[k][register] = trimmed(tensors[at : at + many])
+            at += many
+
+    @staticmethod
+    def add(entry: Entry, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
+        """Gradients of weights to what there is of other micro-batches."""
+        if all(slot in sums for slot, _ in entry.sums):
+            if tensors:
+                torch._foreach_add_([total for slot, _ in entry.sums for total in sums[slot]], list(tensors))
+            return
+        at = 0
+        for slot, many in entry.sums:
+            mine = tensors[at : at + many]
+            held = sums.get(slot)
+            if held is None:
+                sums[slot] = [x if own else x.clone() for x, own in zip(mine, entry.owns[at : at + many], strict=True)]
+            elif many:
+                torch._foreach_add_(held, list(mine))
+            at += many
+
+    def __call__(
+        self, held: Mapping[str, Shards], inputs: Sequence[Mapping[str, Shards]], seeds: Sequence[Mapping[str, Shards]]
+    ) -> Made:
+        """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
+        with torch.no_grad(), plain():
+            there = {key: self.copied(held, self.variants[key]) for key in self.once}
+            weights = {key: once.before(there[key]) for key, once in self.once.items()}
+            self.stream([weights[key] for key in self.keys], inputs, seeds)
+            sums, self.sums = self.sums, {}
+            grads: dict[str, Shards] = {}
+            for key, once in self.once.items():
+                self.returned(self.variants[key], once.after(there[key], sums[key]), grads)
+        values, self.values = self.values, []
+        return Made(values, grads)
+
+    def stream(
+        self,
+        weights: Sequence[Mapping[str, Shards]],
+        inputs: Sequence[Mapping[str, Shards]],
+        seeds: Sequence[Mapping[str, Shards]],
+    ) -> None:
+        """All micro-batches, each with the weights that it sees."""
+        self.values, self.sums = [{} for _ in self.sizes], {key: {} for key in self.once}
+        self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
+        self.numbered()
+        try:
+            self.outcome = self.runtime.run(record=True)
+        finally:
+            self.shards = []
+
+    def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
+        """The weights as a variant has them: on the ranks of another route, or as they are."""
+        others = {name: (src, dst) for name, src, dst in self.pairs(variant, home=False) if src is not dst}
+        return {**held, **{name: tuple(box(held[name], *pair)) for name, pair in others.items()}} if others else held
+
+    def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
+        """A variant's gradients, added to those of others where the weights have their homes."""
+        for name, dst, src in self.pairs(variant, home=True):
+            if name in theirs:
+                back = theirs[name] if src is dst else box(theirs[name], src, dst)
+                grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
+
+    def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
+        """How what does not change within a step lies here and in a variant, itself or its gradient at home."""
+        other = {s.value.name: s for s in variant.graph.sources}
+        sources = [s for s in self.firsts[0].graph.sources if s.kind != "input"]
+        return [
+            (s.value.name, s.home, other[s.value.name].home)
+            if home
+            else (s.value.name, s.value.layout, other[s.value.name].value.layout)
+            for s in sources
+        ]
+
+
+def _weakly(
+    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing
+) -> Sequence[Any]:
+    """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
+    program = of()
+    assert program is not None
+    return program.fire(cases, width, firing)
+
+
+def seeds_of(graph: Graph, weights: Sequence[float]) -> dict[str, Shards]:
+    """The gradient that each loss starts from: its micro-batch's share of the whole."""
+    made: dict[str, Shards] = {}
+    for number, ((name, given), weight) in enumerate(zip(graph.losses, weights, strict=True)):
+        if given is None:
+            layout: Layout = graph.layout(name).dual
+            made[f"seed {number}"] = tuple(one * weight for one in ones(layout))
+    return made

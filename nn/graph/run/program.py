@@ -1,0 +1,151 @@
+"""Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ....boxing.graph.physical import Graph
+from ....placement.errors import ShapeError
+from ....placement.world import owned
+from ..compiler.backends import Backend, Compiled, compiled
+from ..compiler.codegen import Step, straight
+from ..compiler.generated_calls import Shards, plain
+from ..lower.localise import Local, Localiser
+from ..lower.order import Schedule, schedule
+from ..lower.segments import Segment, segments
+from ..memory.liveness import Memory, memory
+
+__all__ = ["Outcome", "Program", "compiled_once"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step made. `values` are its results, losses and what buffers are to hold; `grads` lie where each source
+    has its home. Shards are those owned here, one empty token where none is."""
+
+    values: dict[str, Shards]
+    grads: dict[str, Shards]
+
+
+MOST = 1024
+_made: dict[tuple[Backend, Hashable, Hashable], Compiled] = {}
+
+
+def compiled_once(local: Local, backend: Backend, weights: tuple[bool, ...] | None = None) -> Compiled:
+    """A segment compiled, or one like it that another program of this process has compiled already."""
+    key = backend, local.key, weights
+    known = _made.pop(key, None)
+    if known is None:
+        known = compiled(local, backend, weights)
+    _made[key] = known  # the last used is the last
+    if len(_made) > MOST:
+        _made.pop(next(iter(_made)))
+    return known
+
+
+class Program:
+    """A graph made to run on this process. Calling it runs one step, outside autograd; the first call compiles it.
+
+    `overlap` has moves go on beside segments: None, where it pays; True or False, everywhere or nowhere.
+    Equal segments are compiled once, whatever layer or rank they are of. `reasons` says where a backend had to pass a
+    segment on to another.
+    """
+
+    def __init__(self, graph: Graph, *, backend: Backend = "auto", overlap: bool | None = None) -> None:
+        self.graph, self.backend, self.overlap = graph, backend, overlap
+        self.stages = segments(graph)
+        self._localiser = Localiser(graph)
+        self._known: dict[Any, Compiled] = {}
+        self._seen = False
+
+    @cached_property
+    def _made(self) -> tuple[Schedule, Step, str]:
+        """The schedule, and the function that runs it with its text."""
+        held: dict[tuple[int, int], Compiled] = {}
+        again: dict[int, tuple[str, ...]] = {}
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, Segment):
+                for rank in owned(stage.placement):
+                    held[number, rank] = self._compiled(self._localiser.segment(stage, rank))
+                ours = {at for rank in owned(stage.placement) for at in held[number, rank].again}
+                again[number] = tuple(stage.inputs[at] for at in sorted(ours))
+        plan = self._scheduled(again)
+        return plan, *straight(self.graph, self.stages, plan, held, again)
+
+    def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Schedule:
+        return schedule(self.graph, self.stages, again, regather=self.backend != "autograd", overlap=self.overlap)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The work of a step, in order."""
+        return self._made[0]
+
+    @property
+    def text(self) -> str:
+        """The function that runs it."""
+        return self._made[2]
+
+    def prepare(self) -> None:
+        """Compile it, which else the first call does."""
+        _ = self._made
+
+    def _compiled(self, local: Local) -> Compiled:
+        known = self._known.get(local.key)
+        if known is None:
+            known = self._known[local.key] = compiled_once(local, self.backend)
+        return known
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The distinct segments."""
+        self.prepare()
+        return tuple(self._known.values())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why segments were not compiled by the backend that was asked for."""
+        return tuple(dict.fromkeys(made.reason for made in self.compiled if made.reason))
+
+    def __call__(self, shards: Mapping[str, Shards]) -> Outcome:
+        """One step. `shards` has for each source those that this process owns, in the order of its placement."""
+        step = self._made[1]
+        self._check(shards)
+        with torch.no_grad(), plain():
+            return Outcome(*step(shards))
+
+    def _check(self, shards: Mapping[str, Shards]) -> None:
+        """Inputs at each step, what does not change at the first."""
+        for source in self.graph.sources:
+            if self._seen and source.kind != "input":
+                continue
+            name, expected = source.value.name, self._expected[source.value.name]
+            found = [tuple(x.shape) for x in shards.get(name, ())] if expected else []
+            if found != expected:
+                raise ShapeError(
+                    f"step of {self.graph.name}: {source.kind} {name} has shards of {found}\n"
+                    f"  {source.value.layout} gives the ranks owned here {expected}\n"
+                    "  pass one tensor for each of them; a graph of other shapes has to be made anew"
+                )
+        self._seen = True
+
+    @cached_property
+    def _expected(self) -> dict[str, list[tuple[int, ...]]]:
+        """The shapes of the shards of each source that are owned here."""
+        return {
+            s.value.name: [s.value.layout.local_shape(rank) for rank in owned(s.value.layout.placement)]
+            for s in self.graph.sources
+        }
+
+    @cached_property
+    def again(self) -> tuple[str, ...]:
+        """The values that are moved a second time for the backward, once for each time; the graph alone says it."""
+        written = (name for do in self._scheduled({}).todo if do.what in ("box", "wait") for name in do.writes)
+        return tuple(name.partition(" again ")[0] for name in written if " again " in name)
+
+    def memory(self) -> dict[int, Memory]:
+        """The bytes that a step takes at its peak on every rank of the graph, owned here or not."""
+        regather = self.backend != "autograd"
+        return memory(self.graph, self.stages, self._localiser, regather=regather, overlap=self.overlap)

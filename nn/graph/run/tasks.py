@@ -1,0 +1,328 @@
+"""Tasks: what is done for one micro-batch, by chunk: F (forward), B (gradients of what came in), W (those of weights).
+And what each hands to others, and what is done once a step, before and after all micro-batches.
+
+    edge     values that one task makes and another of its group reads
+    hop      a value that goes to another group: the ranks of the first send, those of the second receive
+    before   weights that other groups need, sent there
+    sums     gradients of weights: the parts of all micro-batches are added up, by register
+    after    these brought home
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from ....boxing.graph.physical import Box, Graph
+from ....boxing.plan import plan
+from ....placement.errors import SbpError
+from ....sbp import Layout
+from ..lower.order import Writer, bucketed
+from ..lower.overlap import Do, Transfer
+from ..lower.recompute import recomputed
+from ..lower.segments import Segment, Stage, kept, made_by
+from .chunks import Chunks
+
+__all__ = ["Hop", "Kind", "Name", "Task", "Tasks", "derived", "tasks"]
+
+Kind: TypeAlias = Literal["F", "B", "W"]
+
+
+class Name(NamedTuple):
+    """A task by what it is and for which chunk."""
+
+    kind: Kind
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.chunk}"
+
+    @classmethod
+    def of(cls, text: str) -> "Name":
+        """By its name, or by that of a case of it for one slice of each sequence."""
+        return cls(text[0], int(text[1:].partition(".")[0]))  # type: ignore[arg-type]
+
+    def shifted(self, by: int) -> "Name":
+        """The same task of a later chunk."""
+        return Name(self.kind, self.chunk + by)
+
+
+class Hop(NamedTuple):
+    """A register of one task that arrives as a register of another, on other ranks."""
+
+    source: Name
+    target: Name
+    sent: str
+    come: str
+    pair: tuple[Layout, Layout]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one actor does at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
+
+    name: Name
+    todo: tuple[Do, ...]
+    values: tuple[str, ...]
+    sums: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All tasks of a graph. `edges` are by who makes and who reads."""
+
+    tasks: Mapping[Name, Task]
+    edges: Mapping[tuple[Name, Name], tuple[str, ...]]
+    hops: tuple[Hop, ...]
+    before: tuple[Do, ...]
+    after: tuple[Do, ...]
+    sums: Mapping[str, str]  # parts of gradients -> the register where they are added up
+    grads: Mapping[str, str]  # of sources: the register of the gradient at home
+    transfers: tuple[Transfer, ...]
+    layouts: Mapping[str, Layout]
+
+
+def tasks(
+    graph: Graph,
+    stages: Sequence[Stage],
+    where: Chunks,
+    again: Mapping[int, Sequence[str]],
+    *,
+    apart: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None,
+    regather: bool,
+) -> Tasks:
+    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks."""
+    return _Tasks(graph, stages, where, again, apart, regather).made()
+
+
+class _Tasks:
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Sequence[Stage],
+        where: Chunks,
+        again: Mapping[int, Sequence[str]],
+        apart: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None,
+        regather: bool,
+    ) -> None:
+        self.graph, self.stages, self.where = graph, stages, where
+        self.split, self.apart = apart is not None, apart or {}
+        regions = recomputed(graph, stages, where.of, where.once | where.given | where.hops)
+        self.writer = Writer(graph, stages, again, regather, regions, numbered=True)
+        self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
+        self.derived = derived(stages, where)
+        self.todo: dict[Name, list[Do]] = defaultdict(list)
+        self.before: list[Do] = []
+        self.hops: list[Hop] = []
+        self.after: list[Do] = []
+        self.come: dict[str, int] = defaultdict(int)  # how many parts of a gradient there are
+        self.sums: dict[str, str] = {}
+
+    def made(self) -> Tasks:
+        backward = list(self.writer.backward())
+        for n, do in enumerate(self.writer.forward()):
+            self.forward(n, do)
+        for do in backward:
+            self.backward(do)
+        self.ends()
+        for chunk in range(len(self.where.group)):
+            self.todo[Name("F", chunk)]
+        done = {name: self.task(name, todo) for name, todo in self.todo.items()}
+        grads = {
+            s.value.name: register
+            for s in self.graph.sources
+            if (register := f"home {s.value.name}") in self.writer.written
+        }
+        transfers = tuple(self.writer.transfers)
+        edges = self.edges(done)
+        layouts = self.writer.layouts
+        return Tasks(
+            done, edges, tuple(self.hops), tuple(self.before), tuple(self.after), self.sums, grads, transfers, layouts
+        )
+
+    def forward(self, n: int, do: Do) -> None:
+        """A stage, done in its chunk; or a hop from one chunk to another, or once."""
+        stage, chunk = self.stages[n], self.where.of[n]
+        if n in self.where.once:
+            self.before.append(do)
+        elif n in self.where.given:
+            pass  # the caller's own, and cut for each group
+        elif n in self.where.hops:
+            assert isinstance(stage, Box)
+            name = stage.output.name
+            if do.writes[1:] or name not in self.where.home:
+                raise SbpError(
+                    f"{stage.source} goes to {stage.output.layout.placement} in a way that a pipeline does not have yet"
+                    f"\n  it is moved at {stage.origin.line or 'no line'}; place what makes it and what uses it on one "
+                    "placement"
+                )
+            source = Name("F", self.where.home[stage.source])
+            self.hop(source, Name("F", self.where.home[name]), stage.source, name)
+        else:
+            assert chunk is not None
+            self.todo[Name("F", chunk)].append(self.stashed(do))
+
+    def stashed(self, do: Do) -> Do:
+        """A forward whose backward is in two keeps something for each half."""
+        halved = do.what == "run" and do.number in self.apart and f"saved {do.number}" in do.writes
+        return do._replace(writes=(*do.writes, f"stash {do.number}")) if halved else do
+
+    def hop(self, source: Name, target: Name, reads: str, writes: str) -> None:
+        """A value sent: what is done to it before it leaves its group, and behind its arrival."""
+        src, dst = self.writer.layouts[reads], self.writer.layouts[writes]
+        moves = plan(src, dst).moves
+        at = next(n for n, move in enumerate(moves) if move.kind == "transfer")
+        pair = moves[at].src, moves[at].dst
+        sent, come = (reads if pair[0] is src else f"{writes} sent"), (writes if pair[1] is dst else f"{writes} come")
+        self.writer.layouts.update({sent: pair[0], come: pair[1]})
+        if sent != reads:
+            self.todo[source].append(self.writer.move([(src, pair[0])], [reads], [sent]))
+        if come != writes:
+            self.todo[target].append(self.writer.move([(pair[1], dst)], [come], [writes]))
+        self.hops.append(Hop(source, target, sent, come, pair))
+        for name in (source, target):
+            self.todo.setdefault(name, [])  # there may be nothing else to do there
+
+    def backward(self, do: Do) -> None:
+        if do.what == "grad":
+            self.gradient(do)
+        elif do.what == "seed":
+            self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
+        elif " again " in do.writes[0]:
+            number = int(do.writes[0].rpartition(" ")[2])
+            self.put(self.name(number, "B"), self.stashed(do))
+        elif not do.reads[-1].startswith("d "):  # a loss's gradient that the graph makes
+            self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
+        else:
+            self.moved(do)
+
+    def moved(self, do: Do) -> None:
+        """A gradient that goes on to another layout."""
+        name, into = _value(do.reads[-1]), _value(do.writes[0])
+        n = self.makers[name]
+        if n in self.where.once:
+            self.after.append(do)
+        elif n in self.where.hops:
+            source, target = Name("B", self.where.home[name]), Name("B", self.where.home[into])
+            self.summed(source, do.reads)
+            self.hop(source, target, do.reads[0], self.part(do.writes[0]))
+        else:
+            self.put(self.name(n, "W" if name in self.derived else "B"), do)
+
+    def gradient(self, do: Do) -> None:
+        """A segment's backward: in one, or that of what came in before that of its weights."""
+        stage = self.stages[do.number]
+        assert isinstance(stage, Segment)
+        weights = [name in self.derived for name in stage.wants]
+        if do.number not in self.apart:
+            self.put(self.name(do.number, "W" if all(weights) else "B"), do)
+            return
+        rest = f"rest {do.number}"
+        many = len(stage.returns)
+        taken = dict(zip(self.writer.again[do.number], do.reads[1:-many], strict=False))
+        first, second = ([taken[name] for name in names] for names in self.apart[do.number])
+        into = [y for y, weight in zip(do.writes, weights, strict=True) if not weight]
+        theirs = [y for y, weight in zip(do.writes, weights, strict=True) if weight]
+        reads = (do.reads[0], *first, *do.reads[-many:])
+        self.put(self.name(do.number, "B"), Do("first", do.number, reads, (*into, rest)))
+        self.put(self.name(do.number, "W"), Do("second", do.number, (f"stash {do.number}", *second, rest), (*theirs,)))
+
+    def name(self, stage: int, kind: Kind) -> Name:
+        chunk = self.where.of[stage]
+        assert chunk is not None
+        return Name(kind if self.split or kind == "F" else "B", chunk)
+
+    def put(self, name: Name, do: Do) -> None:
+        """A thing to do in a task, behind the sums that it reads, each part that it writes in a register of its own."""
+        self.summed(name, do.reads)
+        self.todo[name].append(do._replace(writes=tuple(self.part(register) for register in do.writes)))
+
+    def part(self, slot: str) -> str:
+        """The register of one more part of a gradient; those of weights are added up over micro-batches."""
+        if not slot.startswith(("d ", "home ")):
+            return slot
+        self.come[slot] += 1
+        register = slot if self.come[slot] == 1 else f"{slot} #{self.come[slot]}"
+        self.writer.layouts[register] = self.writer.layouts[slot]
+        if _value(slot) in self.where.weights:
+            self.sums[register] = slot
+        return register
+
+    def summed(self, name: Name, reads: Sequence[str]) -> None:
+        """All parts of gradients that are about to be read, added up there."""
+        for slot in reads:
+            for number in range(2, self.come.get(slot, 0) + 1):
+                self.todo[name].append(Do("add", number, (slot, f"{slot} #{number}"), (slot,)))
+            self.come.pop(slot, None)
+
+    def ends(self) -> None:
+        """Behind all micro-batches: gradients of weights back from where these were sent, and home."""
+        for s in self.graph.sources:
+            if s.kind == "input" and any(f"{word} {s.value.name}" in self.come for word in ("d", "home")):
+                raise SbpError(
+                    f"the argument {s.value.name} requires grad, which a step in micro-batches does not give\n"
+                    "  leave micro_batches= and schedule= out, or pass it detached"
+                )
+        slots = dict.fromkeys(self.sums.values())
+        after, self.after = self.after, []
+        for number, do in enumerate(after):
+            (slot,) = do.writes
+            if slot in slots:
+                part = f"{slot} back {number}"
+                self.writer.layouts[part] = self.writer.layouts[slot]
+                self.after += [do._replace(writes=(part,)), Do("add", 2, (slot, part), (slot,))]
+            else:
+                slots[slot] = None
+                self.after.append(do)
+        self.after += [self.writer.back(self.writer.ends[_value(slot)]) for slot in slots if self.end(slot)]
+        read = {register for do in self.after for register in do.reads}
+        last = [do for do in self.after if read.isdisjoint(do.writes)]
+        self.after = [*(do for do in self.after if do not in last), *bucketed(last, self.writer)]
+
+    def end(self, slot: str) -> bool:
+        return slot.startswith("d ") and _value(slot) in self.writer.ends
+
+    def task(self, name: Name, todo: Sequence[Do]) -> Task:
+        wanted = kept(self.graph)
+        written = [register for do in todo for register in do.writes]
+        values = tuple(dict.fromkeys(r for r in written if r in wanted)) if name.kind == "F" else ()
+        return Task(name, tuple(todo), values, tuple(dict.fromkeys(r for r in written if r in self.sums)))
+
+    def edges(self, done: Mapping[Name, Task]) -> dict[tuple[Name, Name], tuple[str, ...]]:
+        """Who hands what to whom."""
+        arrive = {hop.come: hop.target for hop in self.hops}
+        makers = dict(arrive)
+        for name, task in done.items():
+            for do in task.todo:
+                if do.what != "add":
+                    makers.update(dict.fromkeys(do.writes, name))
+        found: dict[tuple[Name, Name], dict[str, None]] = defaultdict(dict)
+        for name, task in done.items():
+            needed = [*_read(task.todo), *(hop.sent for hop in self.hops if hop.source == name)]
+            for register in needed:
+                maker = makers.get(register)
+                if maker is not None and maker != name:
+                    if maker.kind == "F" != name.kind:
+                        # Its own chunk's forward has it too; what a backward takes again, only its own ranks know.
+                        maker = Name("F", name.chunk)
+                    found[maker, name][register] = None
+        return {pair: tuple(registers) for pair, registers in found.items()}
+
+
+def derived(stages: Sequence[Stage], where: Chunks) -> frozenset[str]:
+    """The values that are weights, or made of weights alone."""
+    found = set(where.weights)
+    for stage in stages:
+        if stage.inputs and found.issuperset(stage.inputs):
+            found.update(made_by(stage))
+    return frozenset(found)
+
+
+def _read(todo: Sequence[Do]) -> Iterator[str]:
+    for do in todo:
+        yield from do.reads
+
+
+def _value(register: str) -> str:
+    """The value whose gradient a register holds."""
+    return register.partition(" #")[0].removeprefix("d ").removeprefix("home ")

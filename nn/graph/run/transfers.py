@@ -1,0 +1,176 @@
+"""Hops: what tasks hand to other groups of ranks, carried inside a process or as messages between processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ....actors.protocol.simulate import Run
+from ....actors.runtime.channel import Line, Waits, tag_of
+from ....boxing import box
+from ....boxing.exchange.buffer import finish, pack, plain
+from ....boxing.plan import plan
+from ....boxing.record import note
+from ....boxing.routes.program import Box, Program
+from ....placement.world import device, owned
+from ....sbp import Layout
+from ..microbatch.parts import Size
+from .network import Bundle
+
+__all__ = ["BundleLink", "carrier", "labels_of"]
+
+ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
+
+
+def carrier(bundle: Bundle) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None:
+    """How a bundle gets to its reader in a process that owns the ranks of both; None: as it is."""
+    if not bundle.hops:
+        return None
+    pairs = [(hop.pair, len(owned(hop.pair[0].placement))) for hop in bundle.hops]
+
+    def carry(value: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        out: list[Tensor] = []
+        at = 0
+        for (src, dst), many in pairs:
+            out += box(value[at : at + many], src, dst, op="hop")
+            at += many
+        return tuple(out)
+
+    return carry
+
+
+def labels_of(run: Run) -> dict[str, tuple[int, ...]]:
+    """For each register the micro-batches in the order in which its slots are filled."""
+    gives = {actor.name: actor.gives for actor in run.network.actors}
+    found: dict[str, list[int]] = {}
+    for ran in sorted(run.firings, key=lambda ran: ran.end):
+        for give in gives[ran.actor]:
+            if not give.case or give.case == ran.case:
+                found.setdefault(give.register, []).append(ran.label)
+    return {register: tuple(labels) for register, labels in found.items()}
+
+
+class Way:
+    """One value on its way between two ranks' groups: this rank's part of the transfer."""
+
+    def __init__(self, src: Layout, dst: Layout, rank: int) -> None:
+        self.plan = plan(src, dst)
+        ((program,),) = [one for one in self.plan.programs(rank) if one] or [(Program((), ()),)]
+        self.program, self.rank = program, rank
+        self.dtype = dst.dtype
+        here = rank in dst.placement.flat
+        self.like = torch.empty(0, dtype=dst.dtype, device=device(dst.placement, rank)) if here else None
+        held = src.local_shape(rank) if program.sends else ()
+        self.sends = {part.peer: None if _all(part.boxes, held, 0) else part.boxes for part in program.sends}
+        self.sizes = {part.peer: part.numel for part in program.receives}
+        parts = [part.boxes for part in program.receives]
+        self.one = len(parts) == 1 and not program.terms and _all(parts[0], program.shape, 1)  # message: the value
+
+    def sent(self, peer: int, shard: Tensor) -> Tensor:
+        boxes = self.sends[peer]
+        return plain(shard if boxes is None else pack(shard, boxes))
+
+    def come(self, data: Mapping[int, Tensor]) -> Tensor:
+        assert self.like is not None
+        if self.one:
+            (value,) = data.values()
+            if value.data_ptr() % ALIGNED == 0:
+                return value.view(self.program.shape)
+        return finish(self.program, self.rank, self.like, data.__getitem__, "sum", None)
+
+
+def _all(boxes: Sequence[Box], shape: tuple[int, ...], side: int) -> bool:
+    """Whether boxes are one that is all there is on a side: what is read (0) or written (1)."""
+    return len(boxes) == 1 and all(
+        entry[side] == 0 and entry[2] == size for entry, size in zip(boxes[0], shape, strict=True)
+    )
+
+
+class Message:
+    """What one peer sends of a bundle at once: the parts of all ways that it has something of, in one run of memory."""
+
+    def __init__(self, ways: Sequence[Way], peer: int) -> None:
+        self.ways, self.peer = ways, peer
+        self.sends = [(at, way) for at, way in enumerate(ways) if peer in way.sends]
+        comes = [(at, way, way.sizes[peer]) for at, way in enumerate(ways) if peer in way.sizes]
+        self.comes = [(at, size, way.dtype) for at, way, size in comes]
+        kinds = {way.dtype for _, way, _ in comes}
+        self.bytes = len(kinds) > 1
+        self.sizes = [_padded(size * way.dtype.itemsize) if self.bytes else size for _, way, size in comes]
+        self.total = sum(self.sizes)
+        self.dtype = torch.uint8 if self.bytes else next(iter(kinds), torch.uint8)
+        self.device = next((way.like.device for _, way, _ in comes if way.like is not None), None)
+
+    def packed(self, shards: Sequence[Tensor]) -> Tensor:
+        pieces = [way.sent(self.peer, shards[at]) for at, way in self.sends]
+        return pieces[0] if len(pieces) == 1 else _together([piece.reshape(-1) for piece in pieces])
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.total, dtype=self.dtype, device=self.device)
+
+    def parts(self, buffer: Tensor, data: Sequence[dict[int, Tensor]]) -> None:
+        """Say of each way which part of the message is for it."""
+        if len(self.comes) == 1:
+            data[self.comes[0][0]][self.peer] = buffer
+            return
+        for (at, size, dtype), part in zip(self.comes, torch.split(buffer, self.sizes), strict=True):
+            data[at][self.peer] = part[: size * dtype.itemsize].view(dtype) if self.bytes else part
+
+
+class BundleLink:
+    """A register between processes whose slots hold bundles; a message to each peer holds what it needs of all values.
+
+    `sizes` are of the micro-batches by number, and `labels` are these numbers in the order of the slots.
+    """
+
+    def __init__(
+        self, line: Line, number: int, bundles: Mapping[Size, Bundle | None], sizes: Sequence[Size],
+        labels: Sequence[int], peers: Sequence[int], rank: int,
+    ) -> None:  # fmt: skip
+        self.line, self.number, self.sizes, self.labels, self.peers = line, number, sizes, labels, peers
+        self.ways = {
+            size: [Way(*hop.pair, rank) for hop in bundle.hops] if bundle else [] for size, bundle in bundles.items()
+        }
+        messages = {size: [Message(ways, peer) for peer in peers] for size, ways in self.ways.items()}
+        self.out = {size: [each for each in made if each.sends] for size, made in messages.items()}
+        self.come = {size: [each for each in made if each.comes] for size, made in messages.items()}
+
+    def send(self, label: int, value: Any) -> Sequence[Waits]:
+        size, tag, line = self.sizes[label], tag_of(self.number, label), self.line
+        if not self.ways[size]:
+            return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
+        for way in self.ways[size]:
+            note("hop", way.plan)
+        return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
+
+    def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
+        k = self.labels[label]
+        size, tag, line = self.sizes[k], tag_of(self.number, k), self.line
+        ways, messages = self.ways[size], self.come[size]
+        if not ways:
+            return [line.receive(peer, tag, torch.zeros(1)) for peer in self.peers], tuple
+        for way in ways:
+            note("hop", way.plan)
+        buffers = [message.empty() for message in messages]
+
+        def value() -> tuple[Tensor, ...]:
+            data: list[dict[int, Tensor]] = [{} for _ in ways]
+            for message, buffer in zip(messages, buffers, strict=True):
+                message.parts(buffer, data)
+            return tuple([way.come(held) for way, held in zip(ways, data, strict=True)])
+
+        return [line.receive(m.peer, tag, buffer) for m, buffer in zip(messages, buffers, strict=True)], value
+
+
+def _together(pieces: Sequence[Tensor]) -> Tensor:
+    """Tensors as one run of memory."""
+    if len({piece.dtype for piece in pieces}) == 1:
+        return torch.cat(list(pieces))
+    return torch.cat([pad(piece.view(torch.uint8), (0, _padded(piece.nbytes) - piece.nbytes)) for piece in pieces])
+
+
+def _padded(nbytes: int) -> int:
+    """Room in which any dtype can come next."""
+    return -(-nbytes // ALIGNED) * ALIGNED

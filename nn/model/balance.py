@@ -1,0 +1,206 @@
+"""The balance of a pipeline: layers in runs that take as long as each other, as far as they can.
+
+Before shapes are known layers are cut by their weights, as a guess; whoever captures a step cuts them anew by what they
+take (`open_cuts`), unless it was said where.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ...actors.schedules.published import published
+from ...actors.schedules.schedule import Schedule
+from ...placement import Placement
+from ...placement.errors import PlacementError
+from .annotate import CHUNK, CUT, PART, PLACE, Moved, note
+
+__all__ = ["Cut", "Work", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it."""
+
+    placements: tuple[Placement, ...]
+    layers: int
+
+
+def pipeline(
+    layers: Iterable[nn.Module],
+    placements: Sequence[Placement],
+    schedule: str | Schedule = "1f1b",
+    *,
+    chunks: int = 0,
+    costs: Sequence[float] | None = None,
+) -> None:
+    """Place layers that run one after the other as the stages of a schedule, in runs that take as long as each other,
+    as far as they can.
+
+    `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
+    it is not the usual 2; they are placed round and round, or there and back again.
+
+    A step that is planned cuts the layers by what they take in it, with what is before, between and behind them; until
+    then they are cut by their weights. `costs` cuts by numbers of one's own, one for each layer, and that remains.
+    """
+    plan = schedule if isinstance(schedule, Schedule) else published(schedule)
+    shape = plan.shape(len(placements), 1, v=chunks)
+    count = len(placements) if plan.way == "routes" else shape.p * shape.v
+    listed = list(layers)
+    if len(listed) < count:
+        raise PlacementError(
+            f"{len(listed)} layer{'s' * (len(listed) != 1)} cannot be {count} chunks of {plan.name} "
+            f"on {len(placements)} placements\n"
+            "  give fewer placements or chunks, or more layers; a layer that runs several times with the same weights, "
+            "as Albert's does, is one, and all its runs are on one placement"
+        )
+    if costs is not None and not (len(costs) == len(listed) and all(0 <= cost < inf for cost in costs)):
+        raise PlacementError(
+            f"pipeline: costs={list(costs)!r} of {len(listed)} layers\n  give a number of 0 or more for each layer"
+        )
+    given = _weights(listed) if costs is None else costs
+    work = Work(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
+    cut = Cut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
+    settle(runs(cut, listed, work.ends(cut.placements)))
+    for at, layer in enumerate(listed):
+        note(layer, CUT, (cut, at) if costs is None else None)
+
+
+def settle(moved: Moved) -> None:
+    """Note in modules that each is on such a placement, in such a chunk."""
+    for layer, (placement, chunk) in moved.items():
+        note(layer, PLACE, placement)
+        note(layer, CHUNK, chunk)
+        if isinstance(layer, nn.ModuleList | nn.Sequential):
+            for child in layer.children():
+                note(child, PART, None)  # what an earlier `place` said of it with the layer
+
+
+def runs(cut: Cut, layers: Sequence[nn.Module], ends: Sequence[int]) -> Moved:
+    """The placement and the chunk of each layer, where runs end there."""
+    each = enumerate(pairwise([0, *ends]))
+    return {layer: (cut.placements[n], n) for n, (first, end) in each for layer in layers[first:end]}
+
+
+def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[Cut, list[nn.Module]]]:
+    """The pipelines in some modules of which nobody said where stages end, each with its layers."""
+    found: dict[Cut, dict[int, nn.Module]] = {}
+    for root in roots:
+        for module in root.modules():
+            if CUT in module.__dict__:
+                cut, at = module.__dict__[CUT]
+                found.setdefault(cut, {})[at] = module
+    return [(cut, [held[at] for at in range(cut.layers)]) for cut, held in found.items() if len(held) == cut.layers]
+
+
+def ends_of(layers: Sequence[nn.Module]) -> list[int]:
+    """Where the runs of layers end that were placed."""
+    chunk = [layer.__dict__[CHUNK] for layer in layers]
+    return [at for at in range(1, len(chunk) + 1) if at == len(chunk) or chunk[at] != chunk[at - 1]]
+
+
+def _weights(layers: Sequence[nn.Module]) -> list[float]:
+    """A guess of what layers take: what is multiplied in each, and a little for one that multiplies nothing."""
+    held = [
+        [value for part in layer.modules() if not isinstance(part, _LOOKS_UP) for value in part._parameters.values()]
+        for layer in layers
+    ]
+    if any(value is not None and is_lazy(value) for each in held for value in each):
+        return [1.0] * len(layers)
+    found = [float(sum(v.numel() for v in each if v is not None and v.ndim > 1)) for each in held]
+    return [one + LITTLE * sum(found) / len(found) for one in found]
+
+
+_LOOKS_UP = (nn.Embedding, nn.EmbeddingBag)
+LITTLE = 0.01  # of the mean
+
+
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Where each run of layers ends. The longest run is as short as can be; of such cuts the most even one, and of
+    equal ones that with more layers in the early runs.
+
+    >>> balanced([8, 1, 1, 1, 1, 1, 1, 1], 2), balanced([1, 1, 1, 1, 1], 2)
+    ([1, 8], [3, 5])
+    """
+    sums, n = [0.0, *accumulate(costs)], len(costs)
+    slack = 1 + 1e-9  # costs are sums of floats
+    most = _least([[sums[end] - sums[at] for end in range(n + 1)] for at in range(n + 1)], parts) * slack
+    best: list[list[tuple[float, int]]] = [[(inf, n)] * (n + 1) for _ in range(parts + 1)]  # squares, and the end
+    best[0][n] = 0.0, n
+    for left in range(1, parts + 1):
+        for at in range(n - left, -1, -1):
+            for end in range(at + 1, n - left + 2):
+                long = sums[end] - sums[at]
+                if long > most:
+                    break
+                squares = long * long + best[left - 1][end][0]
+                if squares <= best[left][at][0] * slack:
+                    best[left][at] = squares, end
+    ends, at = [], 0
+    for left in range(parts, 0, -1):
+        at = best[left][at][1]
+        ends.append(at)
+    return ends
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a step, in seconds: layers, what they hand on to the next, and in how many micro-batches."""
+
+    layers: Sequence[float]
+    hops: Sequence[float]  # behind each layer but the last
+    micro_batches: int = 1000
+
+    def seconds(self, ends: Sequence[int], stages: Sequence[Hashable]) -> float:
+        """Of the step, if runs of layers end there and are on such stages: the first micro-batch goes through all of
+        them, the others come behind it as fast as the busiest stage or the slowest hop lets them."""
+        each = [self.hops[end - 1] for end in ends[:-1]]
+        slowest = max(by_stage(self.layers, ends, stages) + each)
+        return slowest + (sum(self.layers) + sum(each) - slowest) / self.micro_batches
+
+    def ends(self, stages: Sequence[Hashable]) -> list[int]:
+        """Where runs are to end for a short step, as far as moving single ends of even runs gets.
+
+        >>> Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("ab"), Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("abab")
+        ([1, 8], [1, 5, 6, 8])
+        """
+        ends = balanced(self.layers, len(stages))
+        whole = sum(self.layers) or 1.0
+
+        def long(ends: Sequence[int]) -> tuple[float, float]:
+            runs = [sum(self.layers[first:end]) for first, end in pairwise([0, *ends])]
+            return round(self.seconds(ends, stages) / whole, 9), round(max(runs) / whole, 9)
+
+        while True:
+            tried = [
+                [*ends[:n], end, *ends[n + 1 :]]
+                for n, (before, after) in enumerate(zip([0, *ends], ends[1:], strict=False))
+                for end in range(before + 1, after)
+            ]
+            best = min(tried, key=long, default=ends)
+            if long(best) >= long(ends):
+                return ends
+            ends = best
+
+
+def by_stage(costs: Sequence[float], ends: Sequence[int], stages: Sequence[Hashable]) -> list[float]:
+    """The sum of the runs of each stage, in the order of their first runs."""
+    found = dict.fromkeys(stages, 0.0)
+    for stage, (first, end) in zip(stages, pairwise([0, *ends]), strict=True):
+        found[stage] += sum(costs[first:end])
+    return list(found.values())
+
+
+def _least(long: Sequence[Sequence[float]], parts: int) -> float:
+    """The least that the longest run of any cut takes; `long` is by first layer and end."""
+    n = len(long) - 1
+    row = [0.0 if at == n else inf for at in range(n + 1)]
+    for left in range(1, parts + 1):
+        row = [
+            min((max(long[at][end], row[end]) for end in range(at + 1, n - left + 2)), default=inf)
+            for at in range(n + 1)
+        ]
+    return row[0]

@@ -1,0 +1,175 @@
+"""A model as text: its modules with their placements, its parameters with signatures and sizes.
+
+What repeats is written once: (0-11) stands for twelve modules of a list that read the same.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ...boxing.picture.palette import volume
+from ...placement import Placement
+from ...placement.errors import SbpflowError
+from ...sbp import Layout, layout
+from ...sbp.text import on_all_axes
+from ..tensors.tensor import GlobalTensor
+from .annotate import hints_of, placement_of
+
+__all__ = ["Annotations", "Line", "annotations"]
+
+HEAD = ("", "shape", "dtype", "signature", "on a rank", "in all")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A module, or a tensor that it holds. `cells` are shape, dtype, signature, bytes of a rank and bytes in all."""
+
+    level: int
+    label: str
+    cells: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What is known of a model; prints as a table. Modules that hold nothing and are placed nowhere are left out."""
+
+    lines: tuple[Line, ...]
+    total: str
+
+    def __str__(self) -> str:
+        table = [("  " * line.level + line.label, *line.cells) for line in self.lines]
+        wide = [max(len(row[c]) for row in (HEAD, *table) if len(row) > 1) for c in range(len(HEAD))]
+        text = [
+            row[0]
+            if len(row) == 1
+            else "  ".join(
+                cell.rjust(n) if c > 3 else cell.ljust(n) for c, (cell, n) in enumerate(zip(row, wide, strict=True))
+            ).rstrip()
+            for row in (HEAD, *table)
+        ]
+        return "\n".join([*text, self.total])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            "<tr>"
+            + "".join(
+                f"<td style='text-align:left;white-space:pre'>{escape(cell)}</td>"
+                for cell in ("  " * line.level + line.label, *line.cells)
+            )
+            + "</tr>"
+            for line in self.lines
+        )
+        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in HEAD)
+        return f"<table><tr>{head}</tr>{cells}</table><p>{escape(self.total)}</p>"
+
+
+def annotations(model: nn.Module) -> Annotations:
+    """The modules of a model with what `place` and `shard` said of them, or with how they lie where they are global.
+
+    A hint is shown as `hint S(0)`; the bytes on a rank are those of the rank that holds most.
+    """
+    outline = _Outline(model)
+    return Annotations(tuple(outline.lines(model, "", None, 0)), outline.total())
+
+
+class _Outline:
+    def __init__(self, model: nn.Module) -> None:
+        self.placements = placement_of(model)
+        self.hints = hints_of(model)
+        self.names: dict[int, str] = {}  # of tensors that were seen, to know those that are tied
+        self.known: list[tuple[Tensor, Layout | None]] = []
+
+    def lines(self, module: nn.Module, path: str, outer: Placement | None, level: int) -> list[Line]:
+        where = self.placements.get(path) or _common(module)
+        label = type(module).__name__ + (f"  on {where}" if where is not None and where is not outer else "")
+        found = [Line(level, label)]
+        for table, kind in ((module._parameters, ""), (module._buffers, " (buffer)")):
+            for name, value in table.items():
+                if value is not None:
+                    full = f"{path}.{name}" if path else name
+                    found.append(Line(level + 1, name + kind, self.cells(full, value, where)))
+        inner = []
+        for name, child in module._modules.items():
+            if child is not None:
+                lines = self.lines(child, f"{path}.{name}" if path else name, where or outer, level + 1)
+                if len(lines) > 1 or "  on " in lines[0].label:
+                    inner.append((name, lines))
+        return found + _folded(inner)
+
+    def cells(self, full: str, value: Tensor, where: Placement | None) -> tuple[str, ...]:
+        if is_lazy(value):
+            return ("not known yet", _short(value.dtype), self.hint(full), "", "")
+        first = self.names.setdefault(id(value), full)
+        shape, dtype = str(tuple(value.shape)), _short(value.dtype)
+        if first != full:
+            return (shape, dtype, f"is {first}", "", "")
+        of = self.lies(full, value, where)
+        self.known.append((value, of))
+        part = volume(max(map(_bytes_of(of), of.placement.flat))) if of else ""
+        if isinstance(value, GlobalTensor):
+            elsewhere = f" on {value.placement}" if value.placement is not where else ""
+            return (shape, dtype, value._layout._signature + elsewhere, part, volume(value.nbytes))
+        return (shape, dtype, self.hint(full), part, volume(value.nbytes))
+
+    def hint(self, full: str) -> str:
+        said = self.hints.get(full)
+        if said is None:
+            return ""
+        return "hint " + (", ".join(f"{a}: {s!r}" for a, s in said.items()) if isinstance(said, dict) else repr(said))
+
+    def lies(self, full: str, value: Tensor, where: Placement | None) -> Layout | None:
+        """How it lies where that is known: a hint that does not fit its placement is shown, but has no size."""
+        if isinstance(value, GlobalTensor):
+            return value._layout
+        if where is None or full not in self.hints:
+            return None
+        try:
+            return layout(where, on_all_axes(self.hints[full], where), tuple(value.shape), value.dtype)
+        except SbpflowError:
+            return None
+
+    def total(self) -> str:
+        parameters = [value for value, _ in self.known if isinstance(value, nn.Parameter)]
+        numbers = sum(value.numel() for value in parameters)
+        text = f"{numbers:,} parameters in {len(parameters)} tensors, {volume(sum(p.nbytes for p in parameters))}"
+        held: dict[int, int] = {}
+        for _, of in self.known:
+            for rank in of.placement.flat if of else ():
+                held[rank] = held.get(rank, 0) + _bytes_of(of)(rank)
+        unknown = sum(of is None for _, of in self.known)
+        if held:
+            text += f"; at most {volume(max(held.values()))} on a rank"
+            text += f", without {unknown} of which that is not known" if unknown else ""
+        return text + ("; on meta, without values" if parameters and all(p.is_meta for p in parameters) else "")
+
+
+def _common(module: nn.Module) -> Placement | None:
+    """The placement of all global tensors in a module, if it is one."""
+    held = {v.placement for v in (*module.parameters(), *module.buffers()) if isinstance(v, GlobalTensor)}
+    return held.pop() if len(held) == 1 else None
+
+
+def _bytes_of(of: Layout | None) -> Any:
+    return lambda rank: torch.Size(of.local_shape(rank)).numel() * of.dtype.itemsize if of else 0
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _folded(inner: list[tuple[str, list[Line]]]) -> list[Line]:
+    """Children one after the other, those with numbers that follow each other and read the same as one."""
+    found = []
+    numbered = [(name, int(name) - n if name.isdigit() else -n - 1, lines) for n, (name, lines) in enumerate(inner)]
+    for (_, (head, *rest)), same in groupby(numbered, key=lambda child: (child[1], child[2])):
+        names = [name for name, _, _ in same]
+        label = names[0] if len(names) == 1 else f"({names[0]}-{names[-1]})"
+        found += [Line(head.level, f"{label}: {head.label}"), *rest]
+    return found

@@ -1,0 +1,66 @@
+"""Replacement of a module's parameter by a global one: what hangs on the old one comes along.
+
+These are the user's attributes, the gradient, and hooks. Hooks stay in the tables that torch made for them, so that the
+handles that users hold still remove them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+from ...boxing.box import dense
+from ...placement.errors import SbpError
+from ..tensors.autograd import gradient_layout
+from ..tensors.copies import attributes
+from ..tensors.factories import whole_everywhere
+from ..tensors.hooks import Hooks
+from ..tensors.moves import own_shards
+from ..tensors.tensor import GlobalTensor, wrap
+
+__all__ = ["check_replaceable", "replace"]
+
+_KINDS = (Tensor, nn.Parameter, GlobalTensor, FakeTensor)
+
+
+def check_replaceable(name: str, old: Tensor, asked: str) -> None:
+    """Refuse what would be lost: a class of its own, and a graph."""
+    if type(old) not in _KINDS:
+        raise SbpError(
+            f"{asked}: {name} is a {type(old).__name__}, and a global tensor in its place would not be\n"
+            f"  put a plain parameter there first: module.{name} = torch.nn.Parameter(plain tensor)"
+        )
+    if not old.is_leaf:
+        raise SbpError(
+            f"{asked}: {name} {tuple(old.shape)} was computed from something that requires grad, which would be lost\n"
+            f"  put a leaf there, as by .detach(), or compute it in forward from global parameters"
+        )
+
+
+def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
+    """Put `new`, which has the same values, in the place of `old`, with all that hangs on this."""
+    if not isinstance(old, FakeTensor):
+        vars(new).update(attributes(old))
+    if isinstance(old, nn.Parameter):
+        new._is_param = True
+    hooks = _hooks(old)
+    if hooks.calls or hooks.after:
+        new._hooks = hooks
+    new.requires_grad_(old.requires_grad)
+    if old.grad is not None and not old.grad.is_meta:
+        with torch.no_grad():
+            there, held = gradient_layout(new._layout), old.grad
+            grad = held if isinstance(held, GlobalTensor) else whole_everywhere(dense(held), new.placement)
+            new.grad = wrap(own_shards(grad, there, "gradient"), there)
+    return new
+
+
+def _hooks(old: Tensor) -> Hooks:
+    made = Hooks()
+    if isinstance(old, GlobalTensor):
+        return old._hooks or made
+    calls: Any = old._backward_hooks
+    after: Any = old._post_accumulate_grad_hooks
+    made.calls, made.after = calls or made.calls, after or made.after
+    return made

@@ -1,0 +1,81 @@
+"""Ops along a dim that is split: taken apart into a formula, each op of which takes the option that is cheapest there.
+
+A softmax over split classes is a maximum and a sum of one number a row, which move, and the rest, which does not.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+from ...placement.cluster import Device
+from ..call import Call, refs_in
+from ..logical import Logical
+from ..state import State
+from .move_cost import Lie, Network, dual, moved
+from .op_cost import seconds
+from .options import Option, Reach, options
+
+__all__ = ["Spread", "cheapest", "spreads"]
+
+
+class Spread(NamedTuple):
+    """The formula, how its tensor comes in, the option of each of its ops, and what it costs with all moves inside."""
+
+    inside: Logical
+    lie: Lie
+    chosen: tuple[Option, ...]
+    seconds: float
+
+
+def spreads(
+    call: Call, inside: Logical, known: Collection[State], reach: Reach, net: Network, device: Device
+) -> Iterator[tuple[Option, Spread]]:
+    """The options of a call in which its tensor comes in states that the op's own rule does not take."""
+    axes = [a for a, n in enumerate(call.sizes) if n > 1]
+    for state in reach.states:
+        plain = all(f >= 0 for factors in state.dims for f in factors)
+        if state in known or not plain or not state.split:
+            continue
+        free = [a for a in axes if a not in state.split]
+        for count in range(len(free) + 1 if reach.grad else 1):
+            for grads in combinations(free, count):
+                lie = Lie(state, grads)
+                found, lies = cheapest(inside, [lie], net, device)
+                outputs = tuple(lies[n] for n in refs_in(inside.result))
+                yield Option((lie,), outputs, 1), found
+
+
+def cheapest(inside: Logical, sources: Sequence[Lie], net: Network, device: Device) -> tuple[Spread, dict[int, Lie]]:
+    """Each op in turn takes what is cheapest for it; also how every value then lies."""
+    lies = dict(enumerate(sources))
+    chosen: list[Option] = []
+    total = 0.0
+    for op in inside.ops:
+        call = replace(inside.call(op), sizes=net.sizes)
+        have = [lies[n] for n in op.inputs]
+        flows = [n in inside.wants_grad for n in op.inputs]
+        reach = [
+            Reach((lie.state._replace(partial=(), reduction="sum"),), bool(lie.state.partial), grad)
+            for lie, grad in zip(have, flows, strict=True)
+        ]
+        backward = any(n in inside.wants_grad for n in op.numbers)
+        found = options(call, reach, [n in inside.wants_grad for n in op.numbers])
+        costs = [seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
+        for i, (x, lie) in enumerate(zip(call.inputs, have, strict=True)):
+            need = [o.inputs[i] for o in found]
+            there = moved([lie], need, tuple(x.shape), x.dtype.itemsize, net, net)[0]
+            if flows[i]:
+                back = moved([dual(n) for n in need], [dual(lie)], tuple(x.shape), x.dtype.itemsize, net, net)
+                there = there + back[:, 0]
+            costs = [cost + float(more) for cost, more in zip(costs, there, strict=True)]
+        best = min(range(len(found)), key=_order(costs, found, have))
+        chosen.append(found[best])
+        total += costs[best]
+        lies.update(zip(op.numbers, found[best].outputs, strict=True))
+    return Spread(inside, sources[0], tuple(chosen), total), lies
+
+
+def _order(costs: Sequence[float], found: Sequence[Option], have: Sequence[Lie]) -> Callable[[int], tuple[float, ...]]:
+    """Cheapest first; of equals that which moves least."""
+    return lambda k: (costs[k], sum(a != b for a, b in zip(have, found[k].inputs, strict=True)), k)

@@ -1,0 +1,143 @@
+"""What an op costs where it runs: the roofline of a device, for FLOPs and bytes of forward and backward."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from ...placement.cluster import Device
+from ..call import Call
+from .move_cost import Lie, local_numel
+
+__all__ = ["LINEAR", "alone", "flops", "is_view", "rate", "seconds"]
+
+
+def flops(call: Call) -> float:
+    """Floating point operations of the forward of what has many for its size; 0 for all else."""
+    count = _COUNTS.get(call.op._schema.name)
+    return count(call) if count else 0.0
+
+
+def _product(name: str, dim: int = -1) -> Callable[[Call], float]:
+    return lambda call: float(2 * call.outputs[0].numel() * call.bound[name].shape[dim])
+
+
+def _convolution(call: Call) -> float:
+    weight = call.bound["weight"]
+    return float(2 * call.outputs[0].numel() * prod(weight.shape[1:]))
+
+
+def _transposed(call: Call) -> float:
+    return float(2 * call.bound["input"].numel() * prod(call.bound["weight"].shape[1:]))
+
+
+def _attention(call: Call) -> float:
+    query, key, value = (call.bound[name] for name in ("query", "key", "value"))
+    return float(2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
+
+
+def _einsum(call: Call) -> float:
+    """Of operands that are multiplied one after the other, each time over all letters that are there."""
+    sides, arrow, result = call.bound["equation"].replace(" ", "").partition("->")
+    letters, sizes = [], dict[str, int]()
+    for term, x in zip(sides.split(","), call.inputs, strict=True):
+        head, dots, tail = term.partition("...")
+        between = [f"...{d}" for d in range(x.dim() - len(head) - len(tail), 0, -1)] if dots else []
+        letters.append([*head, *between, *tail])
+        sizes.update({c: max(n, sizes.get(c, 1)) for c, n in zip(letters[-1], x.shape, strict=True)})
+    if not arrow:
+        result = "".join(c for c in sizes if sides.count(c) == 1)
+    total, have = 0, {*letters[0]}
+    for n, term in enumerate(letters[1:], 2):
+        have |= {*term}
+        total += 2 * prod(sizes[c] for c in have)
+        later = {c for rest in letters[n:] for c in rest}
+        have = {c for c in have if c in later or c in result or len(c) > 1}
+    return float(total)
+
+
+def _tensordot(call: Call) -> float:
+    of = call.bound["self"].shape
+    return float(2 * call.outputs[0].numel() * prod(of[d] for d in call.bound["dims_self"]))
+
+
+def _grouped(call: Call) -> float:
+    """Each row meets the matrix of one group; of a matrix that is cut into groups, each column a part of the rows."""
+    one, other = call.bound["self"], call.bound["mat2"]
+    rows = prod(one.shape) if other.dim() == 3 else prod(one.shape[-2:])
+    return float(2 * rows * other.shape[-1])
+
+
+def _slice(call: Call) -> float:
+    """Of one that looks back, on average."""
+    query, width = call.bound["query"], call.bound["value"].shape[-1]
+    return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
+
+
+def _recurrent(call: Call) -> float:
+    """Every moment takes each weight once."""
+    moments = prod(call.bound["x"].shape[:-1])
+    return float(2 * moments * sum(w.numel() for w in call.bound["weights"] if w.dim() == 2))
+
+
+_COUNTS: dict[str, Callable[[Call], float]] = {
+    "aten::mm": _product("self"),
+    "aten::addmm": _product("mat1"),
+    "aten::bmm": _product("self"),
+    "aten::baddbmm": _product("batch1"),
+    "aten::matmul": _product("self"),
+    "aten::linear": _product("input"),
+    "aten::mv": _product("self"),
+    "aten::addbmm": lambda call: float(2 * prod(call.bound["batch1"].shape) * call.bound["batch2"].shape[-1]),
+    "aten::bilinear": lambda call: float(2 * call.outputs[0].numel() * prod(call.bound["weight"].shape[1:])),
+    "aten::einsum": _einsum,
+    "aten::tensordot": _tensordot,
+    "aten::_grouped_mm": _grouped,
+    "aten::scaled_dot_product_attention": _attention,
+    "sbpflow::attend": _slice,
+    "sbpflow::recurrent": _recurrent,
+    **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
+    "aten::convolution": _convolution,
+}
+
+# Ops whose backward looks at none of their inputs' values.
+LINEAR = frozenset({
+    "add", "sub", "rsub", "neg", "sum", "mean", "view", "reshape", "_unsafe_view", "transpose", "permute", "t",
+    "expand", "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack",
+    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "flatten", "unflatten", "embedding",
+})  # fmt: skip
+
+
+def is_view(call: Call) -> bool:
+    """Whether nothing is computed, since all that comes out lies in the memory of what went in."""
+    held = {x.untyped_storage()._cdata for x in call.inputs}
+    return bool(held) and all(y.untyped_storage()._cdata in held for y in call.outputs)
+
+
+def rate(device: Device, dtype: torch.dtype) -> float:
+    """FLOP/s of a device for a dtype; an unknown one counts as float32."""
+    name = str(dtype).removeprefix("torch.")
+    return device.flops.get(name) or device.flops["float32"]
+
+
+def seconds(
+    call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie], share: int, device: Device, backward: bool
+) -> float:
+    """Of one rank, where the work is shared among so many; the backward of a product is two products."""
+
+    moved = sum(
+        local_numel(lie.state, tuple(x.shape), call.sizes) * x.dtype.itemsize
+        for x, lie in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)
+    )
+    return _roofline(call, moved, share, device, backward)
+
+
+def alone(call: Call, device: Device, backward: bool) -> float:
+    """Of one device that does all of it."""
+    return _roofline(call, sum(x.nbytes for x in (*call.inputs, *call.outputs)), 1, device, backward)
+
+
+def _roofline(call: Call, moved: int, share: int, device: Device, backward: bool) -> float:
+    computed = flops(call) / share / rate(device, call.outputs[0].dtype) if call.outputs else 0.0
+    return (3.0 if backward else 1.0) * max(computed, moved / device.memory_bandwidth)

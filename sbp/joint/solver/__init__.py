@@ -1,0 +1,1 @@
+"""Solving a problem of choices: presolved, eliminated, or by an integer program or bounds, within a limit of memory."""

@@ -1,0 +1,101 @@
+"""The watch over a step: what is stuck is told by a thread that is not."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
+from sbpflow.actors.protocol.state import Firing
+from sbpflow.actors.runtime.job import Work
+from sbpflow.actors.runtime.runtime import Runtime
+from sbpflow.placement.errors import ScheduleError
+
+
+def network(*queues: str) -> Network:
+    actors = Actor("a", queues[0], (), (Give("x"),), 4), Actor("b", queues[-1], (Take("x"),))
+    return Network(actors, (Register("x", 2),), "chain")
+
+
+def told(capfd: pytest.CaptureFixture[str]) -> str:
+    """Text that comes to stderr while the thread that asks is the one that is stuck."""
+    text = ""
+    for _ in range(2000):
+        time.sleep(0.01)
+        text += capfd.readouterr().err
+        if "who waits for whom" in text:
+            break
+    return text
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    before = flow.init().timeout
+    flow.init(timeout=0.1)
+    yield
+    flow.init(timeout=before)
+
+
+@pytest.mark.parametrize("queues", [("q",), ("q", "r")], ids=["alone", "with_others"])
+@pytest.mark.parametrize("stuck", ["a", "b"])
+def test_a_stage_that_never_returns_is_told_while_it_does_not(
+    stuck: str, queues: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    quick: dict[str, Work] = {"a": lambda firing: [1], "b": lambda firing: None}
+
+    def hang(firing: Firing) -> Any:
+        said.append(told(capfd))  # it returns only when somebody else has told of it
+        return quick[stuck](firing)
+
+    with Runtime(network(*queues), {**quick, stuck: hang}) as runtime:
+        with pytest.raises(ScheduleError, match=r"chain made no progress for 0.1 s") as caught:
+            runtime.run()
+        (first,) = said
+        assert first.count("who waits for whom") == 1
+        assert f"{stuck} (fired 0) is at work" in first
+        assert f"test_progress.py:{told.__code__.co_firstlineno + 4}" in first  # where that thread is
+        assert "flow.init(timeout=)" in str(caught.value)
+    with Runtime(network(*queues), quick) as runtime:
+        runtime.run()
+
+
+HANGS: list[pytest.CaptureFixture[str]] = []
+SAID: list[str] = []
+
+
+@torch.library.custom_op("sbpflow_tests::hanging", mutates_args=())
+def hanging(x: Tensor) -> Tensor:
+    while HANGS:
+        SAID.append(told(HANGS.pop()))
+    return x.clone()
+
+
+hanging.register_fake(torch.empty_like)
+hanging.register_autograd(lambda ctx, grad: grad)
+flow.rule("sbpflow_tests::hanging", "* -> *")
+
+
+class Hanging(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.sbpflow_tests.hanging(super().forward(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 1], ids=["calling_thread", "other_thread"])
+def test_the_limit_set_behind_a_first_step_holds_for_the_next(stage: int, capfd: pytest.CaptureFixture[str]) -> None:
+    flow.init(timeout=300)
+    layers = nn.Sequential(*[Hanging(4, 4) if n == stage else nn.Linear(4, 4) for n in range(2)])
+    flow.nn.pipeline(layers, [flow.placement("cpu", [0]), flow.placement("cpu", [1])])
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+    step = flow.compile(layers, lambda model, x: model(x).square().mean(), optimizer, micro_batches=4)
+    step(torch.ones(8, 4))
+    flow.init(timeout=0.1)
+    HANGS.append(capfd)
+    with pytest.raises(ScheduleError, match=rf"made no progress for 0.1 s; at work: device {stage} at .*test_watch"):
+        step(torch.ones(8, 4))
+    assert f"F{stage} (fired 0) is at work" in SAID.pop()
+    step(torch.ones(8, 4))
