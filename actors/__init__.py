@@ -1,7 +1,7 @@
 """The actor runtime: schedules, the networks they make, and what runs them."""
 
 from .protocol.network import Actor, Give, Network, Register, Take
-from .protocol.simulate import Run, simulate
+from .protocol.simulate import Simulation, simulate
 from .schedules.pipeline import Costs, pipeline
 from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
 from .schedules.published import PUBLISHED, published
@@ -15,7 +15,7 @@ __all__ = [
     "Network",
     "Preview",
     "Register",
-    "Run",
+    "Simulation",
     "Schedule",
     "Shape",
     "Take",

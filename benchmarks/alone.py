@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from sbpflow.boxing.exchange import collectives, execute
-from sbpflow.boxing.exchange.transport import Arrived, Exchange, Job, Posted, Sent, Turn
+from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Posted, Sent, Turn
 from sbpflow.boxing.plan import Plan
 from sbpflow.sbp.signature import Reduction
 
@@ -39,16 +39,18 @@ class Alone:
     def __init__(self) -> None:
         self.sent = Sent()
 
-    def start(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False) -> Arrived:
+    def start(
+        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+    ) -> Arrived:
         return self._done(jobs[0], reduction, collectives.post)
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> Arrived:
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
         return self._done(jobs[0], reduction, collectives.all_reduce)
 
     def refuse(self, plan: Plan, error: Exception) -> None:
         raise error
 
-    def _done(self, job: Job, reduction: Reduction, post: Callable[[Sent, Exchange], Posted]) -> Arrived:
+    def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posted]) -> Arrived:
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
         turn = Turn(0, 0, 0, job.program.group, b"", False)
         works, result = post(self.sent, Exchange(job.rank, job.program, buffer, reduction, turn))

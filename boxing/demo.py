@@ -21,14 +21,14 @@ from .picture.matrix import moves_matrix
 from .plan import Plan, plan
 from .routes.bound import lower_bound
 
-__all__ = ["Trial", "demo", "shards_of", "trial", "whole_of"]
+__all__ = ["DemoMove", "demo", "shards_of", "trial", "whole_of"]
 
 SHAPE, UNEVEN = (512, 512), (7, 1)
 KINDS: tuple[Sbp, ...] = (S(0), S(1), B, P)
 REPEATS = 3
 
 
-class Trial(NamedTuple):
+class DemoMove(NamedTuple):
     """One move that was made: whether every value came out right, bytes that left any rank, seconds in this process."""
 
     plan: Plan
@@ -79,7 +79,7 @@ def every_plan(p: Placement, shape: tuple[int, ...]) -> list[Plan]:
     return [plan(src, dst) for src, dst in product(known, known)]
 
 
-def trial(way: Plan) -> Trial:
+def trial(way: Plan) -> DemoMove:
     """Make the move on random whole numbers, which float32 adds exactly in any order."""
     random = torch.Generator().manual_seed(0)
     whole = torch.randint(-8, 8, way.src.shape, generator=random).to(way.src.dtype)
@@ -94,7 +94,7 @@ def trial(way: Plan) -> Trial:
         took.append(time.perf_counter() - start)
     right = whole_of(found, way.dst)
     same = right is not None and torch.equal(right, whole)
-    return Trial(way, lower_bound(way.src, way.dst), same, sent, min(took))
+    return DemoMove(way, lower_bound(way.src, way.dst), same, sent, min(took))
 
 
 def shards_of(whole: Tensor, how: Layout, random: torch.Generator) -> list[Tensor]:
@@ -123,7 +123,7 @@ def _term(how: Layout, rank: int) -> tuple[int, ...]:
     return tuple(how.placement.coords(rank)[axis] for axis in how.state.partial)
 
 
-def table(trials: Sequence[Trial]) -> str:
+def table(trials: Sequence[DemoMove]) -> str:
     """A block of lines for each source, no line over 100 characters."""
     lines: list[str] = []
     for k, one in enumerate(trials):
@@ -142,7 +142,7 @@ def _row(to: str, route: str, *cells: str) -> str:
     return f"{to:<15}  {route:<43}" + "".join(f"{cell:>{n}}" for cell, n in zip(cells, (9, 8, 6, 10, 6), strict=True))
 
 
-def summary(trials: Sequence[Trial], uneven: Sequence[Trial]) -> str:
+def summary(trials: Sequence[DemoMove], uneven: Sequence[DemoMove]) -> str:
     """What the table amounts to, in a few lines."""
     right, odd = sum(one.right for one in trials), sum(one.right for one in uneven)
     plain = [one for one in trials if not one.plan.dst.state.partial]
@@ -159,13 +159,13 @@ def summary(trials: Sequence[Trial], uneven: Sequence[Trial]) -> str:
     return "\n".join(lines)
 
 
-def _ratios(trials: Sequence[Trial]) -> str:
+def _ratios(trials: Sequence[DemoMove]) -> str:
     ratios = [one.ratio for one in trials]
     exact, mean = sum(ratio < 1.001 for ratio in ratios), sum(ratios) / len(ratios)
     return f"{exact} of {len(ratios)}; ratio {mean:.2f} on average, {max(ratios):.2f} at worst"
 
 
-def draw(trials: Sequence[Trial], p: Placement, out: Path) -> Iterator[str]:
+def draw(trials: Sequence[DemoMove], p: Placement, out: Path) -> Iterator[str]:
     """Write the pictures, and say of each where it is, or in one line why it is not."""
     out.mkdir(parents=True, exist_ok=True)
     title = f"Every move between two signatures: float32 {SHAPE} on {p}"

@@ -16,7 +16,7 @@ from ..sbp import Layout
 from .reductions import check_carried, check_reducible
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.price import Price
-from .routes.program import Program, collective, flat_gather, flat_reduce, local, transfer
+from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
 __all__ = ["Plan", "plan"]
 
@@ -35,7 +35,7 @@ class Plan:
         self.src, self.dst, self.moves, self.cluster = src, dst, way, cluster
         self.world = world()  # in another world this process would own other ranks
         self.price = Price(sum(m.price.time for m in way), sum(m.price.bytes for m in way))
-        self._programs: dict[int, tuple[tuple[Program, ...], ...]] = {}
+        self._programs: dict[int, tuple[tuple[RankProgram, ...], ...]] = {}
 
     def __str__(self) -> str:
         there = "" if self.src.placement is self.dst.placement else f" on {self.dst.placement}"
@@ -60,7 +60,7 @@ class Plan:
         return tuple((r, src.local_shape(r), src.dtype, src.placement.type) for r in owned(src.placement))
 
     @cached_property
-    def ours(self) -> tuple[tuple[Move, dict[int, tuple[Program, ...]]], ...]:
+    def ours(self) -> tuple[tuple[Move, dict[int, tuple[RankProgram, ...]]], ...]:
         """Each move, with the programs of the ranks that this process owns and that take part in it."""
         here = dict.fromkeys((*owned(self.src.placement), *owned(self.dst.placement)))
         rows = {r: self.programs(r) for r in here}
@@ -104,14 +104,14 @@ class Plan:
         """Bytes that one rank receives, exactly."""
         return sum(part.numel for program in self._all(rank) for part in program.receives) * self.src.dtype.itemsize
 
-    def programs(self, rank: int) -> tuple[tuple[Program, ...], ...]:
+    def programs(self, rank: int) -> tuple[tuple[RankProgram, ...], ...]:
         """For each move, the rank's exchanges (an all_reduce is two); none where the rank has no part in the move."""
         known = self._programs.get(rank)
         if known is None:
             known = self._programs[rank] = tuple(_programs(move, rank) for move in self.moves)
         return known
 
-    def _all(self, rank: int) -> Iterator[Program]:
+    def _all(self, rank: int) -> Iterator[RankProgram]:
         return chain.from_iterable(self.programs(rank))
 
 
@@ -131,7 +131,7 @@ def plan(src: Layout, dst: Layout) -> Plan:
     return made
 
 
-def _programs(move: Move, rank: int) -> tuple[Program, ...]:
+def _programs(move: Move, rank: int) -> tuple[RankProgram, ...]:
     src, dst = move.src, move.dst
     if move.kind == "transfer":
         return (transfer(src, dst, rank),) if rank in src.placement or rank in dst.placement else ()

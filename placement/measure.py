@@ -24,14 +24,14 @@ import torch.distributed as dist
 from .cluster import Cluster, cluster
 from .errors import PlacementError, TransportError
 
-__all__ = ["Measured", "fit", "measure"]
+__all__ = ["LinkTimes", "fit", "measure"]
 
 SIZES = (*(1024 * 4**k for k in range(7)), 8 * 1024**2)  # bytes of one rank's shard, 1 KiB to 8 MiB
 WARM_UP, ROUNDS = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LinkTimes:
     """Seconds that one hop of an all-gather took for each size in bytes, and the line fitted to them."""
 
     ranks: int
@@ -91,7 +91,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]
     return (latency, 1 / slope) if latency >= 0 else (0.0, vv / sum(vs))
 
 
-def measure(ranks: int = 2, sizes: Sequence[int] = SIZES, *, timeout: float = 120.0) -> Measured:
+def measure(ranks: int = 2, sizes: Sequence[int] = SIZES, *, timeout: float = 120.0) -> LinkTimes:
     """Time all-gathers between that many Gloo processes of this machine; none of them outlives the call.
 
     A process that fails, or a run of more than `timeout` seconds, raises TransportError with what it said.
@@ -112,7 +112,7 @@ def measure(ranks: int = 2, sizes: Sequence[int] = SIZES, *, timeout: float = 12
                 cleanup.callback(_end, running[-1])
             _wait(running, folder, timeout)
         took = [seconds / (ranks - 1) for seconds in json.loads(Path(folder, "seconds.json").read_text())]
-    return Measured(ranks, tuple(sizes), tuple(took), *fit(sizes, took))
+    return LinkTimes(ranks, tuple(sizes), tuple(took), *fit(sizes, took))
 
 
 def _wait(running: Sequence["Popen[bytes]"], folder: str, timeout: float) -> None:

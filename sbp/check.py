@@ -18,11 +18,11 @@ from .registry import find
 from .state import State
 from .trial import Op, Trial, replaced, states_of
 
-__all__ = ["Report", "check_rule", "check_way", "expand_line", "named_op"]
+__all__ = ["RuleReport", "check_rule", "check_way", "expand_line", "named_op"]
 
 
 @dataclass
-class Report:
+class RuleReport:
     """What `check_rule` found: listed signatures that do not hold, and signatures that hold and are not listed."""
 
     wrong: list[str] = field(default_factory=list)
@@ -39,17 +39,17 @@ def check_way(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], way: Way, 
         return Trial(op, args, kwargs, sizes).differs(way)
 
 
-def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> Report:
+def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> RuleReport:
     """Whether the op's rule is right and complete for these arguments, on 2 and on 3 ranks."""
     if isinstance(op, str):
         op = named_op(op)
-    report = Report()
+    report = RuleReport()
     with _one_thread():
         for ranks in (2, 3):
             trial = Trial(op, args, kwargs, (ranks,))
             ways = _listed(trial, op, ranks)
             if not ways:
-                return Report(wrong=["the book has no rule for this call"])
+                return RuleReport(wrong=["the book has no rule for this call"])
             for way in ways:
                 if trouble := trial.differs(way):
                     report.wrong.append(f"{_text(way)} on {ranks} ranks: {trouble}")

@@ -37,7 +37,7 @@ __all__ = ["TextRule", "define", "load", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class Condition:
     """A condition on an argument, as in `where dim is None`."""
 
     attr: str
@@ -50,7 +50,7 @@ class Linear:
     """Groups of operands in which an op is linear, under conditions."""
 
     groups: tuple[tuple[int, ...], ...]
-    tests: tuple[Guard, ...]
+    tests: tuple[Condition, ...]
     at: int
 
 
@@ -65,7 +65,7 @@ class TextRule:
     outputs: tuple[Operand, ...]
     linear: tuple[Linear, ...]
     hollow: bool
-    tests: tuple[Guard, ...]
+    tests: tuple[Condition, ...]
 
     def __call__(self, call: Call) -> Match | None:
         bound = call.bound
@@ -259,7 +259,7 @@ def _reader() -> Callable[[str], tuple[TextRule, ...]]:
     from lark import Lark, Token, Transformer, v_args
 
     @v_args(inline=True)
-    class Build(Transformer[Token, object]):
+    class RuleBuilder(Transformer[Token, object]):
         """Rules from the grammar, whose rules carry the names of these methods."""
 
         def rules(self, *each: TextRule) -> tuple[TextRule, ...]:
@@ -306,35 +306,35 @@ def _reader() -> Callable[[str], tuple[TextRule, ...]]:
             return numbers
 
         def lin(self, *parts: Any) -> Linear:
-            groups = [tuple(map(int, part)) for part in parts if not isinstance(part[0], Guard)]
-            tests = tuple(test for part in parts for test in part if isinstance(test, Guard))
+            groups = [tuple(map(int, part)) for part in parts if not isinstance(part[0], Condition)]
+            tests = tuple(test for part in parts for test in part if isinstance(test, Condition))
             return Linear(tuple(groups), tests, parts[0][0].start_pos)
 
         def hollow(self) -> str:
             return "hollow"
 
-        def guard(self, tests: tuple[Guard, ...]) -> tuple[Guard, ...]:
+        def guard(self, tests: tuple[Condition, ...]) -> tuple[Condition, ...]:
             return tests
 
-        def where(self, *tests: Guard) -> tuple[Guard, ...]:
+        def where(self, *tests: Condition) -> tuple[Condition, ...]:
             return tests
 
-        def absent(self, attr: Token) -> Guard:
-            return Guard(str(attr), lambda value: value is None, attr.start_pos or 0)
+        def absent(self, attr: Token) -> Condition:
+            return Condition(str(attr), lambda value: value is None, attr.start_pos or 0)
 
-        def present(self, attr: Token) -> Guard:
-            return Guard(str(attr), lambda value: value is not None, attr.start_pos or 0)
+        def present(self, attr: Token) -> Condition:
+            return Condition(str(attr), lambda value: value is not None, attr.start_pos or 0)
 
-        def equal(self, attr: Token, literal: Token) -> Guard:
+        def equal(self, attr: Token, literal: Token) -> Condition:
             wanted = _literal(literal)
-            return Guard(str(attr), lambda value: value == wanted, attr.start_pos or 0)
+            return Condition(str(attr), lambda value: value == wanted, attr.start_pos or 0)
 
-        def unequal(self, attr: Token, literal: Token) -> Guard:
+        def unequal(self, attr: Token, literal: Token) -> Condition:
             wanted = _literal(literal)
-            return Guard(str(attr), lambda value: value != wanted, attr.start_pos or 0)
+            return Condition(str(attr), lambda value: value != wanted, attr.start_pos or 0)
 
     grammar = Path(__file__).with_name("rules.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", start="rules", transformer=Build()).parse  # type: ignore[return-value]
+    return Lark(grammar, parser="lalr", start="rules", transformer=RuleBuilder()).parse  # type: ignore[return-value]
 
 
 def _mark(mark: str | None) -> str:

@@ -94,7 +94,7 @@ def _reader() -> Callable[[str], Sbp | tuple[Sbp, ...] | dict[str, Sbp]]:
     from lark import Lark, Token, Transformer, v_args
 
     @v_args(inline=True)
-    class Build(Transformer[Token, object]):
+    class SignatureBuilder(Transformer[Token, object]):
         """Signatures from the grammar's rules, which carry the names of these methods."""
 
         def split(self, dim: Token) -> Sbp:
@@ -129,4 +129,4 @@ def _reader() -> Callable[[str], Sbp | tuple[Sbp, ...] | dict[str, Sbp]]:
             return dict(named)
 
     grammar = Path(__file__).with_name("sbp.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", transformer=Build()).parse  # type: ignore[return-value]
+    return Lark(grammar, parser="lalr", transformer=SignatureBuilder()).parse  # type: ignore[return-value]

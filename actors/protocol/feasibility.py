@@ -11,9 +11,9 @@ from typing import Literal
 from ...placement.errors import ScheduleError
 from ..runtime.channel import Receive, Send
 from .network import Give, Network, Take
-from .protocol import State, Wired
+from .protocol import ActorState, Wired
 from .reorder import sooner
-from .simulate import Run, simulate
+from .simulate import Simulation, simulate
 from .state import Desk
 
 __all__ = ["Mark", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "wait_graph", "waits"]
@@ -113,7 +113,7 @@ def _waits(desk: Desk) -> Iterator[Wait]:
                 yield from _lacks(desk, at, state)
 
 
-def _lacks(desk: Desk, at: int, state: State) -> Iterator[Wait]:
+def _lacks(desk: Desk, at: int, state: ActorState) -> Iterator[Wait]:
     wiring, states = desk.wiring, desk.states
     wired, actors = wiring.actors[at], wiring.network.actors
     name, fired = wired.actor.name, state.fired
@@ -237,7 +237,7 @@ def marked(network: Network, marks: Sequence[Mark]) -> Network:
     return replace(network, actors=tuple(actors), registers=registers)
 
 
-def proved(network: Network) -> Run:
+def proved(network: Network) -> Simulation:
     """The simulated run of a network that ends. One that cannot is refused, with the marks that would let it.
 
     All `firings` must be reached, and no group of `every` be cut short: what it gathered would be lost.
@@ -250,7 +250,7 @@ def proved(network: Network) -> Run:
     return run
 
 
-def _refused(run: Run) -> ScheduleError:
+def _refused(run: Simulation) -> ScheduleError:
     found = waits(run.desk)
     chain = cycle(found)
     lines = [f"{run.network.name} is infeasible: it stops after {len(run.firings)} firings", *_told(chain)]
@@ -285,7 +285,7 @@ def _complete(network: Network, wired: Wired, fired: int) -> None:
             raise ScheduleError(f"{network.name} ends in the middle of a group: {what}\n  {fix}")
 
 
-def remedies(run: Run) -> list[tuple[Mark, ...]]:
+def remedies(run: Simulation) -> list[tuple[Mark, ...]]:
     """Marks for which a stuck network ends, each choice enough by itself, the smallest change first; none may help.
 
     A mark that is enough alone lies in the first circle. Where none is, there is one choice of several together.
@@ -311,7 +311,7 @@ def _holding(network: Network, chain: Sequence[Wait]) -> Iterator[tuple[Wait, Ma
             yield wait, Mark(wait.register, "low", low, low, wait.actor, wait.port)
 
 
-def _together(run: Run) -> tuple[Mark, ...]:
+def _together(run: Simulation) -> tuple[Mark, ...]:
     """Marks that are enough together: in every circle one, changed by what is missing, until nothing waits."""
     network, found = run.network, dict[Mark, Mark]()  # by the mark as it was
     while not run.finished:
@@ -334,7 +334,7 @@ def _together(run: Run) -> tuple[Mark, ...]:
 def _smallest(network: Network, marks: list[Mark]) -> tuple[Mark, ...]:
     """The same marks, one after the other moved back towards what they were, as far as the network still ends."""
 
-    def tried(at: int, value: int) -> Run:
+    def tried(at: int, value: int) -> Simulation:
         marks[at] = replace(marks[at], value=value)
         return simulate(marked(network, marks), record=False)
 

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...placement.errors import ScheduleError
 from .network import Actor, Give, Network, Take
 
-__all__ = ["NEXT", "Event", "Kind", "Message", "Phase", "State", "Wired", "Wiring", "step"]
+__all__ = ["NEXT", "Event", "Kind", "Message", "Phase", "ActorState", "Wired", "Wiring", "step"]
 
 Phase: TypeAlias = Literal["waiting", "ready", "running", "ended"]
 Kind: TypeAlias = Literal["filled", "freed", "end", "fire", "done"]
@@ -56,7 +56,7 @@ class Message(NamedTuple):
     slots: int = 0
 
 
-class State(NamedTuple):
+class ActorState(NamedTuple):
     """An actor between two messages. `have` counts filled slots for each take, `credits` free ones for each out edge;
     what a firing under way took and reserved is not in them."""
 
@@ -93,7 +93,7 @@ class Wired:
         self.told = tuple(map(_told, self.outs, self.takes))
         credits = tuple(high for _, high in outs)
         ended = ended or (False,) * len(initial)
-        self.first = State(_phase(self, 0, initial, ended, credits), 0, initial, ended, credits)
+        self.first = ActorState(_phase(self, 0, initial, ended, credits), 0, initial, ended, credits)
 
     def case(self, fired: int) -> int:
         return self.sequence[fired % self.round]
@@ -156,12 +156,12 @@ class Wiring:
             self.actors.append(Wired(actor, tuple(outs), tuple(register.initial for register in registers), ended))
             self.consumer.append(to)
 
-    def states(self) -> list[State]:
+    def states(self) -> list[ActorState]:
         """How everything is at the start."""
         return [wired.first for wired in self.actors]
 
 
-def step(wired: Wired, state: State, event: Event) -> tuple[State, tuple[Message, ...]]:
+def step(wired: Wired, state: ActorState, event: Event) -> tuple[ActorState, tuple[Message, ...]]:
     """The next state and the messages to send; no clock, no socket, no stream. What the table lacks changes nothing."""
     kind, port, slots = event
     phase, fired, have, ended, credits = state
@@ -180,8 +180,8 @@ def step(wired: Wired, state: State, event: Event) -> tuple[State, tuple[Message
     if phase == "waiting":
         phase = _phase(wired, fired, have, ended, credits)
         if phase == "ended":
-            return State(phase, fired, have, ended, credits), _ends(wired)
-    return _new(State, (phase, fired, have, ended, credits)), _NOTHING
+            return ActorState(phase, fired, have, ended, credits), _ends(wired)
+    return _new(ActorState, (phase, fired, have, ended, credits)), _NOTHING
 
 
 def _more(counts: tuple[int, ...], at: int, slots: int) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ def _more(counts: tuple[int, ...], at: int, slots: int) -> tuple[int, ...]:
     return tuple(changed)
 
 
-def _fired(wired: Wired, state: State) -> State:
+def _fired(wired: Wired, state: ActorState) -> ActorState:
     _, fired, have, ended, credits = state
     case = wired.sequence[fired % wired.round]
     taken, reserved = list(have), list(credits)
@@ -200,10 +200,10 @@ def _fired(wired: Wired, state: State) -> State:
     for at, slots, every, _ in wired.outs[case]:
         if every == 1 or wired.turn(True, at, fired) % every == 0:
             reserved[at] -= slots
-    return _new(State, ("running", fired, tuple(taken), ended, tuple(reserved)))
+    return _new(ActorState, ("running", fired, tuple(taken), ended, tuple(reserved)))
 
 
-def _done(wired: Wired, state: State) -> tuple[State, tuple[Message, ...]]:
+def _done(wired: Wired, state: ActorState) -> tuple[ActorState, tuple[Message, ...]]:
     _, fired, have, ended, credits = state
     messages = wired.told[wired.sequence[fired % wired.round]]
     if wired.grouped:
@@ -212,7 +212,7 @@ def _done(wired: Wired, state: State) -> tuple[State, tuple[Message, ...]]:
     phase = _phase(wired, fired, have, ended, credits)
     if phase == "ended":
         messages += _ends(wired)
-    return _new(State, (phase, fired, have, ended, credits)), messages
+    return _new(ActorState, (phase, fired, have, ended, credits)), messages
 
 
 def _closes(wired: Wired, fired: int, message: Message) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .network import Actor, Network
-from .simulate import Run, simulate
+from .simulate import Simulation, simulate
 
 __all__ = ["Sooner", "sooner"]
 
@@ -42,7 +42,7 @@ def sooner(network: Network) -> tuple[Sooner, ...]:
     return tuple(found) if run.finished else ()
 
 
-def _changes(run: Run) -> Iterator[tuple[Network, Sooner]]:
+def _changes(run: Simulation) -> Iterator[tuple[Network, Sooner]]:
     """Of every actor that stopped within its order, the next of each other thing that it has to do, done now."""
     network = run.network
     for actor, state in zip(network.actors, run.desk.states, strict=True):
@@ -58,5 +58,5 @@ def _turn(actor: Actor, at: int) -> tuple[str, int]:
     return actor.sequence[at], actor.sequence[:at].count(actor.sequence[at])
 
 
-def _fired(run: Run) -> int:
+def _fired(run: Simulation) -> int:
     return sum(state.fired for state in run.desk.states)

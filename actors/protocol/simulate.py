@@ -17,7 +17,7 @@ from .network import Network
 from .protocol import Event, Message, Wiring
 from .state import Desk, Slot
 
-__all__ = ["Ran", "Run", "simulate"]
+__all__ = ["Ran", "Simulation", "simulate"]
 
 SAME = 1e-9  # relative; what lies so near is one instant
 
@@ -38,7 +38,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Run:
+class Simulation:
     """What a simulation found. `peak` is by register the most slots that were in use at once."""
 
     network: Network
@@ -64,7 +64,9 @@ class Run:
         return max(r.end for r in ran) - min(r.start for r in ran) if ran else 0.0
 
 
-def simulate(network: Network, *, time: Callable[[str, str, int], float] | None = None, record: bool = True) -> Run:
+def simulate(
+    network: Network, *, time: Callable[[str, str, int], float] | None = None, record: bool = True
+) -> Simulation:
     """Run a network to its end, or to where nothing can go on. `time(actor, case, label)` overrides its times."""
     return _Clock(Wiring(network), time, record).run()
 
@@ -110,7 +112,7 @@ class _Clock:
             made.append(_Edge(r.name, r.high, r.initial, to, given.every, r.delay, *events))
         return made
 
-    def run(self) -> Run:
+    def run(self) -> Simulation:
         network, heap = self.wiring.network, self.heap
         now = 0.0
         self.begin(now)
@@ -127,7 +129,7 @@ class _Clock:
                 while self.unsent:
                     self.post(*self.unsent.pop(), now)
             self.begin(now)
-        return Run(network, tuple(self.ran), self.peak, self.desk.ended, self.desk)
+        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk)
 
     def begin(self, now: float) -> None:
         """Start what can start."""
@@ -187,7 +189,7 @@ def _numbered(first: int, slots: int) -> tuple[Slot, ...]:
     return tuple([Slot(first + n) for n in range(slots)])
 
 
-def orders(run: Run) -> dict[str, str]:
+def orders(run: Simulation) -> dict[str, str]:
     """For each queue what it ran, in words."""
     found: dict[str, list[str]] = defaultdict(list)
     for ran in run.firings:

@@ -9,9 +9,9 @@ go there.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..protocol.simulate import Run
+from ..protocol.simulate import Simulation
 from ..timeline.replay import Replay
-from .partition import Cut, Ranks
+from .partition import Partition, Ranks
 
 __all__ = ["Answers"]
 
@@ -19,7 +19,7 @@ __all__ = ["Answers"]
 class Answers:
     """The past of each firing of a run that was proved: all that must have ended before it could."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Simulation) -> None:
         self.run = run
         self.queues = {queue: at for at, queue in enumerate(run.network.queues)}
         self.past: list[list[int]] = []  # by firing how many of each queue had ended with it
@@ -52,7 +52,7 @@ class Answers:
                 count += 1
             yield count
 
-    def of(self, part: Cut, where: Mapping[str, int | Ranks]) -> dict[str, list[dict[str, int]]]:
+    def of(self, part: Partition, where: Mapping[str, int | Ranks]) -> dict[str, list[dict[str, int]]]:
         """For each message that one part of the run receives, by its actor: how much of what each sends is over."""
         homes = {q: (ranks,) if isinstance(ranks, int) else tuple(sorted(ranks)) for q, ranks in where.items()}
         found: dict[str, list[dict[str, int]]] = {}

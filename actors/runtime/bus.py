@@ -26,7 +26,7 @@ from .progress import Dead
 
 if TYPE_CHECKING:
     from ..protocol.network import Network
-    from .progress import Watch
+    from .progress import Progress
 
 __all__ = ["Bus", "bus"]
 
@@ -73,7 +73,7 @@ class Bus:
         self.broken: str | None = None
         self.hang_up: list[Callable[[], None]] = [self._hang_up]  # what ends the waits of this process
         self._agreed = 0
-        self._watched: Watch | None = None
+        self._watched: Progress | None = None
         self._interrupts = Interrupts()
         self._hands = threading.RLock()  # held by who ends a step
         self._over = threading.Event()
@@ -104,7 +104,7 @@ class Bus:
             "  every rank must run the same program with the same model, placements and schedule"
         )
 
-    def enter(self, watch: "Watch") -> None:
+    def enter(self, watch: "Progress") -> None:
         if self.broken is not None:
             raise TransportError(
                 f"the ranks no longer talk to each other since an earlier step failed\n  {self.broken}\n"

@@ -20,12 +20,12 @@ from ..protocol.state import Firing
 __all__ = [
     "Broken",
     "GlooLine",
-    "Line",
+    "Carrier",
     "Link",
     "Receive",
     "Send",
     "TensorLink",
-    "Waits",
+    "UnderWay",
     "ahead",
     "bytes_of",
     "tag_of",
@@ -51,7 +51,7 @@ class Broken(Exception):
         self.peer = peer
 
 
-class Waits(Protocol):
+class UnderWay(Protocol):
     """Something under way; `wait` returns when it is over."""
 
     def wait(self) -> object: ...
@@ -65,19 +65,19 @@ def tag_of(number: int, label: int) -> int:
 class Link(Protocol):
     """How the values of one register travel, for this rank."""
 
-    def send(self, label: int, value: Any) -> Sequence[Waits]:
+    def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         """Post what this rank sends."""
 
-    def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
+    def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         """Post what this rank receives; once that is there, the second gives the value."""
 
 
-class Line(Protocol):
+class Carrier(Protocol):
     """How messages get to other ranks and from them."""
 
-    def send(self, peer: int, tag: int, tensor: Tensor) -> Waits: ...
+    def send(self, peer: int, tag: int, tensor: Tensor) -> UnderWay: ...
 
-    def receive(self, peer: int, tag: int, tensor: Tensor) -> Waits: ...
+    def receive(self, peer: int, tag: int, tensor: Tensor) -> UnderWay: ...
 
 
 class GlooLine:
@@ -130,7 +130,7 @@ class TensorLink:
     what it sends; `finish` makes the value of all that arrived.
     """
 
-    line: Line
+    line: Carrier
     number: int
     sends: tuple[tuple[int, Callable[[Any], Tensor]], ...] = ()
     receives: tuple[tuple[int, Callable[[], Tensor]], ...] = ()
@@ -143,18 +143,18 @@ class TensorLink:
     def tag(self, label: int) -> int:
         return tag_of(self.number, label)
 
-    def send(self, label: int, value: Any) -> Sequence[Waits]:
+    def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         tag = self.tag(label)
         return [self.line.send(peer, tag, pack(value)) for peer, pack in self.sends]
 
-    def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
+    def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         tag = self.tag(label)
         tensors = [empty() for _, empty in self.receives]
         works = [self.line.receive(peer, tag, t) for (peer, _), t in zip(self.receives, tensors, strict=True)]
         return works, lambda: self.finish(tensors)
 
 
-def token(line: Line, number: int, *, to: Sequence[int] = (), of: Sequence[int] = ()) -> TensorLink:
+def token(line: Carrier, number: int, *, to: Sequence[int] = (), of: Sequence[int] = ()) -> TensorLink:
     """A link of a register without values: a byte says that a slot is filled."""
 
     def byte(value: Any = None) -> Tensor:
@@ -172,7 +172,9 @@ class Send:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.posting, self.waiting = Lock(), Lock()
-        self.posted: dict[int, tuple[Sequence[Waits], int, float, float]] = {}  # bytes, and when it was begun and left
+        self.posted: dict[
+            int, tuple[Sequence[UnderWay], int, float, float]
+        ] = {}  # bytes, and when it was begun and left
         self.begun: set[int] = set()  # the labels of what was ever posted; a schedule may count backwards
         self.put = self.gone = 0  # bytes of what was posted, and of what of that was waited for
         self.spans: dict[int, Span] = {}
@@ -230,7 +232,7 @@ class Receive:
     def __init__(self, link: Link, firings: int) -> None:
         self.link, self.firings = link, firings
         self.posting = Lock()
-        self.posted: dict[int, tuple[Sequence[Waits], Callable[[], Any], float]] = {}
+        self.posted: dict[int, tuple[Sequence[UnderWay], Callable[[], Any], float]] = {}
         self.next = 0  # what comes before it is posted
         self.most = 0  # that are posted and not waited for; known with the size of the first
         self.last = 0.0, 0.0
@@ -275,7 +277,7 @@ def ahead(nbytes: int) -> int:
     return max(1 + AHEAD, min(MANY, SMALL // max(nbytes, 1)))
 
 
-def bytes_of(works: Sequence[Waits]) -> int:
+def bytes_of(works: Sequence[UnderWay]) -> int:
     """Of messages that do not say it, more than anything."""
     return sum([getattr(work, "bytes", VAST) for work in works])
 

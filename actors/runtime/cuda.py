@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...boxing.exchange.streams import side_stream
 from ..protocol.state import Firing
-from .channel import Broken, Link, Waits, bytes_of
+from .channel import Broken, Link, UnderWay, bytes_of
 from .job import Work
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class OnWire:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamMessages:
     """Messages for which streams wait and the host does not; by their bytes it is known how many may be posted."""
 
     bytes: int
@@ -149,21 +149,21 @@ class CardLink:
     line: CardLine
     peer: int = -1
 
-    def send(self, label: int, value: Any) -> Sequence[Waits]:
+    def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         stream = self.line.stream
         with torch.cuda.stream(stream):
             for message in self.link.send(label, _now(value, stream)):
                 message.wait()
             return [Gone(self.peer, _later(value, stream))]
 
-    def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
+    def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         stream = self.line.stream
         with torch.cuda.stream(stream):
             works, value = self.link.receive(label)
             for message in works:
                 message.wait()
             there = _later(value(), stream)
-        return [Asked(bytes_of(works))], lambda: there
+        return [StreamMessages(bytes_of(works))], lambda: there
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

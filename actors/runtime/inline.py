@@ -9,9 +9,9 @@ from typing import Any
 from ...placement.errors import ScheduleError
 from ..protocol.state import Firing, Slot
 from .channel import Receive, Send
-from .job import Plan, Raw, check_first, check_given
-from .progress import Watch, at_line, where
-from .static_order import Tape
+from .job import Job, Raw, check_first, check_given
+from .progress import Progress, at_line, where
+from .static_order import StaticOrder
 
 __all__ = ["Solo"]
 
@@ -22,8 +22,8 @@ GRACE = 10.0  # seconds in which the thread must stop
 class Solo:
     """Steps of one queue. A thread beside it only lets large sends go, and is made when there are any."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.watch, self.tape = plan, Watch(plan, self), Tape(plan)
+    def __init__(self, plan: Job) -> None:
+        self.plan, self.watch, self.tape = plan, Progress(plan, self), StaticOrder(plan)
         self.fired = 0
         self.caller: threading.Thread | None = None  # makes a step
         self.large: SimpleQueue[Send | None] = SimpleQueue()
@@ -142,7 +142,7 @@ class Solo:
         from ..protocol.feasibility import waits  # it is needed only when something went wrong
 
         travel = [work if isinstance(work, Send | Receive) else None for work in self.tape.work]
-        return str(waits(Tape(self.plan, self.fired).desk, travel))
+        return str(waits(StaticOrder(self.plan, self.fired).desk, travel))
 
     def close(self) -> None:
         """End the thread; one that still waits is left to end by itself."""

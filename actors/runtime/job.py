@@ -9,9 +9,9 @@ from ..protocol.network import Network
 from ..protocol.state import Firing
 
 if TYPE_CHECKING:
-    from .progress import Watch
+    from .progress import Progress
 
-__all__ = ["Guard", "Plan", "Raw", "Work", "check_first", "check_given"]
+__all__ = ["Guard", "Job", "Raw", "Work", "check_first", "check_given"]
 
 Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
 Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
@@ -20,7 +20,7 @@ Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case
 class Guard(Protocol):
     """What a step needs whose network goes on in other processes."""
 
-    def enter(self, watch: "Watch") -> None:
+    def enter(self, watch: "Progress") -> None:
         """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
 
     def leave(self) -> None:
@@ -34,7 +34,7 @@ class Guard(Protocol):
 
 
 @dataclass
-class Plan:
+class Job:
     """What steps are made of."""
 
     network: Network

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from ...placement.errors import ScheduleError
 from ..protocol.network import Actor, Give, Network, Take
-from ..protocol.simulate import Run
+from ..protocol.simulate import Simulation
 from .channel import Link, Receive, Send
 from .job import Work
 
-__all__ = ["Cut", "Edge", "cut"]
+__all__ = ["Partition", "RegisterEnd", "cut"]
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class RegisterEnd:
     """One end of a cut register: the actor here, and the ranks at the other end."""
 
     actor: str
@@ -32,11 +32,11 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Partition:
     """What one process runs of a network."""
 
     network: Network
-    edges: tuple[Edge, ...]
+    edges: tuple[RegisterEnd, ...]
 
     def work(self, links: Mapping[str, Link]) -> dict[str, Work]:
         """The work of the edges, given the link of each by its actor."""
@@ -49,7 +49,7 @@ class Cut:
         }
 
 
-def cut(run: Run, where: Mapping[str, int | Ranks], rank: int) -> Cut:
+def cut(run: Simulation, where: Mapping[str, int | Ranks], rank: int) -> Partition:
     """The part of one rank. `where` says which ranks have each queue; each of them runs all of its actors.
 
     `run` is the proof that the whole network ends; it tells how often a register is filled.
@@ -62,7 +62,7 @@ def cut(run: Run, where: Mapping[str, int | Ranks], rank: int) -> Cut:
         for take in actor.takes:
             readers.setdefault(take.register, {})[homes[actor.queue]] = None
     used: dict[str, None] = {}
-    edges: list[Edge] = []
+    edges: list[RegisterEnd] = []
     ends: list[Actor] = []
     filled = _filled(run)
     for number, register in enumerate(network.registers):
@@ -82,10 +82,10 @@ def cut(run: Run, where: Mapping[str, int | Ranks], rank: int) -> Cut:
                     "  keep a register with initial slots on one side"
                 )
             if rank in made:
-                edge = Edge(f"to {_words(read)}: {name}", name, number, True, read)
+                edge = RegisterEnd(f"to {_words(read)}: {name}", name, number, True, read)
                 ends.append(Actor(edge.actor, edge.actor, takes=(Take(name),)))
             elif rank in read:
-                edge = Edge(f"from {_words(made)}: {name}", name, number, False, made, filled[name])
+                edge = RegisterEnd(f"from {_words(made)}: {name}", name, number, False, made, filled[name])
                 ends.append(Actor(edge.actor, edge.actor, gives=(Give(name),), firings=edge.firings))
             else:
                 continue
@@ -94,7 +94,7 @@ def cut(run: Run, where: Mapping[str, int | Ranks], rank: int) -> Cut:
             used[name] = None
     kept = tuple(actor for actor in network.actors if actor.name in here)
     registers = tuple(register for register in network.registers if register.name in used)
-    return Cut(Network((*kept, *ends), registers, f"{network.name} on rank {rank}"), tuple(edges))
+    return Partition(Network((*kept, *ends), registers, f"{network.name} on rank {rank}"), tuple(edges))
 
 
 def _ranks(network: Network, where: Mapping[str, int | Ranks], queue: str) -> Ranks:
@@ -108,7 +108,7 @@ def _words(ranks: Iterable[int]) -> str:
     return ",".join(map(str, ranks))
 
 
-def _filled(run: Run) -> dict[str, int]:
+def _filled(run: Simulation) -> dict[str, int]:
     """How many slots of each register a step fills."""
     count: dict[tuple[str, str], int] = {}
     for ran in run.firings:

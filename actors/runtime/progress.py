@@ -12,9 +12,9 @@ from typing import Protocol
 from ...boxing.record import user_line
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, world
-from .job import Plan
+from .job import Job
 
-__all__ = ["Dead", "Doing", "Watch", "at_line", "where"]
+__all__ = ["Dead", "Doing", "Progress", "at_line", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
 LATER = 1.0  # seconds by which one who only waits for others gives up later, so that the stuck one is named
@@ -41,10 +41,10 @@ class Doing(Protocol):
         """Who waits for whom."""
 
 
-class Watch:
+class Progress:
     """What a guard knows of a step."""
 
-    def __init__(self, plan: Plan, doing: Doing) -> None:
+    def __init__(self, plan: Job, doing: Doing) -> None:
         self.plan, self.guard, self.doing = plan, plan.guard, doing
         self.lock = threading.Lock()
         self.error: BaseException | None = None
@@ -111,13 +111,13 @@ class Watcher:
     """The thread that looks at the steps of this process that no guard looks at. It is made with the first of them."""
 
     def __init__(self) -> None:
-        self.steps: set[Watch] = set()
+        self.steps: set[Progress] = set()
         self.lock = threading.Lock()  # held by who looks: no step ends meanwhile
         self.sooner, self.over = threading.Event(), False
         self.period = PERIOD
         self.thread: threading.Thread | None = None
 
-    def enter(self, watch: Watch) -> None:
+    def enter(self, watch: Progress) -> None:
         with self.lock:
             if self.thread is None or not self.thread.is_alive():  # a fork has none of its parent's threads
                 self.over, self.period = False, PERIOD
@@ -130,7 +130,7 @@ class Watcher:
                 self.period = watch.timeout / 4
                 self.sooner.set()
 
-    def leave(self, watch: Watch) -> None:
+    def leave(self, watch: Progress) -> None:
         with self.lock:
             self.steps.discard(watch)
 

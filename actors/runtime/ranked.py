@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..protocol.network import Actor, Give, Network, Register, Take
-from ..protocol.simulate import Ran, Run
+from ..protocol.simulate import Ran, Simulation
 from .partition import cut
 
 __all__ = ["is_wire", "joined", "renamed"]
@@ -19,7 +19,7 @@ def is_wire(queue: str) -> bool:
 
 
 def joined(
-    run: Run, where: Mapping[str, tuple[int, ...]], messages: Mapping[str, Collection[tuple[int, int]]]
+    run: Simulation, where: Mapping[str, tuple[int, ...]], messages: Mapping[str, Collection[tuple[int, int]]]
 ) -> Network:
     """The whole network on its ranks. `messages` says for each register that is cut which rank sends to which."""
     ranks = sorted({rank for each in where.values() for rank in each})

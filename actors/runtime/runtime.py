@@ -18,17 +18,17 @@ from zlib import crc32
 from ...placement.errors import ScheduleError
 from ...placement.world import at_close
 from ..protocol.network import Network
-from ..protocol.simulate import Ran, Run, simulate
+from ..protocol.simulate import Ran, Simulation, simulate
 from .inline import Solo
-from .job import Guard, Plan, Raw, Work
+from .job import Guard, Job, Raw, Work
 from .static_order import fits
 from .threads import Crew
 
-__all__ = ["Outcome", "Runtime", "Work", "order_of", "settled"]
+__all__ = ["RunRecord", "Runtime", "Work", "order_of", "settled"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunRecord:
     """What a step did, with times of `perf_counter`."""
 
     network: Network
@@ -58,7 +58,7 @@ class Outcome:
         return tuple(ran for ran in self.firings if ran.queue == queue)
 
 
-def order_of(run: Run) -> dict[str, tuple[str, ...]]:
+def order_of(run: Simulation) -> dict[str, tuple[str, ...]]:
     """For each queue the actors that a simulation ran, in order: what a runtime can be held to."""
     found: dict[str, list[str]] = {}
     for ran in run.firings:
@@ -66,14 +66,14 @@ def order_of(run: Run) -> dict[str, tuple[str, ...]]:
     return {queue: tuple(names) for queue, names in found.items()}
 
 
-def settled(run: Run) -> bool:
+def settled(run: Simulation) -> bool:
     """Whether marks and priorities lead to the order of a simulation whatever time things take, as far as two others
     tell in which they take from a fifth to three times as long. Where they do, nothing is lost by holding on to it.
     """
     expected = order_of(run)
     usual = {actor.name: (dict(actor.times), actor.time) for actor in run.network.actors}
 
-    def other(draw: int) -> Run:
+    def other(draw: int) -> Simulation:
         def time(actor: str, case: str, label: int) -> float:
             times, one = usual[actor]
             drawn = crc32(f"{draw} {actor} {case} {label}".encode()) / (1 << 32)
@@ -116,15 +116,13 @@ class Runtime:
             raise ScheduleError(f"{network.name}: no queue is called {here!r}\n  there are {', '.join(network.queues)}")
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}
         self.network = network
-        self._plan = Plan(
-            network, work, local, here, initial or {}, guard, answers or {}, timeout, name or network.name
-        )
+        self._plan = Job(network, work, local, here, initial or {}, guard, answers or {}, timeout, name or network.name)
         self._crew: Crew | Solo | None = None
         self._end: Callable[[], object] | None = None
         mine = weakref.ref(self)
         at_close(lambda: _close(mine()))
 
-    def run(self, *, record: bool = False) -> Outcome:
+    def run(self, *, record: bool = False) -> RunRecord:
         """One step: from the initial states until every actor has ended. The first error of any actor is raised."""
         crew = self._crew
         if crew is None:
@@ -136,7 +134,7 @@ class Runtime:
         except BaseException:
             self.close()  # another try, if there is one, has new threads
             raise
-        return Outcome(self.network, ran, start, perf_counter())
+        return RunRecord(self.network, ran, start, perf_counter())
 
     def close(self) -> None:
         """End the threads. A later run makes new ones."""

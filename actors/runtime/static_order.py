@@ -12,14 +12,14 @@ from typing import NamedTuple, TypeAlias
 from ..protocol.protocol import Event, Message, Wiring
 from ..protocol.state import Desk, Firing, Slot
 from .channel import Receive, Send
-from .job import Plan, Work
+from .job import Job, Work
 
-__all__ = ["Cell", "Entry", "Tape", "fits"]
+__all__ = ["Cell", "OrderedFiring", "StaticOrder", "fits"]
 
 Cell: TypeAlias = int  # where the value of a slot lies in a step
 
 
-class Entry(NamedTuple):
+class OrderedFiring(NamedTuple):
     """A firing, and what follows it."""
 
     firing: Firing  # whose slots hold cells in the place of values
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     drops: tuple[Cell, ...]  # whose value nobody needs any more
 
 
-def fits(plan: Plan) -> bool:
+def fits(plan: Job) -> bool:
     """Whether all is up to one queue: the others only send and receive for it, and it goes by an order then."""
     network = plan.network
     links = {actor.queue for actor in network.actors if isinstance(plan.work[actor.name], Send | Receive)}
@@ -42,10 +42,10 @@ def fits(plan: Plan) -> bool:
     return not links or homes <= plan.order.keys()
 
 
-class Tape:
+class StaticOrder:
     """A step of one queue, written down: all of it, or the first `most` firings and the next one begun."""
 
-    def __init__(self, plan: Plan, most: int | None = None) -> None:
+    def __init__(self, plan: Job, most: int | None = None) -> None:
         network = plan.network
         self.wiring = Wiring(network)
         self.desk = Desk(self.wiring)
@@ -62,7 +62,7 @@ class Tape:
         self.over: dict[int, int] = {}  # of those that send: how much is known to be taken, and not waited for yet
         self.initial = self.filled()
         self.first = self.ask()
-        self.entries: list[Entry] = []
+        self.entries: list[OrderedFiring] = []
         while (at := self.pick()) is not None:
             if len(self.entries) == most:
                 self.desk.fire(at)
@@ -113,7 +113,7 @@ class Tape:
             if state.credits[port] < slots and (every == 1 or wired.turn(True, port, fired) % every == 0):
                 yield self.wiring.consumer[at][port][0]
 
-    def entry(self, at: int) -> Entry:
+    def entry(self, at: int) -> OrderedFiring:
         """Fire an actor, and write down what that does."""
         desk, wired = self.desk, self.wiring.actors[at]
         firing, network = desk.fire(at), self.wiring.network
@@ -154,7 +154,7 @@ class Tape:
         if isinstance(work, Send):
             firing = firing._replace(held=())  # it was posted when the slot was filled
         width = len(wired.actor.gives)
-        return Entry(firing, work, link, width, tuple(given), tuple(sends), self.ask(), tuple(drops))
+        return OrderedFiring(firing, work, link, width, tuple(given), tuple(sends), self.ask(), tuple(drops))
 
     def answered(self, actor: str, turn: int) -> None:
         """Note what the arrival of a message says of those that were sent."""

@@ -19,8 +19,8 @@ from ...placement.errors import ScheduleError
 from ..protocol.protocol import Event, Message, Wiring
 from ..protocol.state import Desk, Firing, Slot
 from .channel import Receive, Send
-from .job import Plan, Raw, check_first, check_given
-from .progress import Watch, at_line, where
+from .job import Job, Raw, check_first, check_given
+from .progress import Progress, at_line, where
 from .queues import Errands, Queue
 
 __all__ = ["Crew"]
@@ -32,9 +32,9 @@ GRACE = 10.0  # seconds in which a queue must stop after an error
 class Crew:
     """Threads for all queues but one, which the calling thread drives."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Job) -> None:
         network = plan.network
-        self.plan, self.watch = plan, Watch(plan, self)
+        self.plan, self.watch = plan, Progress(plan, self)
         self.wiring = wiring = Wiring(network)
         self.work = [plan.work[actor.name] for actor in network.actors]
         self.sends = [w if isinstance(w, Send) else None for w in self.work]

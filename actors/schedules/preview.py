@@ -12,10 +12,10 @@ from typing import NamedTuple
 from ...placement.errors import ScheduleError
 from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
-from ..protocol.simulate import Ran, Run, simulate
+from ..protocol.simulate import Ran, Simulation, simulate
 from .pipeline import Costs, pipeline
 from .schedule import Schedule, Shape
-from .text import Op
+from .text import Action
 
 __all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
 
@@ -27,29 +27,29 @@ WIDE, COLUMNS = 1600, 160  # of the rows at most, in pixels and in letters
 DEVICES = 12  # whose figures stand in one line
 
 
-class Part(NamedTuple):
+class ChunkTask(NamedTuple):
     """What a firing of a pipeline's network is: kind, and chunk of the model."""
 
     kind: str
     chunk: int
 
 
-def part(ran: Ran) -> Part | None:
+def part(ran: Ran) -> ChunkTask | None:
     match = _NAME.fullmatch(ran.case or ran.actor)
-    return Part(match[1], int(match[2])) if match else None
+    return ChunkTask(match[1], int(match[2])) if match else None
 
 
-def peak_slots(run: Run) -> dict[str, int]:
+def peak_slots(run: Simulation) -> dict[str, int]:
     """By device the most activations that it holds at once, of a chunk and a micro-batch each."""
     return _peaks(run, None)
 
 
-def peak_bytes(run: Run, costs: Costs | Sequence[Costs]) -> dict[str, int]:
+def peak_bytes(run: Simulation, costs: Costs | Sequence[Costs]) -> dict[str, int]:
     """By device the most bytes of activations that it holds at once."""
     return _peaks(run, costs)
 
 
-def _peaks(run: Run, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
+def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
     """From the start of F to the end of B, or of W where it is apart."""
     ends = {at.chunk: "W" for ran in run.firings if (at := part(ran)) and at.kind == "W"}
     held: dict[str, int] = {}
@@ -70,17 +70,17 @@ def _peaks(run: Run, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
     return peak
 
 
-def bubble(run: Run) -> float:
+def bubble(run: Simulation) -> float:
     """The share of the devices' time that is idle; their time is the longest from a first start to a last end."""
     queues = list(dict.fromkeys(ran.queue for ran in run.firings if part(ran)))
     time = max((run.span(queue) for queue in queues), default=0.0)
     return 1 - sum(map(run.busy, queues)) / (time * len(queues)) if time else 0.0
 
 
-class Cell(NamedTuple):
+class Bar(NamedTuple):
     """One thing of a timeline."""
 
-    op: Op
+    op: Action
     start: float
     end: float
 
@@ -93,7 +93,7 @@ class Preview:
     schedule: Schedule
     shape: Shape
     costs: Costs | tuple[Costs, ...]
-    run: Run
+    run: Simulation
 
     @property
     def end(self) -> float:
@@ -114,9 +114,9 @@ class Preview:
         return self._by_device(peak_bytes(self.run, self.costs))
 
     @cached_property
-    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+    def rows(self) -> tuple[tuple[Bar, ...], ...]:
         """What each device does; chunks are counted on the device, micro-batches over both routes."""
-        found: list[list[Cell]] = [[] for _ in range(self.shape.p)]
+        found: list[list[Bar]] = [[] for _ in range(self.shape.p)]
         routes = self.schedule.routes(self.shape)
         for ran in self.run.firings:
             at = part(ran)
@@ -124,7 +124,9 @@ class Preview:
                 continue
             nth = at.chunk // self.shape.p
             number = ran.label * routes + nth if routes > 1 else ran.label
-            found[self.schedule.device(self.shape, at.chunk)].append(Cell(Op(at.kind, nth, number), ran.start, ran.end))
+            found[self.schedule.device(self.shape, at.chunk)].append(
+                Bar(Action(at.kind, nth, number), ran.start, ran.end)
+            )
         return tuple(map(tuple, found))
 
     @property

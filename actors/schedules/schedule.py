@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ...placement.errors import ScheduleError, caret
 from .formula import fault, formula, known_names
-from .text import Op, Value, ops, read, write
+from .text import Action, Value, ops, read, write
 from .v_orders import ORDERS
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Schedule:
             names["s"] = chunk % shape.p  # along the route
         return formula(text, names)
 
-    def rows(self, shape: Shape) -> tuple[tuple[Op, ...], ...]:
+    def rows(self, shape: Shape) -> tuple[tuple[Action, ...], ...]:
         """What each device does in order, in chunks of the model; empty where marks say it."""
         if self.order and (shape.v, shape.n) == (2, 1):
             return ORDERS[self.order](shape.p, shape.m)
@@ -231,7 +231,7 @@ class Schedule:
         return nth * shape.p + (shape.p - 1 - device if back else device)
 
     @cached_property
-    def _table(self) -> tuple[tuple[Op, ...], ...]:
+    def _table(self) -> tuple[tuple[Action, ...], ...]:
         return tuple(ops(self.name, device, row) for device, row in enumerate(self.table))
 
     def _check_table(self) -> None:
@@ -245,7 +245,7 @@ class Schedule:
                 numbers = list(range(nth if self.way == "routes" else 0, shape.m, routes))
                 for kind in "FBW" if self.split else "FB":
                     has = [op.number for op in row if op.kind == kind and op.chunk == nth]
-                    missing = [Op(kind, nth, k) for k in numbers if k not in has]
+                    missing = [Action(kind, nth, k) for k in numbers if k not in has]
                     if missing:
                         raise ScheduleError(
                             f"{self.name}: device {device} never does {missing[0]}\n  {self.table[device]}\n"
@@ -254,7 +254,7 @@ class Schedule:
                         )
                     if has != numbers:
                         at = next(i for i, (k, want) in enumerate(zip(has, [*numbers, -1], strict=False)) if k != want)
-                        word = str(Op(kind, nth, has[at]))
+                        word = str(Action(kind, nth, has[at]))
                         raise ScheduleError(
                             caret(self.table[device], f" {self.table[device]} ".find(f" {word} "),
                                   f"{self.name}: device {device} does {word} out of turn")
@@ -266,7 +266,7 @@ def _usual() -> dict[str, Value]:
     return {field.name: "" if field.name == "name" else field.default for field in fields(Schedule)}  # type: ignore[misc]
 
 
-def _needed(row: Sequence[Op], chunk: int) -> Marks:
+def _needed(row: Sequence[Action], chunk: int) -> Marks:
     """The slots that an order uses."""
 
     def most(begins: str, ends: str) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...placement.errors import ScheduleError, caret
 from .formula import fault, known_names
 
-__all__ = ["Op", "Value", "ops", "read", "write"]
+__all__ = ["Action", "Value", "ops", "read", "write"]
 
 KINDS = "FBW"
 _WORD = re.compile(r"([FBW])(?:(\d+)\.)?(\d+)|([fbw])(\d+)")
@@ -22,7 +22,7 @@ _WORD = re.compile(r"([FBW])(?:(\d+)\.)?(\d+)|([fbw])(\d+)")
 Value = str | int | bool | tuple[str, ...]
 
 
-class Op(NamedTuple):
+class Action(NamedTuple):
     """One thing to do: F, B or W of a chunk for a micro-batch. In a row of a table chunks are counted on the device."""
 
     kind: str
@@ -36,9 +36,9 @@ class Op(NamedTuple):
         return f"{kind.lower() if chunk else kind}{number}"
 
 
-def ops(name: str, device: int, row: str) -> tuple[Op, ...]:
+def ops(name: str, device: int, row: str) -> tuple[Action, ...]:
     """The words of a device's row, each once."""
-    found: dict[Op, int] = {}
+    found: dict[Action, int] = {}
     for word in re.finditer(r"\S+", row):
         match = _WORD.fullmatch(word[0])
         if match is None:
@@ -48,7 +48,7 @@ def ops(name: str, device: int, row: str) -> tuple[Op, ...]:
                 + "\n  words are F0 B0 W0 of the first chunk, f0 b0 w0 of the second, F2.0"
             )
         upper, chunk, number, lower, other = match.groups()
-        op = Op(upper, int(chunk or 0), int(number)) if upper else Op(lower.upper(), 1, int(other))
+        op = Action(upper, int(chunk or 0), int(number)) if upper else Action(lower.upper(), 1, int(other))
         if op in found:
             raise ScheduleError(
                 caret(row, word.start(), f"{name}: device {device} does {op} twice") + "\n  take one of them out"

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from .text import Op
+from .text import Action
 
 __all__ = ["ORDERS", "slots"]
 
-Rows = tuple[tuple[Op, ...], ...]
+Rows = tuple[tuple[Action, ...], ...]
 
 
 def slots(name: str, p: int) -> int:
@@ -31,25 +31,25 @@ def zb_v(p: int, m: int) -> Rows:
     line = _Line(p, m, slots("zb_v", p))
     fixed = [deque(_waves(p, m, s)) for s in range(p)]
 
-    def next_op(s: int) -> Op | None:
+    def next_op(s: int) -> Action | None:
         if fixed[s] and line.ready(fixed[s][0]):
             return fixed[s].popleft()
-        return Op("W", *line.pending[s][0]) if line.pending[s] else None
+        return Action("W", *line.pending[s][0]) if line.pending[s] else None
 
     return line.run(next_op)
 
 
-def _waves(p: int, m: int, s: int) -> Iterator[Op]:
+def _waves(p: int, m: int, s: int) -> Iterator[Action]:
     """F and B of a device: fill the line, then go round shallow F, shallow B, deep F, deep B, then empty it."""
     deep = 2 * p - 1 - s
     did = {(kind, chunk): 0 for kind in "FB" for chunk in (s, deep)}
 
-    def some(*listed: tuple[str, int]) -> Iterator[Op]:
+    def some(*listed: tuple[str, int]) -> Iterator[Action]:
         for kind, chunk in listed:
             number = did[kind, chunk]
             if number < (m if kind == "F" else did["F", chunk]):
                 did[kind, chunk] += 1
-                yield Op(kind, chunk, number)
+                yield Action(kind, chunk, number)
 
     for _ in range(2 * (p - s) - 1):
         yield from some(("F", s))
@@ -82,16 +82,16 @@ def _limited(p: int, m: int, most: int, *, hop: int, shallow: int, deep: int) ->
     limits = [-(-(hop * (2 * p - 2 - s) + shallow) // 6) for s in range(p)]
     limits += [-(-(hop * s + deep) // 6) for s in reversed(range(p))]
 
-    def next_op(s: int) -> Op | None:
+    def next_op(s: int) -> Action | None:
         for kind, chunk in (("F", 2 * p - 1 - s), ("F", s), ("B", s), ("B", 2 * p - 1 - s)):
-            op = Op(kind, chunk, line.did[kind][chunk])
+            op = Action(kind, chunk, line.did[kind][chunk])
             if kind == "F" and op.number - line.did["B"][chunk] >= limits[chunk]:
                 continue
             if line.ready(op):
                 return op
         for chunk in (2 * p - 1 - s, s):
             if line.did["W"][chunk] < line.did["B"][chunk]:
-                return Op("W", chunk, line.did["W"][chunk])
+                return Action("W", chunk, line.did["W"][chunk])
         return None
 
     return line.run(next_op)
@@ -104,24 +104,24 @@ class _Line:
         self.p, self.m, self.most = p, m, most
         self.now = 0
         self.did = {kind: [0] * (2 * p) for kind in "FBW"}
-        self.when: dict[Op, int] = {}
+        self.when: dict[Action, int] = {}
         self.used = [0] * p
         self.pending: list[deque[tuple[int, int]]] = [deque() for _ in range(p)]  # chunk and micro-batch, B done, W not
-        self.rows: list[list[Op]] = [[] for _ in range(p)]
+        self.rows: list[list[Action]] = [[] for _ in range(p)]
 
-    def ready(self, op: Op) -> bool:
+    def ready(self, op: Action) -> bool:
         kind, chunk, number = op
         if kind == "F":
             place = chunk if chunk < self.p else 2 * self.p - 1 - chunk
-            before = Op("F", chunk - 1, number)
+            before = Action("F", chunk - 1, number)
             return number < self.m and self.used[place] < self.most and (not chunk or self._done(before))
-        behind = Op("B", chunk + 1, number)
-        return self._done(Op("F", chunk, number)) and (chunk == 2 * self.p - 1 or self._done(behind))
+        behind = Action("B", chunk + 1, number)
+        return self._done(Action("F", chunk, number)) and (chunk == 2 * self.p - 1 or self._done(behind))
 
-    def _done(self, op: Op) -> bool:
+    def _done(self, op: Action) -> bool:
         return self.when.get(op, self.now) < self.now
 
-    def run(self, next_op: Callable[[int], Op | None]) -> Rows:
+    def run(self, next_op: Callable[[int], Action | None]) -> Rows:
         """Let every device do one thing a unit until all is done. All choose before any of them is done."""
         left = 6 * self.p * self.m
         while left:
@@ -133,7 +133,7 @@ class _Line:
             self.now += 1
         return tuple(map(tuple, self.rows))
 
-    def _do(self, s: int, op: Op) -> None:
+    def _do(self, s: int, op: Action) -> None:
         kind, chunk, number = op
         self.when[op] = self.now
         self.did[kind][chunk] += 1

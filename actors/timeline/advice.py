@@ -13,7 +13,7 @@ from ..protocol.network import Network
 from ..protocol.simulate import Ran
 from .replay import Did, Replay
 
-__all__ = ["Parting", "Step", "advice", "is_wire", "parting", "scale", "summary"]
+__all__ = ["Parting", "StepRecords", "advice", "is_wire", "parting", "scale", "summary"]
 
 WIRES = ("link", "send", "receive", "copy", "wire", "communication")  # how the names of their queues begin
 SLOW = 1.15  # of its simulated time: a queue that is worth a remark
@@ -27,7 +27,7 @@ def is_wire(queue: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecords:
     """The records of one step on one clock, by rank, in the order of their starts, and what follows from them."""
 
     network: Network
@@ -113,7 +113,7 @@ Span: TypeAlias = tuple[float, float]
 Usual: TypeAlias = dict[tuple[str, str, int], float]  # simulated seconds by actor, case and label
 
 
-def _usual(simulated: Step, unit: float = 1.0) -> Usual:
+def _usual(simulated: StepRecords, unit: float = 1.0) -> Usual:
     return {(r.actor, r.case, r.label): (r.end - r.start) * unit for _, r in simulated.records}
 
 
@@ -146,7 +146,7 @@ class Parting(NamedTuple):
     text: str
 
 
-def scale(real: Step, simulated: Step) -> float:
+def scale(real: StepRecords, simulated: StepRecords) -> float:
     """Seconds for one unit of simulated time: the lower median over compute firings, which no slow stage moves."""
     usual = _usual(simulated)
     ratios = [
@@ -157,7 +157,7 @@ def scale(real: Step, simulated: Step) -> float:
     return median_low(ratios) if ratios and median_low(ratios) > 0 else 1.0
 
 
-def parting(real: Step, simulated: Step, tolerance: float = 0.5) -> Parting | None:
+def parting(real: StepRecords, simulated: StepRecords, tolerance: float = 0.5) -> Parting | None:
     """The first firing that differs from the simulated one, or begins later by `tolerance` of a usual firing."""
     unit = scale(real, simulated)
     usual = _usual(simulated, unit)
@@ -187,7 +187,7 @@ def parting(real: Step, simulated: Step, tolerance: float = 0.5) -> Parting | No
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def slow(real: Step, simulated: Step) -> dict[tuple[int, str], float]:
+def slow(real: StepRecords, simulated: StepRecords) -> dict[tuple[int, str], float]:
     """How much of its simulated time each compute queue took, for what it ran."""
     usual = _usual(simulated, scale(real, simulated))
     found = {}
@@ -198,7 +198,7 @@ def slow(real: Step, simulated: Step) -> dict[tuple[int, str], float]:
     return found
 
 
-def advice(real: Step, simulated: Step | None, parted: Parting | None) -> str:
+def advice(real: StepRecords, simulated: StepRecords | None, parted: Parting | None) -> str:
     """One thing to try: what costs most, as far as the records show."""
     long = max(real.end - real.start, 1e-30)
     ranks = sorted({rank for rank, _ in real.records})
@@ -229,12 +229,12 @@ def advice(real: Step, simulated: Step | None, parted: Parting | None) -> str:
     return "nothing stands out"
 
 
-def summary(real: Step, simulated: Step | None = None, tolerance: float = 0.5) -> str:
+def summary(real: StepRecords, simulated: StepRecords | None = None, tolerance: float = 0.5) -> str:
     """A step in a few lines of text."""
     return "\n".join(_lines(real, simulated, tolerance))
 
 
-def _lines(real: Step, simulated: Step | None, tolerance: float) -> Iterator[str]:
+def _lines(real: StepRecords, simulated: StepRecords | None, tolerance: float) -> Iterator[str]:
     if not real.records:
         yield f"{real.network.name}: nothing was recorded"
         return
@@ -242,7 +242,11 @@ def _lines(real: Step, simulated: Step | None, tolerance: float) -> Iterator[str
     beside = f", simulated {_ms((simulated.end - simulated.start) * unit)}" if simulated else ""
     yield f"{real.network.name}: step {_ms(real.end - real.start)}{beside}"
     homes = {queue: rank for rank, queue in real.queues}
-    model = Step(real.network, tuple((homes.get(r.queue, -1), r) for _, r in simulated.records)) if simulated else None
+    model = (
+        StepRecords(real.network, tuple((homes.get(r.queue, -1), r) for _, r in simulated.records))
+        if simulated
+        else None
+    )
     for rank in sorted({rank for rank, _ in real.records}):
         beside = f" (simulated {model.bubble(rank):.1%})" if model else ""
         yield f"  rank {rank}: bubble {real.bubble(rank):.1%}{beside}, exposed communication {_ms(real.exposed(rank))}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from ..protocol.diagram import KINDS, SHADES
-from .advice import Step
+from .advice import StepRecords
 from .replay import Did
 
 __all__ = ["chart"]
@@ -18,7 +18,7 @@ WIDE, HIGH, GAP, TOP, TICKS = 1000, 22, 4, 34, 8  # pixels, and marks of the axi
 LETTER = 6.6  # pixels of a letter of 12
 
 
-def chart(real: Step, model: Step | None, unit: float) -> str:
+def chart(real: StepRecords, model: StepRecords | None, unit: float) -> str:
     """The picture; `unit` is how many seconds one unit of simulated time is."""
     parts = [(real, 1.0, "")] + ([(model, unit, "simulated ")] if model is not None else [])
     long = max((step.end - step.start) * each for step, each, _ in parts) or 1.0
@@ -59,13 +59,13 @@ def _fill(kind: str) -> str:
     return SHADES.get(kind, (MOVES,))[0]
 
 
-def _busy(step: Step, rank: int, queue: str) -> float:
+def _busy(step: StepRecords, rank: int, queue: str) -> float:
     """The share of the step in which a queue works."""
     spans = step.busy(rank, queue)
     return sum(end - start for start, end in spans) / max(step.end - step.start, 1e-30)
 
 
-def _row(name: str, dids: tuple[Did, ...], step: Step, scale: float, left: int, y: int) -> Iterator[str]:
+def _row(name: str, dids: tuple[Did, ...], step: StepRecords, scale: float, left: int, y: int) -> Iterator[str]:
     yield f'<text x="6" y="{y + 15}" fill="{LINE}">{escape(name)}</text>'
     wide = (step.end - step.start) * scale
     yield f'<rect x="{left}" y="{y}" width="{wide:.1f}" height="{HIGH}" fill="{IDLE}"/>'

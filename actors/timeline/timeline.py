@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 from ...placement.errors import ScheduleError
 from ..protocol.network import Network
-from ..protocol.simulate import Ran, Run
-from .advice import Step, is_wire, scale, summary
+from ..protocol.simulate import Ran, Simulation
+from .advice import StepRecords, is_wire, scale, summary
 from .chart import chart
 from .replay import Did
 
@@ -41,7 +41,7 @@ class Timeline:
     network: Network
     ranks: Mapping[int, tuple[Ran, ...]]
     offsets: Mapping[int, float] = field(default_factory=dict)
-    simulated: Run | None = None
+    simulated: Simulation | None = None
     wire: Callable[[str], bool] = is_wire
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Timeline:
                     )
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> StepRecords:
         """All records, on the clock of rank 0."""
         shifted = (
             (rank, replace(ran, start=ran.start - off, end=ran.end - off))
@@ -64,16 +64,16 @@ class Timeline:
             for off in (self.offsets.get(rank, 0.0),)
             for ran in records
         )
-        return Step(self.network, tuple(shifted), self.wire)
+        return StepRecords(self.network, tuple(shifted), self.wire)
 
     @cached_property
-    def model(self) -> Step | None:
+    def model(self) -> StepRecords | None:
         """The simulated records, each for the rank whose queue it is; -1 where no rank ran anything on it."""
         if self.simulated is None:
             return None
         homes = {ran.queue: rank for rank, records in self.ranks.items() for ran in records}
         records = tuple((homes.get(ran.queue, -1), ran) for ran in self.simulated.firings)
-        return Step(self.network, records, self.wire)
+        return StepRecords(self.network, records, self.wire)
 
     @property
     def unit(self) -> float:
@@ -130,7 +130,7 @@ def _process(number: int, name: str) -> Iterator[Trace]:
     yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
 
 
-def _events(step: Step, unit: float, processes: Mapping[int, int], which: str) -> Iterator[Trace]:
+def _events(step: StepRecords, unit: float, processes: Mapping[int, int], which: str) -> Iterator[Trace]:
     """Everything of one step; `which` tells its arrows from those of the other."""
     where = {key: {"pid": processes[key[0]], "tid": n} for n, key in enumerate(step.queues)}
     for n, (key, place) in enumerate(where.items()):
@@ -166,7 +166,7 @@ def _events(step: Step, unit: float, processes: Mapping[int, int], which: str) -
             yield {"ph": "C", "name": name, "pid": processes[owner], "tid": 0, "ts": at(time), "args": {"slots": slots}}
 
 
-def _args(step: Step, did: Did) -> dict[str, object]:
+def _args(step: StepRecords, did: Did) -> dict[str, object]:
     def of(uses: tuple[tuple[str, int], ...]) -> dict[str, str]:
         return {name: f"{used} of {step.network.register(name).high} slots in use" for name, used in uses}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...sbp.signature import Reduction
 from ..reductions import combine
-from ..routes.program import Box, Part, Program
+from ..routes.program import Box, PeerBoxes, RankProgram
 
 __all__ = ["finish", "keep", "landing", "pack", "part", "place", "plain", "unpack"]
 
@@ -38,7 +38,7 @@ def unpack(buffer: Tensor, boxes: tuple[Box, ...], data: Tensor) -> None:
 
 
 def finish(
-    program: Program,
+    program: RankProgram,
     rank: int,
     buffer: Tensor,
     received: Callable[[int], Tensor],
@@ -63,7 +63,7 @@ def finish(
     return out
 
 
-def landing(piece: Part, out: Tensor | None, like: Tensor) -> Tensor:
+def landing(piece: PeerBoxes, out: Tensor | None, like: Tensor) -> Tensor:
     """Where a peer's message is to be received: its place in the result if that is one run, else a new flat buffer."""
     if out is not None and len(piece.boxes) == 1:
         place = part(out, piece.boxes[0], 1)
@@ -72,13 +72,13 @@ def landing(piece: Part, out: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(piece.numel)
 
 
-def keep(program: Program, buffer: Tensor, out: Tensor) -> None:
+def keep(program: RankProgram, buffer: Tensor, out: Tensor) -> None:
     """Copy what the rank holds of its own result."""
     for box in program.keep:
         part(out, box, 1).copy_(part(buffer, box, 0))
 
 
-def place(program: Program, data: Tensor) -> Tensor:
+def place(program: RankProgram, data: Tensor) -> Tensor:
     """A result that came in the order of the boxes read, put where they are written."""
     if len(program.keep) == 1:
         return data.reshape(program.shape)
@@ -93,7 +93,7 @@ def plain(piece: Tensor) -> Tensor:
 
 
 def _combined(
-    program: Program,
+    program: RankProgram,
     rank: int,
     buffer: Tensor,
     received: Callable[[int], Tensor],

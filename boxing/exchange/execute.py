@@ -11,9 +11,9 @@ from ...sbp import Layout
 from ..plan import Plan
 from ..reductions import identity
 from ..routes.moves import EXCHANGES, FLAT, LOCAL, Move
-from ..routes.program import Program
+from ..routes.program import RankProgram
 from .buffer import part
-from .transport import Job, Memory, Transport
+from .transport import Errand, InProcess, Transport
 
 __all__ = ["Flight", "land", "run", "steps", "token", "transport"]
 
@@ -28,7 +28,7 @@ def transport() -> Transport:
     here = world()
     if _transport is None or _transport[0] is not here:
         if here.rank is None:
-            _transport = here, Memory()
+            _transport = here, InProcess()
         else:
             from .dist import Dist  # brings in torch.distributed, which one process has no need of
 
@@ -64,7 +64,7 @@ def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Fli
         for i in range(EXCHANGES.get(move.kind, 1)):
             stage += 1
             wire = transport()  # only now: what is local needs no peers
-            jobs = [Job(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
+            jobs = [Errand(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
             whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
             arrival = whole or wire.start(plan, stage, jobs, reduction, background)
             yield
@@ -90,7 +90,7 @@ def token(layout: Layout, rank: int | None = None) -> Tensor:
     return torch.empty(0, dtype=layout.dtype, device=where)
 
 
-def _local(move: Move, program: Program, rank: int, value: Tensor) -> Tensor:
+def _local(move: Move, program: RankProgram, rank: int, value: Tensor) -> Tensor:
     if move.kind == "to_device":
         target = device(move.dst.placement, rank)
         if target.type == "cuda":

@@ -1,4 +1,4 @@
-"""Transports: how the boxes of an exchange get from rank to rank. `Memory` serves the ranks of one process.
+"""Transports: how the boxes of an exchange get from rank to rank. `InProcess` serves the ranks of one process.
 
 Every transport counts what it is handed to send, so that a plan's figures can be checked against it.
 """
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from ...sbp.signature import Reduction
 from ..plan import Plan
-from ..routes.program import Program
+from ..routes.program import RankProgram
 from .buffer import finish, pack
 
-__all__ = ["Arrival", "Arrived", "Exchange", "Job", "Memory", "Posted", "Sent", "Transport", "Turn"]
+__all__ = ["Arrival", "Arrived", "Exchange", "Errand", "InProcess", "Posted", "Sent", "Transport", "Turn"]
 
 Posted: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 
 
-class Job(NamedTuple):
+class Errand(NamedTuple):
     """One rank's program of an exchange and the buffer it works on."""
 
     rank: int
-    program: Program
+    program: RankProgram
     buffer: Tensor
 
 
@@ -48,7 +48,7 @@ class Exchange(NamedTuple):
     """A job whose turn has come."""
 
     rank: int
-    program: Program
+    program: RankProgram
     buffer: Tensor
     reduction: Reduction
     turn: Turn
@@ -81,24 +81,24 @@ class Transport(Protocol):
     sent: Sent
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrival: ...
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> Arrival | None:
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
         """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
 
     def refuse(self, plan: Plan, error: Exception) -> None:
         """Tell the peers that this rank cannot take part in the plan."""
 
 
-class Memory:
+class InProcess:
     """The ranks of one process: what is sent is a view of the sender's buffer."""
 
     def __init__(self) -> None:
         self.sent = Sent()
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction, background: bool = False
+        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Arrived":
         mail: dict[tuple[int, int], Tensor] = {}
         for rank, program, buffer in jobs:
@@ -113,7 +113,7 @@ class Memory:
             results.append(finish(program, rank, source, data.__getitem__, reduction, None))
         return Arrived(results)
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Job], reduction: Reduction) -> None:
+    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
         return None
 
     def refuse(self, plan: Plan, error: Exception) -> None:

@@ -12,16 +12,16 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from ...sbp import Layout
-from .physical import Back, Box, Graph, Op, Source, Step, Var
+from .physical import Back, Box, Op, Physical, Source, Step, Var
 
-__all__ = ["Blocks", "Run", "Stages", "repeated"]
+__all__ = ["Blocks", "Repetition", "Stages", "repeated"]
 
 LONGEST = 6  # blocks of a pattern that repeats
 
 Wire: TypeAlias = tuple[int | None, int | str]  # of which block before (None: outside), and which of its values
 
 
-class Run(NamedTuple):
+class Repetition(NamedTuple):
     """Neighbouring blocks in which a pattern of `period` repeats `times`."""
 
     members: tuple[str, ...]
@@ -57,7 +57,7 @@ class Blocks:
     placement stands before the blocks there, so that the first of them is like the others.
     """
 
-    def __init__(self, graph: Graph, *, overview: bool = False) -> None:
+    def __init__(self, graph: Physical, *, overview: bool = False) -> None:
         self.graph = graph
         names = dict.fromkeys(step.origin.block for step in graph.steps if step.origin.block)
         self._blocks = {name: _Block() for name in names}
@@ -107,7 +107,7 @@ class Stages:
     """The stages of a pipeline that are alike, from three on; a stage is all that is done on one placement, with the
     moves to there and the sources that are used nowhere else."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Physical) -> None:
         names = dict.fromkeys(str(step.outputs[0].layout.placement) for step in graph.steps)
         stages = {name: _Block() for name in names}
         self._home: dict[str, str] = {}
@@ -142,10 +142,11 @@ class Stages:
         return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in alike}
 
 
-def repeated(run: Run, path: str, last: Mapping[str, str]) -> str:
+def repeated(run: Repetition, path: str, last: Mapping[str, str]) -> str:
     """The name of a block that stands for those like it, also on other stages, of which `last` has the last.
 
-    >>> repeated(Run(("h.2", "h.3"), 1), "h.2", {}), repeated(Run(("h.2", "h.3"), 1), "h.2", {"h.3": "h.13"})
+    >>> layers = Repetition(("h.2", "h.3"), 1)
+    >>> repeated(layers, "h.2", {}), repeated(layers, "h.2", {"h.3": "h.13"})
     ('h.2 to 3:  x 2', 'h.2 to 13:  x 2 each')
     """
     like = run.like(run.members.index(path))
@@ -156,7 +157,7 @@ def repeated(run: Run, path: str, last: Mapping[str, str]) -> str:
     return f"{like[0]}{between}{end or like[-1].rpartition('.')[2]}:  x {run.times}{' each' * bool(end)}"
 
 
-def _crosses(graph: Graph, box: Box) -> bool:
+def _crosses(graph: Physical, box: Box) -> bool:
     return graph.layout(box.source).placement is not box.output.layout.placement
 
 
@@ -179,7 +180,7 @@ class _Repeats:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         blocks: Mapping[str, _Block],
         home: Mapping[str, str],
         fewest: int,
@@ -190,19 +191,19 @@ class _Repeats:
             if back.of in home:
                 blocks[home[back.of]].backs.append(back)
 
-    def folded(self, runs: Sequence[Run]) -> dict[str, str]:
+    def folded(self, runs: Sequence[Repetition]) -> dict[str, str]:
         """For each block that another one stands for, that one."""
         pairs = ((like, run.members[at]) for run in runs for at in range(run.period) for like in run.like(at)[1:])
         return dict(pairs)
 
-    def stand_in(self, runs: Sequence[Run]) -> dict[str, str]:
+    def stand_in(self, runs: Sequence[Repetition]) -> dict[str, str]:
         """For each value of a block that another one stands for, the value there."""
         found: dict[str, str] = {}
         for name, other in self.folded(runs).items():
             found.update(zip(self.blocks[name].numbers, self.blocks[other].numbers, strict=True))
         return found
 
-    def runs(self, names: Sequence[str]) -> Iterator[Run]:
+    def runs(self, names: Sequence[str]) -> Iterator[Repetition]:
         """Every run of several of these blocks, in order."""
         at = {name: i for i, name in enumerate(names)}
         keys = [self._key(self.blocks[name]) for name in names]
@@ -223,7 +224,7 @@ class _Repeats:
                 if end - start >= self.fewest * p and end > best:
                     best, period = end, p
             if best - start > 1:
-                yield Run(tuple(names[start:best]), period)
+                yield Repetition(tuple(names[start:best]), period)
             start = best
 
     def _key(self, block: _Block) -> tuple[Any, ...]:

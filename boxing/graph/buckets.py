@@ -18,7 +18,7 @@ from torch import Tensor
 from ...placement import Placement
 from ...sbp import Layout, State
 from ..plan import Plan, plan
-from .physical import Back, Graph
+from .physical import Back, Physical
 
 __all__ = ["LIMITS", "Packed", "bucketed", "exchange", "packed"]
 
@@ -32,8 +32,8 @@ Pair: TypeAlias = tuple[Layout, Layout]
 
 
 def bucketed(
-    graph: Graph, limit: int | None = None, *, together: Callable[[Back], int | None] = lambda move: 0
-) -> Graph:
+    graph: Physical, limit: int | None = None, *, together: Callable[[Back], int | None] = lambda move: 0
+) -> Physical:
     """The graph with the moves of its parameters' gradients in buckets of up to `limit` bytes, in backward order.
 
     Without one, as many as suit the device. In a bucket are only moves for which `together` gives the same number; None

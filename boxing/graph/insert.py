@@ -19,7 +19,7 @@ from ...sbp.joint.options import Option
 from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
-from .physical import Box, Graph, Op, Source, Step, Value, Var
+from .physical import Box, Op, Physical, Source, Step, Value, Var
 from .transpose import with_backs
 
 __all__ = ["Choice", "insert"]
@@ -37,7 +37,7 @@ class Choice:
     results: Mapping[int, Lie]
 
 
-def insert(logical: Logical, where: Homes, choice: Choice, name: str = "graph") -> tuple[Graph, dict[int, str]]:
+def insert(logical: Logical, where: Homes, choice: Choice, name: str = "graph") -> tuple[Physical, dict[int, str]]:
     """The physical graph, with the moves of gradients; and what each value of the logical graph is called in it."""
     made = _Insertion(logical, choice)
     sources = [made.source(n, stored, where.sources[n]) for n, stored in enumerate(choice.sources)]
@@ -57,7 +57,7 @@ def insert(logical: Logical, where: Homes, choice: Choice, name: str = "graph") 
         (scope.names[loss.number], None if loss.gradient is None else scope.names[loss.gradient])
         for loss in logical.losses
     )
-    graph = Graph(
+    graph = Physical(
         name,
         tuple(sources),
         tuple(made.steps),

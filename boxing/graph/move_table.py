@@ -14,14 +14,25 @@ from ..picture.palette import SHORT
 from ..plan import Plan, plan
 from .blocks import Blocks
 from .buckets import exchange
-from .physical import Back, Graph, Source
+from .physical import Back, Physical, Source
 
-__all__ = ["Direction", "MoveRow", "Total", "Way", "axes_of", "buckets", "moves_of", "totals", "update_of", "ways_of"]
+__all__ = [
+    "Direction",
+    "MoveRow",
+    "MoveTotal",
+    "CollectiveKind",
+    "axes_of",
+    "buckets",
+    "moves_of",
+    "totals",
+    "update_of",
+    "ways_of",
+]
 
 Direction: TypeAlias = Literal["forward", "again", "backward", "update"]
 
 
-class Way(NamedTuple):
+class CollectiveKind(NamedTuple):
     """A kind of collective and the names of the axes that it runs over."""
 
     kind: str
@@ -57,7 +68,7 @@ class MoveRow:
         return self.plan.price.time
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[CollectiveKind, ...]:
         """Each kind of collective with its axes, once."""
         return tuple(dict.fromkeys(ways_of(self.plan)))
 
@@ -90,12 +101,12 @@ def axes_of(place: Placement, axes: Iterable[int]) -> tuple[str, ...]:
     return tuple(place.names[a] if place.names else str(a) for a in axes)
 
 
-def ways_of(plan: Plan) -> tuple[Way, ...]:
+def ways_of(plan: Plan) -> tuple[CollectiveKind, ...]:
     """The moves of a plan that send something."""
-    return tuple(Way(m.kind, axes_of(m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
+    return tuple(CollectiveKind(m.kind, axes_of(m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
 
 
-def moves_of(graph: Graph, again: Sequence[str] = ()) -> list[MoveRow]:
+def moves_of(graph: Physical, again: Sequence[str] = ()) -> list[MoveRow]:
     """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
@@ -108,11 +119,11 @@ def moves_of(graph: Graph, again: Sequence[str] = ()) -> list[MoveRow]:
 
 
 @dataclass(frozen=True)
-class Total:
+class MoveTotal:
     """All moves of one direction that take the same collectives; a plan of two kinds counts under both names."""
 
     direction: Direction
-    ways: tuple[Way, ...]
+    ways: tuple[CollectiveKind, ...]
     count: int
     bytes: int  # that busiest ranks receive, summed over the moves
     total: int  # that all ranks send
@@ -123,15 +134,15 @@ class Total:
         return ", then ".join(map(str, self.ways))
 
 
-def totals(rows: Iterable[MoveRow]) -> list[Total]:
+def totals(rows: Iterable[MoveRow]) -> list[MoveTotal]:
     """What is spent by direction and by kind of collective and axes, the heaviest first; free moves are left out."""
-    found: dict[tuple[Direction, tuple[Way, ...]], list[MoveRow]] = {}
+    found: dict[tuple[Direction, tuple[CollectiveKind, ...]], list[MoveRow]] = {}
     for row in rows:
         if not row.free:
             found.setdefault((row.direction, row.ways), []).append(row)
     return sorted(
         (
-            Total(
+            MoveTotal(
                 *key,
                 sum(row.count for row in of),
                 sum(row.bytes * row.count for row in of),
@@ -144,7 +155,7 @@ def totals(rows: Iterable[MoveRow]) -> list[Total]:
     )
 
 
-def _rows(graph: Graph, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[str, MoveRow]]:
+def _rows(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[str, MoveRow]]:
     """Each move, and the block it is in."""
     makers = {y.name: step for step in graph.steps for y in step.outputs}
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}

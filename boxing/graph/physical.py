@@ -20,7 +20,7 @@ from ...sbp import Layout
 from ...sbp.logical import Origin
 from ..plan import Plan, plan
 
-__all__ = ["Back", "Box", "Graph", "Op", "Source", "Step", "Value", "Var", "vars_in"]
+__all__ = ["Back", "Box", "Physical", "Op", "Source", "Step", "Value", "Var", "vars_in"]
 
 
 class Var(NamedTuple):
@@ -126,7 +126,7 @@ def vars_in(value: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Physical:
     """A step: the forward in order, then the moves of gradients in the order in which the backward reaches them."""
 
     name: str

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...sbp import Layout
-from .physical import Back, Box, Graph, Op, Source
+from .physical import Back, Box, Op, Physical, Source
 
 __all__ = ["with_backs"]
 
 
-def with_backs(graph: Graph) -> Graph:
+def with_backs(graph: Physical) -> Physical:
     """The graph with the gradient moves that its boxes ask for, in the order in which a backward pass reaches them.
 
     A box of a parameter goes back to where the optimizer wants the gradient, at once. Where no gradient comes back, as
@@ -20,7 +20,7 @@ def with_backs(graph: Graph) -> Graph:
     return replace(graph, backs=tuple(_backs(graph)))
 
 
-def _backs(graph: Graph) -> Iterator[Back]:
+def _backs(graph: Physical) -> Iterator[Back]:
     sources = {s.value.name: s for s in graph.sources}
     reached = {name for name, _ in graph.losses}  # by gradients
     direct: set[str] = set()  # what ops take as it is, and have a gradient for
@@ -43,7 +43,7 @@ def _backs(graph: Graph) -> Iterator[Back]:
                 yield Back(of.name, of.name, of.layout.dual, source.home)
 
 
-def _target(graph: Graph, sources: dict[str, Source], name: str) -> Layout:
+def _target(graph: Physical, sources: dict[str, Source], name: str) -> Layout:
     source = sources.get(name)
     if source is not None and source.kind == "parameter":
         return source.home

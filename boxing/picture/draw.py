@@ -227,20 +227,20 @@ def _received(plan: Plan, index: int) -> int:
     return max(sum(part.numel for way in way for part in way.receives) for way in ways) * plan.src.dtype.itemsize
 
 
-class Cell(NamedTuple):
+class RankBox(NamedTuple):
     """What is written in the box of a rank, and its colour."""
 
     lines: tuple[str, ...]
     fill: str
 
 
-def _cells(layout: Layout) -> list[list[Cell]]:
+def _cells(layout: Layout) -> list[list[RankBox]]:
     """A row of ranks for each place on all axes but the last."""
     place = layout.placement
     held = dict.fromkeys(layout.spans(rank) for rank in place.flat)
     fills = {spans: PIECES[k % len(PIECES)] for k, spans in enumerate(held)}
     cells = [
-        Cell((f"rank {rank}", _piece(layout, rank), *_term(layout, rank)), fills[layout.spans(rank)])
+        RankBox((f"rank {rank}", _piece(layout, rank), *_term(layout, rank)), fills[layout.spans(rank)])
         for rank in place.flat
     ]
     return [cells[k : k + place.shape[-1]] for k in range(0, place.size, place.shape[-1])]

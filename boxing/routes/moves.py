@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...placement import Cluster, Placement
 from ...placement.grid import placement as make_placement
 from ...sbp import Layout, State
-from .price import Network, Price
+from .price import AxisLinks, Price
 from .program import transfer
 from .route import search
 
@@ -86,7 +86,7 @@ def _typed(p: Placement, kind: str) -> Placement:
 
 
 def _within(src: Layout, state: State, cluster: Cluster) -> list[Move]:
-    network = Network.of(src.placement, cluster)
+    network = AxisLinks.of(src.placement, cluster)
     moves, here = [], src
     for step in search(src.state, state, src.shape, src.dtype.itemsize, network):
         there = src.with_state(step.after)

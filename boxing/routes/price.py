@@ -22,7 +22,7 @@ from ...sbp.state import Factors, overlap, pieces, spans
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
 EVERYBODY_ADDS = 1.4
 
-__all__ = ["Network", "Price", "extent", "missing", "truly_missing"]
+__all__ = ["AxisLinks", "Price", "extent", "missing", "truly_missing"]
 
 
 class Price(NamedTuple):
@@ -32,7 +32,7 @@ class Price(NamedTuple):
     bytes: float
 
 
-class Network(NamedTuple):
+class AxisLinks(NamedTuple):
     """The axes of a placement as the search sees them: their sizes, and latency and bandwidth of any set of them."""
 
     sizes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Network(NamedTuple):
     reductions: tuple[str, ...] = ("all_reduce", "all_reduce_once")
 
     @classmethod
-    def of(cls, placement: Placement, cluster: Cluster) -> "Network":
+    def of(cls, placement: Placement, cluster: Cluster) -> "AxisLinks":
         network = cls(placement.shape, lambda axes: cluster.link(placement, axes))
         # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
         return network if placement.type == "cpu" else network._replace(reductions=("all_reduce",))

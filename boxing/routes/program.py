@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeAlias
 from ...sbp import Layout
 from ...sbp.state import Spans, overlap
 
-__all__ = ["Box", "Part", "Program", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
+__all__ = ["Box", "PeerBoxes", "RankProgram", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
 
 Box: TypeAlias = tuple[tuple[int, int, int], ...]  # for each dim: offset read, offset written, length
 
 
-class Part(NamedTuple):
+class PeerBoxes(NamedTuple):
     """The boxes exchanged with one peer, in an order that both know."""
 
     peer: int
@@ -28,13 +28,13 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class RankProgram:
     """One rank's share of a step. `terms` lists, in one order for all, whose addends make the result (else empty)."""
 
     shape: tuple[int, ...]  # of the result on this rank
     keep: tuple[Box, ...]
-    sends: tuple[Part, ...] = ()
-    receives: tuple[Part, ...] = ()
+    sends: tuple[PeerBoxes, ...] = ()
+    receives: tuple[PeerBoxes, ...] = ()
     terms: tuple[int, ...] = ()
     group: tuple[int, ...] = ()  # every rank of this exchange, in one order for all
     flat: bool = False  # boxes count elements of the flattened buffer
@@ -67,7 +67,7 @@ class Program:
         return bool(self._stacked)
 
 
-def local(src: Layout, dst: Layout, rank: int) -> Program:
+def local(src: Layout, dst: Layout, rank: int) -> RankProgram:
     """A step in which nothing is sent: what the rank keeps of its own; the rest of the result is to be filled."""
     first = all(
         src.placement.coords(rank)[a] == 0 or a in src.state.split
@@ -75,15 +75,15 @@ def local(src: Layout, dst: Layout, rank: int) -> Program:
         if a not in src.state.partial
     )
     own = first or dst.state.reduction != "sum"
-    return Program(dst.local_shape(rank), _boxes(src.spans(rank), dst.spans(rank)) if own else ())
+    return RankProgram(dst.local_shape(rank), _boxes(src.spans(rank), dst.spans(rank)) if own else ())
 
 
-def collective(src: Layout, dst: Layout, axes: tuple[int, ...], rank: int) -> Program:
+def collective(src: Layout, dst: Layout, axes: tuple[int, ...], rank: int) -> RankProgram:
     """One exchange among the ranks along `axes` of a placement; axes that stop being partial are summed over."""
     group = src.placement.group(axes, rank)
     have, need = src.spans(rank), dst.spans(rank)
     reduces = any(a in src.state.partial for a in axes)
-    return Program(
+    return RankProgram(
         dst.local_shape(rank),
         _boxes(have, need),
         _parts((q, _boxes(have, dst.spans(q))) for q in group if q != rank),
@@ -93,7 +93,7 @@ def collective(src: Layout, dst: Layout, axes: tuple[int, ...], rank: int) -> Pr
     )
 
 
-def transfer(src: Layout, dst: Layout, rank: int) -> Program:
+def transfer(src: Layout, dst: Layout, rank: int) -> RankProgram:
     """One exchange from a placement to another; the source is not partial, its replicas share the sending evenly."""
     group = tuple(sorted({*src.placement.flat, *dst.placement.flat}))
     sends = []
@@ -102,12 +102,12 @@ def transfer(src: Layout, dst: Layout, rank: int) -> Program:
             if q != rank and rank in _sources(src, q, i):
                 sends.append((q, _boxes(src.spans(rank), dst.spans(q))))
     if rank not in dst.placement:
-        return Program((), (), _parts(sends), group=group)
+        return RankProgram((), (), _parts(sends), group=group)
     need = dst.spans(rank)
     sources = _sources(src, rank, dst.placement.flat.index(rank))
     keep = _boxes(src.spans(rank), need) if rank in sources else ()
     receives = _parts((s, _boxes(src.spans(s), need)) for s in sources if s != rank)
-    return Program(dst.local_shape(rank), keep, _parts(sends), receives, group=group)
+    return RankProgram(dst.local_shape(rank), keep, _parts(sends), receives, group=group)
 
 
 def _sources(src: Layout, needer: int, index: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def _sources(src: Layout, needer: int, index: int) -> tuple[int, ...]:
     return src.placement.group(tuple(sorted(split)), here)
 
 
-def flat_reduce(numel: int, group: tuple[int, ...], rank: int, *, whole: bool) -> Program:
+def flat_reduce(numel: int, group: tuple[int, ...], rank: int, *, whole: bool) -> RankProgram:
     """Sum buffers of `numel` elements: each rank gets its piece of the sum or, with `whole`, all of it."""
     pieces = {q: ((0, numel),) if whole else _chunk(numel, group, q) for q in group}
     here: Spans = ((0, numel),)
@@ -128,16 +128,16 @@ def flat_reduce(numel: int, group: tuple[int, ...], rank: int, *, whole: bool) -
     sends = _parts((q, _boxes((here,), (pieces[q],))) for q in group if q != rank)
     receives = _parts((q, mine) for q in group if q != rank)
     size = pieces[rank][0][1] - pieces[rank][0][0] if pieces[rank] else 0
-    return Program((size,), mine, sends, receives, group, group, flat=True)
+    return RankProgram((size,), mine, sends, receives, group, group, flat=True)
 
 
-def flat_gather(numel: int, group: tuple[int, ...], rank: int) -> Program:
+def flat_gather(numel: int, group: tuple[int, ...], rank: int) -> RankProgram:
     """Put the pieces of `flat_reduce` together again on every rank."""
     whole: Spans = ((0, numel),)
     mine = _boxes((_chunk(numel, group, rank),), (whole,))
     sends = _parts((q, mine) for q in group if q != rank)
     receives = _parts((q, _boxes((_chunk(numel, group, q),), (whole,))) for q in group if q != rank)
-    return Program((numel,), mine, sends, receives, (), group, flat=True)
+    return RankProgram((numel,), mine, sends, receives, (), group, flat=True)
 
 
 def _chunk(numel: int, group: tuple[int, ...], rank: int) -> Spans:
@@ -175,5 +175,5 @@ def _numel(boxes: Iterable[Box]) -> int:
     return sum(prod(n for _, _, n in box) for box in boxes)
 
 
-def _parts(pairs: Iterable[tuple[int, tuple[Box, ...]]]) -> tuple[Part, ...]:
-    return tuple(Part(peer, boxes, _numel(boxes)) for peer, boxes in pairs if boxes)
+def _parts(pairs: Iterable[tuple[int, tuple[Box, ...]]]) -> tuple[PeerBoxes, ...]:
+    return tuple(PeerBoxes(peer, boxes, _numel(boxes)) for peer, boxes in pairs if boxes)

@@ -13,9 +13,9 @@ from math import prod
 from typing import NamedTuple
 
 from ...sbp.state import Factors, State, drop, fill, pieces
-from .price import Network, Price, extent, missing, truly_missing
+from .price import AxisLinks, Price, extent, missing, truly_missing
 
-__all__ = ["Step", "search"]
+__all__ = ["Leg", "search"]
 
 FREE = Price(0.0, 0.0)
 REMAINDERS = 64  # ranks up to which remainders of splits are counted one by one
@@ -24,7 +24,7 @@ ORDERS = 120  # ways of changing one axis after the other that are then looked a
 PATIENCE = 60  # states with holes to look at before the answer without them will do; a count, so all ranks agree
 
 
-class Step(NamedTuple):
+class Leg(NamedTuple):
     """One collective (or free local change) over some axes, from one state to the next."""
 
     kind: str
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     price: Price
 
 
-def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: Network) -> tuple[Step, ...]:
+def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: AxisLinks) -> tuple[Leg, ...]:
     """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
     problem = _Problem(src, dst, shape, itemsize, network)
     if len(problem.axes) > MANY:
@@ -56,7 +56,7 @@ class _Level(NamedTuple):
     latency: float
 
 
-def _levels(axes: tuple[int, ...], network: Network) -> list[_Level]:
+def _levels(axes: tuple[int, ...], network: AxisLinks) -> list[_Level]:
     links = {a: network.link((a,)) for a in axes}
     found = []
     for rate in sorted({bandwidth for _, bandwidth in links.values()}):
@@ -67,18 +67,18 @@ def _levels(axes: tuple[int, ...], network: Network) -> list[_Level]:
     return found
 
 
-def _price(step: Step) -> Price:
+def _price(step: Leg) -> Price:
     return step.price
 
 
-def _cost(steps: tuple[Step, ...]) -> Price:
+def _cost(steps: tuple[Leg, ...]) -> Price:
     return Price(sum(s.price.time for s in steps), sum(s.price.bytes for s in steps))
 
 
 class _Problem:
     """One search; the edges of a state, and a bound on what is left to pay from it."""
 
-    def __init__(self, src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: Network) -> None:
+    def __init__(self, src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: AxisLinks) -> None:
         self.src, self.dst, self.shape, self.itemsize, self.network = src, dst, shape, itemsize, network
         self.sizes = network.sizes
         self.axes = tuple(a for a in range(len(self.sizes)) if self.sizes[a] > 1)
@@ -93,9 +93,9 @@ class _Problem:
         self.bounds: dict[State, float] = {}
         self.rates: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}  # seconds to start, seconds a byte
 
-    def solve(self, holes: bool, limit: Price) -> tuple[Step, ...]:
+    def solve(self, holes: bool, limit: Price) -> tuple[Leg, ...]:
         tie = count()
-        start: tuple[Step, ...] = ()
+        start: tuple[Leg, ...] = ()
         best = {self.src: (0.0, 0.0, 0)}
         queue = [(self.bound(self.src), 0.0, 0, next(tie), self.src, 0.0, start)]
         looked = 0
@@ -116,10 +116,10 @@ class _Problem:
                 heappush(queue, (estimate, total[1], total[2], next(tie), after, total[0], (*steps, step)))
         return ()
 
-    def orders(self) -> Iterator[tuple[Step, ...]]:
+    def orders(self) -> Iterator[tuple[Leg, ...]]:
         """The ways that change one axis after the other, in every order that ends at the target."""
         for order in permutations(self.axes):
-            here, steps = self.src, list[Step]()
+            here, steps = self.src, list[Leg]()
             for axis in order:
                 step = self.change(here, axis)
                 if step is not None:
@@ -128,9 +128,9 @@ class _Problem:
             if here == self.dst:
                 yield tuple(steps)
 
-    def few(self) -> Iterator[tuple[Step, ...]]:
+    def few(self) -> Iterator[tuple[Leg, ...]]:
         """All that is to be added at once, then all that is to be moved; and one axis after another in some orders."""
-        dst, here, steps = self.dst, self.src, list[Step]()
+        dst, here, steps = self.dst, self.src, list[Leg]()
         stays = here.reduction == dst.reduction
         adds = tuple(a for a in here.partial if not (stays and a in dst.partial))
         if adds:
@@ -138,24 +138,24 @@ class _Problem:
             size, after = self.local(here), State(here.dims, left, here.reduction if left else "sum")
             prices = [(self.network.price(kind, adds, size), kind) for kind in self.network.reductions]
             price, kind = min(prices)
-            steps.append(Step(kind, here, after, adds, price))
+            steps.append(Leg(kind, here, after, adds, price))
             here = after
         if here.dims != dst.dims:
             after, axes = here._replace(dims=dst.dims), moving(here.dims, dst.dims)
             gathers = all(f == g[: len(f)] for f, g in zip(dst.dims, here.dims, strict=True))
             kind = "all_gather" if gathers else "exchange"
-            steps.append(self.step(kind, here, after, axes) if axes else Step("slice", here, after, (), FREE))
+            steps.append(self.step(kind, here, after, axes) if axes else Leg("slice", here, after, (), FREE))
             here = after
         for axis in dst.partial:
             if axis not in here.partial:
                 after = State(here.dims, tuple(sorted((*here.partial, axis))), dst.reduction)
-                steps.append(Step("to_partial", here, after, (axis,), FREE))
+                steps.append(Leg("to_partial", here, after, (axis,), FREE))
                 here = after
         assert here == dst
         yield tuple(steps)
         yield from islice(self.orders(), ORDERS)
 
-    def change(self, state: State, axis: int) -> Step | None:
+    def change(self, state: State, axis: int) -> Leg | None:
         """The step that gives one axis alone the part that it has in the target; None where it has it."""
         dst = self.dst
         was = next((d for d, factors in enumerate(state.dims) if axis in factors), None)
@@ -171,14 +171,14 @@ class _Problem:
         partial = tuple(sorted({*state.partial} - {axis} | ({axis} & {*dst.partial})))
         after = State(tuple(dims), partial, dst.reduction if axis in partial else state.reduction if partial else "sum")
         if axis in partial or (was is None and not adds):
-            return Step("to_partial" if axis in partial else "slice", state, after, (axis,), FREE)
+            return Leg("to_partial" if axis in partial else "slice", state, after, (axis,), FREE)
         if not adds:
             return self.step("all_gather" if now is None else "all_to_all", state, after, (axis,))
         kinds = self.network.reductions if now is None else ("reduce_scatter",)
         size = self.local(state if now is None else after)
-        return min((Step(k, state, after, (axis,), self.network.price(k, (axis,), size)) for k in kinds), key=_price)
+        return min((Leg(k, state, after, (axis,), self.network.price(k, (axis,), size)) for k in kinds), key=_price)
 
-    def settled(self, found: tuple[Step, ...]) -> tuple[Step, ...]:
+    def settled(self, found: tuple[Leg, ...]) -> tuple[Leg, ...]:
         """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""
         ranks = prod(self.sizes)
         direct = next((s for s in self.exchange(self.src) if s.after == self.dst and s.kind == "exchange"), None)
@@ -188,7 +188,7 @@ class _Problem:
         exact = [self.with_remainders(step) for step in (direct, *found)]
         return (direct,) if exact[0] < sum(exact[1:]) else found
 
-    def with_remainders(self, step: Step) -> float:
+    def with_remainders(self, step: Leg) -> float:
         if step.price == FREE:
             return 0.0
         size = truly_missing(self.shape, step.before.dims, step.after.dims, self.sizes) * self.itemsize
@@ -218,7 +218,7 @@ class _Problem:
             moved = missing(self.shape, have, need, sizes) if made == 1 else 0.0
         return float(moved * self.itemsize * level.seconds_per_byte + (level.latency if moved else 0.0))
 
-    def edges(self, state: State, holes: bool) -> Iterator[Step]:
+    def edges(self, state: State, holes: bool) -> Iterator[Leg]:
         split = state.split
         idle = tuple(a for a in self.axes if a not in split and a not in state.partial)
         yield from self.slices(state, idle, holes)
@@ -228,21 +228,21 @@ class _Problem:
         yield from self.reductions(state, holes)
         yield from self.exchange(state)  # last, so that among equals a step is called by its own name
 
-    def slices(self, state: State, idle: tuple[int, ...], holes: bool) -> Iterator[Step]:
+    def slices(self, state: State, idle: tuple[int, ...], holes: bool) -> Iterator[Leg]:
         for axis in idle:
             for after in self.filled(state, (axis,), holes):
-                yield Step("slice", state, after, (axis,), FREE)
+                yield Leg("slice", state, after, (axis,), FREE)
 
-    def to_partial(self, state: State, split: frozenset[int]) -> Iterator[Step]:
+    def to_partial(self, state: State, split: frozenset[int]) -> Iterator[Leg]:
         if state.partial and state.reduction != self.dst.reduction:
             return
         for axis in self.dst.partial:
             if axis not in state.partial:
                 dims = _dropped(state.dims, (axis,), self.sizes) if axis in split else state.dims
                 after = State(dims, tuple(sorted((*state.partial, axis))), self.dst.reduction)
-                yield Step("to_partial", state, after, (axis,), FREE)
+                yield Leg("to_partial", state, after, (axis,), FREE)
 
-    def exchange(self, state: State) -> Iterator[Step]:
+    def exchange(self, state: State) -> Iterator[Leg]:
         """Slices straight from whoever has them to whoever needs them, to one of the stops worth going to.
 
         Axes still partial leave holes there, which a reduce_scatter then fills.
@@ -254,7 +254,7 @@ class _Problem:
             if axes:
                 yield self.step("exchange", state, State(dims, state.partial, state.reduction), axes)
             elif dims != state.dims and stop == self.dst.dims:
-                yield Step("slice", state, State(dims, state.partial, state.reduction), (), FREE)
+                yield Leg("slice", state, State(dims, state.partial, state.reduction), (), FREE)
 
     def find_stops(self) -> tuple[tuple[Factors, ...], ...]:
         """Where an exchange may go: the target, also with axes cutting it further that are made partial later.
@@ -274,13 +274,13 @@ class _Problem:
                 stops[tuple(tuple(a for a in self.axes if at[a] == dim) for dim in range(len(self.shape)))] = None
         return tuple(stops)
 
-    def gathers(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Step]:
+    def gathers(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Leg]:
         for axes in _subsets(tuple(sorted(split))):
             after = state._replace(dims=_dropped(state.dims, axes, self.sizes))
             if holes or not _has_holes(after):
                 yield self.step("all_gather", state, after, axes)
 
-    def all_to_alls(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Step]:
+    def all_to_alls(self, state: State, split: frozenset[int], holes: bool) -> Iterator[Leg]:
         for axis in split:
             freed = state._replace(dims=_dropped(state.dims, (axis,), self.sizes))
             if holes or not _has_holes(freed):
@@ -288,16 +288,16 @@ class _Problem:
                     if after != state:
                         yield self.step("all_to_all", state, after, (axis,))
 
-    def step(self, kind: str, state: State, after: State, axes: tuple[int, ...]) -> Step:
+    def step(self, kind: str, state: State, after: State, axes: tuple[int, ...]) -> Leg:
         """A collective that adds nothing up: what it moves is what ranks need and do not hold."""
         size = missing(self.shape, state.dims, after.dims, self.sizes) * self.itemsize
         rate = self.rates.get((kind, axes))
         if rate is None:
             start = self.network.moved(kind, axes, 0.0).time
             rate = self.rates[kind, axes] = start, self.network.moved(kind, axes, 1.0).time - start
-        return Step(kind, state, after, axes, Price(rate[0] + rate[1] * size, size))
+        return Leg(kind, state, after, axes, Price(rate[0] + rate[1] * size, size))
 
-    def reductions(self, state: State, holes: bool) -> Iterator[Step]:
+    def reductions(self, state: State, holes: bool) -> Iterator[Leg]:
         same = state.reduction == self.dst.reduction
         open_ = tuple(a for a in state.partial if not (same and a in self.dst.partial))
         for axes in _subsets(open_):
@@ -305,10 +305,10 @@ class _Problem:
             freed = State(state.dims, left, state.reduction if left else "sum")
             size = self.local(state)
             for kind in self.network.reductions:
-                yield Step(kind, state, freed, axes, self.network.price(kind, axes, size))
+                yield Leg(kind, state, freed, axes, self.network.price(kind, axes, size))
             for after in self.filled(freed, axes, holes):
                 price = self.network.price("reduce_scatter", axes, self.local(after))
-                yield Step("reduce_scatter", state, after, axes, price)
+                yield Leg("reduce_scatter", state, after, axes, price)
 
     def filled(self, state: State, axes: tuple[int, ...], holes: bool) -> list[State]:
         """Every state in which these idle axes cut what the ranks hold further."""

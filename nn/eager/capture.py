@@ -23,7 +23,7 @@ from ...sbp import Layout
 from ...sbp.call import Ref, fill, map_tensors, tensors_in
 from ..tensors.memory_formats import as_laid
 
-__all__ = ["Captured", "Node", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
+__all__ = ["Captured", "CapturedCall", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
 
 
 # A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
@@ -31,7 +31,7 @@ _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class CapturedCall:
     """One ATen call; its tensors are `Ref`s, and `fakes` are what they were, for rules to look at."""
 
     op: torch._ops.OpOverload
@@ -48,7 +48,7 @@ class Node:
 class Captured:
     """A function as a list of nodes; `result` is what it returned, with Refs for tensors."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[CapturedCall, ...]
     result: Any
     inputs: tuple[Tensor, ...]
     fakes: tuple[Tensor, ...]  # by number
@@ -173,7 +173,7 @@ def _meta(layout: Layout) -> Tensor:
 
 
 # What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
-_ops: dict[Any, Node] = {}
+_ops: dict[Any, CapturedCall] = {}
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
@@ -280,7 +280,9 @@ def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:
             if id(tensor) not in numbers:
                 numbers[id(tensor)] = len(fakes)
                 fakes.append(tensor)
-        nodes.append(Node(op, taken, named, args, kwargs, outputs, tuple(numbers[id(t)] for t in outputs), grad))
+        nodes.append(
+            CapturedCall(op, taken, named, args, kwargs, outputs, tuple(numbers[id(t)] for t in outputs), grad)
+        )
     return Captured(tuple(nodes), map_tensors(result, refer), tuple(inputs), tuple(fakes))
 
 

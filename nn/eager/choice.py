@@ -14,7 +14,7 @@ from ...sbp.precision import adds_up, promotes, rounded
 from ...sbp.registry import find, has_rule
 from ...sbp.state import State
 from ..tensors.tensor import GlobalTensor, has_grad
-from .capture import Captured, Node, capture
+from .capture import Captured, CapturedCall, capture
 from .formulas import composite
 from .recipe import Recipe
 
@@ -40,7 +40,7 @@ class Verdict:
     why: str = ""
 
 
-def verdict(node: Node, tensors: Sequence[GlobalTensor]) -> Verdict:
+def verdict(node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Verdict:
     """How to answer a captured call of these tensors."""
     where = tensors[0].placement
     states = tuple(x._layout.state for x in tensors)
@@ -62,7 +62,7 @@ def verdict(node: Node, tensors: Sequence[GlobalTensor]) -> Verdict:
     return Verdict(call, why=why)
 
 
-def _allowed(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[Sequence[Way], str]:
+def _allowed(call: Call, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> tuple[Sequence[Way], str]:
     """The ways that may be taken or, where there are none, why."""
     if _draws(node.op):
         return [], "it draws random numbers, and these must be the same on all ranks"
@@ -83,7 +83,7 @@ def _draws(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags and not has_rule(op)
 
 
-def _reshapes(call: Call, node: Node, tensors: Sequence[GlobalTensor]) -> bool:
+def _reshapes(call: Call, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> bool:
     """Whether an op changes the shape of what it writes to, so that the fake no longer shows what went in."""
     return any(
         n < len(tensors) and tuple(y.shape) != tensors[n]._layout.shape
@@ -108,7 +108,7 @@ def statistics(call: Call) -> list[int]:
     return [i for i, x in enumerate(call.inputs) if any(x is one for one in held)]
 
 
-def _in_place(call: Call, node: Node, ways: Sequence[Way]) -> list[Way]:
+def _in_place(call: Call, node: CapturedCall, ways: Sequence[Way]) -> list[Way]:
     """Those in which what is written to may stay where it is."""
     written = [i for i, x in enumerate(call.inputs) if i in node.numbers]
     if len(written) != len(node.numbers):
@@ -154,7 +154,9 @@ def _dual(dst: State, of: Layout, where: Placement) -> State:
     return State(dst.dims, tuple(still))
 
 
-def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+def lies(
+    way: Way, node: CapturedCall, tensors: Sequence[GlobalTensor]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     """How inputs and outputs lie under a way, and with them their gradients."""
     where = tensors[0].placement
     active = active_axes(way)
@@ -182,7 +184,7 @@ def lies(way: Way, node: Node, tensors: Sequence[GlobalTensor]) -> tuple[tuple[L
     return targets, outs
 
 
-def cast_first(node: Node, tensors: Sequence[GlobalTensor], targets: Sequence[Layout]) -> tuple[int, ...]:
+def cast_first(node: CapturedCall, tensors: Sequence[GlobalTensor], targets: Sequence[Layout]) -> tuple[int, ...]:
     """The inputs that are cast to the dtype of what comes out before the call, which would else round addends.
 
     A bfloat16 `B` times float32 rows has a float32 gradient, of which each rank has an addend.

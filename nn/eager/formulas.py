@@ -18,7 +18,7 @@ from ..tensors import seeds
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor, wrap
 from .abstract import Ghost
-from .capture import Node
+from .capture import CapturedCall
 from .recipe import Recipe
 from .recurrent import FORMULAS
 
@@ -31,7 +31,7 @@ _composites: dict[str, tuple[When, Callable[..., Any]]] = {}
 class Handler(Recipe):
     """A function of ours, called with the ATen call's arguments."""
 
-    def __init__(self, function: Callable[..., Any], node: Node) -> None:
+    def __init__(self, function: Callable[..., Any], node: CapturedCall) -> None:
         self.function, self.node = function, node
         self.orders = [memory_order(y) for y in node.outputs]
 
@@ -43,7 +43,7 @@ class Handler(Recipe):
         return made
 
 
-def composite(call: Call, node: Node) -> Recipe | None:
+def composite(call: Call, node: CapturedCall) -> Recipe | None:
     """The recipe by a formula, where there is one and it is the better way for this call."""
     known = _composites.get(call.name)
     if known is None or not known[0](call):

@@ -21,7 +21,7 @@ from ...sbp.registry import known
 from ..tensors import copies
 from ..tensors.tensor import GlobalTensor
 from . import refusals
-from .capture import Node, capturing, fakes_of
+from .capture import CapturedCall, capturing, fakes_of
 from .choice import verdict
 from .dispatch import name_of
 from .gathered import Whole
@@ -90,7 +90,7 @@ def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTe
     return single(func, node, found.call, found.way, tensors)
 
 
-def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Node:
+def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> CapturedCall:
     """A Function's call as it would have been captured; only its forward runs, on fakes."""
     fakes = fakes_of([x._layout for x in tensors])
     named = numbered(args)
@@ -98,7 +98,7 @@ def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor
     with torch.no_grad():
         outputs = tuple(tensors_in(func(*faked)))
     op: Any = FunctionOp(func.cls, faked, len(outputs))
-    return Node(op, named, {}, faked, {}, outputs, tuple(range(len(tensors), len(tensors) + len(outputs))))
+    return CapturedCall(op, named, {}, faked, {}, outputs, tuple(range(len(tensors), len(tensors) + len(outputs))))
 
 
 def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

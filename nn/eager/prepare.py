@@ -16,14 +16,14 @@ from ...sbp.precision import adds_up
 from ..tensors.factories import whole_everywhere
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor
-from .capture import Captured, Node, asks_for_grad, capture
+from .capture import Captured, CapturedCall, asks_for_grad, capture
 from .choice import cast_first, lies, statistics, verdict
 from .dispatch import dispatch, name_of, on_first
 from .gathered import Whole
 from .handlers import handler
 from .recipe import Outputs, Recipe, Single, assembled, wants_grad
 
-__all__ = ["Program", "first", "is_the_node", "makers", "single"]
+__all__ = ["CallSequence", "first", "is_the_node", "makers", "single"]
 
 
 # For functions that are not captured: their type -> what makes their recipe.
@@ -57,12 +57,12 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
             made.result = fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
             made.fakes = fill(seen.result, seen.fakes)
-        elif isinstance(made, Program) and type(seen.result) is tuple:  # its op, taken apart, returns a list
+        elif isinstance(made, CallSequence) and type(seen.result) is tuple:  # its op, taken apart, returns a list
             made.result = tuple(made.result)
         return made
     if len(seen.nodes) == 1 and len(tensors) == 2:
-        return _swapped(func, seen, tensors) or Program(seen)
-    return Program(seen)
+        return _swapped(func, seen, tensors) or CallSequence(seen)
+    return CallSequence(seen)
 
 
 def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Single | None:
@@ -93,7 +93,7 @@ def is_the_node(seen: Captured, count: int) -> bool:
     )
 
 
-def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
+def _of_node(func: Any, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Recipe:
     found = verdict(node, tensors)
     if (found.formula is not None or found.apart is not None) and _is_widened(node):
         return _Widened()
@@ -102,12 +102,12 @@ def _of_node(func: Any, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
     if found.way is not None:
         return _unless_rounded(single(func, node, found.call, found.way, tensors), node, tensors)
     if found.apart is not None:
-        return Program(found.apart)
+        return CallSequence(found.apart)
     writes = node.op._schema.is_mutable or bool(statistics(found.call))
     return Whole(name_of(func), writes=writes, adds_up=adds_up(node.op, found.call.inputs, found.call.outputs))
 
 
-def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
+def single(func: Any, node: CapturedCall, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
     """The recipe of one call under one way."""
     targets, outs = lies(way, node, tensors)
     # An output that is an input comes back as it, unless it had to be moved first.
@@ -125,7 +125,7 @@ def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[Global
     calls = _calls(func, node, way, pieces)
     writes = tuple(n for n in same if n is not None) if mutable else ()  # one that comes back may be as it was
     if way.local is not None and calls is None:
-        shared = Shared(name, targets, outputs, views, way.local, node, pieces)
+        shared = RuleCall(name, targets, outputs, views, way.local, node, pieces)
         shared.writes = writes
         return shared
     made = Single(name, None if stay else targets, outputs, views)
@@ -137,7 +137,7 @@ def single(func: Any, node: Node, call: Call, way: Way, tensors: Sequence[Global
 
 
 def _calls(
-    func: Any, node: Node, way: Way, pieces: Sequence[Piece]
+    func: Any, node: CapturedCall, way: Way, pieces: Sequence[Piece]
 ) -> tuple[list[tuple[Callable[..., Any], list[Any]]], tuple[int, ...]] | None:
     """What each rank calls instead, where that is known once and for all: what a rule says, or torch's own function.
 
@@ -183,7 +183,7 @@ def _base_of(y: Tensor, call: Call) -> int | None:
     return next((i for i, x in enumerate(call.inputs) if x.untyped_storage()._cdata == mine), None)
 
 
-class Shared(Single):
+class RuleCall(Single):
     """One ATen call by a rule's local function, which is told what its rank holds."""
 
     def __init__(
@@ -193,7 +193,7 @@ class Shared(Single):
         outputs: Outputs,
         views: tuple[int | None, ...],
         local: Local,
-        node: Node,
+        node: CapturedCall,
         pieces: Sequence[Piece],
     ) -> None:
         super().__init__(name, targets, outputs, views, local)
@@ -213,7 +213,7 @@ class Shared(Single):
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
 
 
-class Program(Recipe):
+class CallSequence(Recipe):
     """Several captured calls, each answered on its own."""
 
     def __init__(self, seen: Captured) -> None:
@@ -243,7 +243,7 @@ def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op(*args, **kwargs)
 
 
-def _is_widened(node: Node) -> bool:
+def _is_widened(node: CapturedCall) -> bool:
     """Whether autocast runs an op of half precision in single: of the parts that it is taken into it would not know."""
     if not torch._C._is_any_autocast_enabled():
         return False
@@ -265,7 +265,7 @@ class _Widened(Recipe):
         return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
 
 
-def _unless_rounded(made: Recipe, node: Node, tensors: Sequence[GlobalTensor]) -> Recipe:
+def _unless_rounded(made: Recipe, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Recipe:
     """The recipe, or one that casts some inputs before."""
     assert isinstance(made, Single)
     narrow = cast_first(node, tensors, made.targets or [x._layout for x in tensors])

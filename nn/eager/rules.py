@@ -9,7 +9,7 @@ from torch.autograd.function import Function
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp import check, registry
-from ...sbp.check import Report
+from ...sbp.check import RuleReport
 from ...sbp.rule import define
 from .dispatch import forget
 from .functions import Applied, function_name
@@ -41,7 +41,7 @@ def rule(op: str | type[Function], text: str | None = None) -> Any:
     return put
 
 
-def check_rule(op: str | torch._ops.OpOverload | type[Function], *args: Any, **kwargs: Any) -> Report:
+def check_rule(op: str | torch._ops.OpOverload | type[Function], *args: Any, **kwargs: Any) -> RuleReport:
     """Split these arguments as the op's rule says, run, put together and compare, forward and backward.
 
     Prints what is wrong, and which signatures would hold as well but are not listed.

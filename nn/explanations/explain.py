@@ -25,7 +25,7 @@ from ...sbp.precision import adds_up
 from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..eager.abstract import Ghost, Unknown, ghost
-from ..eager.capture import Captured, Node, asks_for_grad, capture
+from ..eager.capture import Captured, CapturedCall, asks_for_grad, capture
 from ..eager.choice import Verdict, cast_first, lies, price, verdict
 from ..eager.dispatch import adopt, meeting, name_of
 from ..eager.formulas import Handler
@@ -35,7 +35,7 @@ from ..eager.prepare import is_the_node
 from ..eager.recipe import wants_grad
 from ..tensors.moves import flat
 from ..tensors.tensor import GlobalTensor, has_grad
-from .explanation import Choice, Explanation, Kind, Step, input_names, suggested
+from .explanation import CallChoice, ExplainedCall, Explanation, Kind, input_names, suggested
 
 __all__ = ["explain"]
 
@@ -80,7 +80,7 @@ class Teller(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[ExplainedCall] = []
         self.level = 0
         self._ghosts: dict[int, tuple[Tensor, Ghost]] = {}
 
@@ -94,8 +94,10 @@ class Teller(TorchFunctionMode):
 
     def moved(self, x: Ghost, there: Layout) -> None:
         """An explicit move."""
-        choice = Choice.of((x,), (there,), (there,), None)
-        self.steps.append(Step("to_global", "moved", (x._layout,), ("x",), (choice,), choice, "", "", self.level))
+        choice = CallChoice.of((x,), (there,), (there,), None)
+        self.steps.append(
+            ExplainedCall("to_global", "moved", (x._layout,), ("x",), (choice,), choice, "", "", self.level)
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -136,7 +138,7 @@ class Teller(TorchFunctionMode):
             made = x
         else:
             raise Unknown(f"{name} is not explained: only what goes forward is")
-        step = Step(
+        step = ExplainedCall(
             name, "drawn", (x._layout,), ("self",), (), None, "drawn for the whole, each rank keeps its part", ""
         )
         self.steps.append(step._replace(level=self.level))
@@ -166,7 +168,7 @@ class Teller(TorchFunctionMode):
             return self._gathered(func, tensors, "no rule", seen, None)
         return self._parts(func, seen, tensors, "")
 
-    def _node(self, func: Any, node: Node, tensors: Sequence[Ghost], seen: Captured | None) -> Any:
+    def _node(self, func: Any, node: CapturedCall, tensors: Sequence[Ghost], seen: Captured | None) -> Any:
         """One ATen call; `seen` says what of its outputs the function returns, and how."""
         found = verdict(node, tensors)
         if found.apart is not None:
@@ -178,10 +180,12 @@ class Teller(TorchFunctionMode):
             self._say(found.call.name, "formula", tensors, found, why=_about(found.formula))
             with self._inside(), self:
                 return found.formula.run(func, (), {}, list(tensors))
-        choices: dict[tuple[Any, ...], Choice] = {}
+        choices: dict[tuple[Any, ...], CallChoice] = {}
         for way, seconds in zip(found.ways, found.costs, strict=True):
             if not isinf(seconds):
-                choices.setdefault((way.inputs, way.outputs), Choice.of(tensors, *lies(way, node, tensors), seconds))
+                choices.setdefault(
+                    (way.inputs, way.outputs), CallChoice.of(tensors, *lies(way, node, tensors), seconds)
+                )
         assert found.way is not None
         narrow = cast_first(node, tensors, lies(found.way, node, tensors)[0])
         if any(wants_grad([tensors[i] for i in narrow])):
@@ -205,7 +209,7 @@ class Teller(TorchFunctionMode):
         return fill(seen.result, values)
 
     def _cast(
-        self, func: Any, node: Node, tensors: Sequence[Ghost], seen: Captured | None, narrow: tuple[int, ...]
+        self, func: Any, node: CapturedCall, tensors: Sequence[Ghost], seen: Captured | None, narrow: tuple[int, ...]
     ) -> Any:
         """A call some of whose inputs are cast before, so that their gradients are added up before they are rounded."""
         dtype = node.outputs[0].dtype
@@ -250,7 +254,7 @@ class Teller(TorchFunctionMode):
         outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
         outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
         seconds = price(tensors, where)
-        choice = Choice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
+        choice = CallChoice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
         rule = suggested(found.call) if found is not None and found.why == "no rule" else ""
         self._say(found.call.name if found else name_of(func), "gathered", tensors, found, (choice,), choice, why, rule)
         if seen is None and found is None:
@@ -267,14 +271,16 @@ class Teller(TorchFunctionMode):
         how: Kind,
         tensors: Sequence[Ghost],
         found: Verdict | None = None,
-        choices: Sequence[Choice] = (),
-        chosen: Choice | None = None,
+        choices: Sequence[CallChoice] = (),
+        chosen: CallChoice | None = None,
         why: str = "",
         rule: str = "",
     ) -> None:
         names = input_names(found.call) if found is not None else ()
         names = names if len(names) == len(tensors) else tuple(f"input {i}" for i in range(len(tensors)))
-        step = Step(op, how, tuple(x._layout for x in tensors), names, tuple(choices), chosen, why, rule, self.level)
+        step = ExplainedCall(
+            op, how, tuple(x._layout for x in tensors), names, tuple(choices), chosen, why, rule, self.level
+        )
         self.steps.append(step)
 
     @contextmanager

@@ -17,7 +17,7 @@ from ...sbp.rule import parse
 from ...sbp.schema import operands
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["Choice", "Explanation", "Kind", "Step", "input_names", "suggested"]
+__all__ = ["CallChoice", "Explanation", "Kind", "ExplainedCall", "input_names", "suggested"]
 
 # By a rule, by a formula of ours, as several calls, on gathered tensors, as to_global says, or drawn at random.
 Kind: TypeAlias = Literal["rule", "formula", "parts", "gathered", "moved", "drawn"]
@@ -25,7 +25,7 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Choice:
+class CallChoice:
     """One signature of a call: how its inputs must lie, how its outputs then lie, and what it takes to get there.
 
     `seconds` are those that the choice goes by, of moves and of those of the gradients; on several axes of a grid they
@@ -45,7 +45,7 @@ class Choice:
         inputs: Sequence[Layout],
         outputs: Sequence[Layout],
         seconds: float | None = None,
-    ) -> "Choice":
+    ) -> "CallChoice":
         """The choice to bring these tensors into these layouts."""
         moves, back = [], []
         for i, (x, to) in enumerate(zip(tensors, inputs, strict=True)):
@@ -71,15 +71,15 @@ class Choice:
         return " -> ".join(", ".join(map(lie, side)) for side in (self.inputs, self.outputs))
 
 
-class Step(NamedTuple):
+class ExplainedCall(NamedTuple):
     """One call; `choices` in the order in which they were looked at, `level` says inside how many others it is made."""
 
     op: str
     how: Kind
     inputs: tuple[Layout, ...]
     names: tuple[str, ...]  # of the inputs
-    choices: tuple[Choice, ...] = ()
-    chosen: Choice | None = None
+    choices: tuple[CallChoice, ...] = ()
+    chosen: CallChoice | None = None
     why: str = ""
     rule: str = ""  # the line that would serve, where it has none
     level: int = 0
@@ -113,7 +113,7 @@ class Step(NamedTuple):
 class Explanation:
     """The calls of a function, in order. `ends` says why there are no more, where a value would have been needed."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedCall, ...]
     ends: str = ""
 
     @property
@@ -149,7 +149,7 @@ def lie(of: Layout) -> str:
     return repr(of.sbp[0]) if len(of.sbp) == 1 and "[" not in text else text
 
 
-def _table(choices: Sequence[Choice], chosen: Choice | None) -> list[str]:
+def _table(choices: Sequence[CallChoice], chosen: CallChoice | None) -> list[str]:
     """A line a choice: the mark, the signature, its price; the dearest are left out where there are many."""
     listed = sorted(choices, key=lambda choice: (choice is not chosen, choice.seconds))
     rows = []

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
-from ...boxing.graph.physical import Graph
-from ...boxing.graph.report.report import Cost, Held, Memory, Report, Solution
+from ...boxing.graph.physical import Physical
+from ...boxing.graph.report.report import Cost, Held, MemoryReport, Report, SearchReport
 from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
 from ...sbp.joint.solver.local_search import swaps
@@ -14,7 +14,7 @@ __all__ = ["report"]
 
 
 def report(
-    graph: Graph,
+    graph: Physical,
     decided: Decided,
     ranks: Mapping[int, Held],
     estimates: Sequence[str],
@@ -23,8 +23,8 @@ def report(
 ) -> Report:
     """All that is known of a graph, where so much is held by rank."""
     found = decided.solution
-    solution = Solution(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    memory = Memory(ranks, None if limit is None else int(limit), estimates)
+    solution = SearchReport(found.cost, found.greedy, found.bound, found.method, found.seconds)
+    memory = MemoryReport(ranks, None if limit is None else int(limit), estimates)
     update, exposed, hidden = _times(decided)
     costs = tuple(_costs(decided))
     return Report(graph, costs, memory, solution, exposed, hidden, update, again)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ...actors.schedules.pipeline import Costs
 from ...actors.schedules.schedule import Schedule
 from ...actors.timeline.timeline import Timeline
-from ...boxing.graph.physical import Graph as Physical
+from ...boxing.graph.physical import Physical as Physical
 from ...boxing.graph.report.report import Report
 from ...boxing.record import user_line
 from ...placement import Placement

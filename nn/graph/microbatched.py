@@ -15,7 +15,7 @@ from ...actors.schedules.pipeline import Costs
 from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...actors.timeline.timeline import Timeline
-from ...boxing.graph.physical import Graph, Var, vars_in
+from ...boxing.graph.physical import Physical, Var, vars_in
 from ...boxing.graph.report.report import Report
 from ...boxing.picture.draw import picture
 from ...boxing.record import asked
@@ -33,8 +33,8 @@ from .choose.choose import Decided
 from .choose.parameters import joined_path
 from .compiler.generated_calls import Shards
 from .memory.account import account
-from .memory.liveness import Memory
-from .microbatch.batch import Batch, Piece, joined, weight_of
+from .memory.liveness import RankMemory
+from .microbatch.batch import Batch, MicroBatch, joined, weight_of
 from .microbatch.parts import Axes, Size
 from .microbatch.prologue import Before, Pasts
 from .microbatch.rewrite import Micro, separated
@@ -82,7 +82,7 @@ class Sized:
 
     micro: Micro
     decided: Decided
-    graph: Graph
+    graph: Physical
     taken: Mapping[str, str]
 
     @cached_property
@@ -127,7 +127,7 @@ class PipedStep(Step):
             self._fit(build, self.limit)
         del self.whole, self.all
 
-    def micro(self, piece: Piece) -> tuple[list[Any], dict[str, Any]]:
+    def micro(self, piece: MicroBatch) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of one micro-batch."""
 
         def put(path: str, x: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ class PipedStep(Step):
         )
         return replace(super().explain(), course=found)
 
-    def memory(self) -> dict[int, Memory]:
+    def memory(self) -> dict[int, RankMemory]:
         return footprint(self.program, regather=self.backend != "autograd")
 
     def timeline(self) -> Timeline | None:

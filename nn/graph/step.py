@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ...actors.schedules.pipeline import Costs
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.move_table import moves_of
-from ...boxing.graph.physical import Graph, Var
+from ...boxing.graph.physical import Physical, Var
 from ...boxing.graph.picture.draw import draw, svg
 from ...boxing.graph.report.report import Held, Report
 from ...boxing.graph.text.text import fingerprint, to_text
@@ -39,7 +39,7 @@ from .compiler.backends import Backend
 from .compiler.generated_calls import trimmed
 from .explain import report
 from .memory.account import with_states
-from .memory.liveness import Memory
+from .memory.liveness import RankMemory
 from .optimizer.adopt import Trained, adopt, clip, refuse_closures, states_of
 from .optimizer.on_shards import step_on_shards
 from .run.costs import layer_costs
@@ -94,7 +94,7 @@ class Step:
         """Decide, and take what was decided as what runs."""
         self.kept = {}
         self.decided: Decided = self.decide(logical, args, kwargs)
-        self.graph: Graph = replace(bucketed(self.decided.graph), called=self.titles)
+        self.graph: Physical = replace(bucketed(self.decided.graph), called=self.titles)
         self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
@@ -335,9 +335,9 @@ class Step:
         estimates = max((held.estimates for held in live.values()), key=len, default=())
         return with_states(live, self.homes_of_trained().values(), states_of(self.optimizers)), estimates
 
-    def memory(self) -> dict[int, Memory]:
+    def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
-        found: dict[int, Memory] = self.program.memory()
+        found: dict[int, RankMemory] = self.program.memory()
         return found
 
     def __repr__(self) -> str:

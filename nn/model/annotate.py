@@ -115,7 +115,7 @@ def _inherited(root: nn.Module, instead: Mapping[nn.Module, Any], *keys: str) ->
     return found
 
 
-class Slot(NamedTuple):
+class ParameterName(NamedTuple):
     """A parameter under one of its names; a tied one has several."""
 
     full: str
@@ -124,11 +124,11 @@ class Slot(NamedTuple):
     value: Tensor
 
 
-def slots(root: nn.Module) -> Iterator[Slot]:
+def slots(root: nn.Module) -> Iterator[ParameterName]:
     for path, module in root.named_modules(remove_duplicate=False):
         for name, value in module._parameters.items():
             if value is not None:
-                yield Slot(f"{path}.{name}" if path else name, module, name, value)
+                yield ParameterName(f"{path}.{name}" if path else name, module, name, value)
 
 
 def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module:
@@ -193,7 +193,7 @@ def _entries(hint: Hint | None) -> Iterable[Sbp]:
     return (hint,) if isinstance(hint, Split | Broadcast | Partial) else hint or ()
 
 
-def _check_dims(slot: Slot, pattern: str, hint: Hint | None) -> None:
+def _check_dims(slot: ParameterName, pattern: str, hint: Hint | None) -> None:
     if is_lazy(slot.value):  # its shape comes with the first batch
         return
     shape = tuple(slot.value.shape)
@@ -207,7 +207,7 @@ def _check_dims(slot: Slot, pattern: str, hint: Hint | None) -> None:
             )
 
 
-def _nothing_called(pattern: str, model: nn.Module, known: list[Slot], paths: list[str]) -> SbpError:
+def _nothing_called(pattern: str, model: nn.Module, known: list[ParameterName], paths: list[str]) -> SbpError:
     names, number = [slot.full for slot in known], len({id(slot.value) for slot in known})
     found = near(pattern, [*names, *paths])
     return SbpError(

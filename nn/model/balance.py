@@ -18,11 +18,11 @@ from ...placement import Placement
 from ...placement.errors import PlacementError
 from .annotate import CHUNK, CUT, PART, PLACE, Moved, note
 
-__all__ = ["Cut", "Work", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+__all__ = ["LayerCut", "Work", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class LayerCut:
     """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it."""
 
     placements: tuple[Placement, ...]
@@ -63,7 +63,7 @@ def pipeline(
         )
     given = _weights(listed) if costs is None else costs
     work = Work(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
-    cut = Cut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
+    cut = LayerCut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
     settle(runs(cut, listed, work.ends(cut.placements)))
     for at, layer in enumerate(listed):
         note(layer, CUT, (cut, at) if costs is None else None)
@@ -79,15 +79,15 @@ def settle(moved: Moved) -> None:
                 note(child, PART, None)  # what an earlier `place` said of it with the layer
 
 
-def runs(cut: Cut, layers: Sequence[nn.Module], ends: Sequence[int]) -> Moved:
+def runs(cut: LayerCut, layers: Sequence[nn.Module], ends: Sequence[int]) -> Moved:
     """The placement and the chunk of each layer, where runs end there."""
     each = enumerate(pairwise([0, *ends]))
     return {layer: (cut.placements[n], n) for n, (first, end) in each for layer in layers[first:end]}
 
 
-def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[Cut, list[nn.Module]]]:
+def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[LayerCut, list[nn.Module]]]:
     """The pipelines in some modules of which nobody said where stages end, each with its layers."""
-    found: dict[Cut, dict[int, nn.Module]] = {}
+    found: dict[LayerCut, dict[int, nn.Module]] = {}
     for root in roots:
         for module in root.modules():
             if CUT in module.__dict__:

@@ -20,13 +20,13 @@ from ...sbp.text import on_all_axes
 from ..tensors.tensor import GlobalTensor
 from .annotate import hints_of, placement_of
 
-__all__ = ["Annotations", "Line", "annotations"]
+__all__ = ["Annotations", "OutlineRow", "annotations"]
 
 HEAD = ("", "shape", "dtype", "signature", "on a rank", "in all")
 
 
 @dataclass(frozen=True)
-class Line:
+class OutlineRow:
     """A module, or a tensor that it holds. `cells` are shape, dtype, signature, bytes of a rank and bytes in all."""
 
     level: int
@@ -38,7 +38,7 @@ class Line:
 class Annotations:
     """What is known of a model; prints as a table. Modules that hold nothing and are placed nowhere are left out."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[OutlineRow, ...]
     total: str
 
     def __str__(self) -> str:
@@ -86,15 +86,15 @@ class _Outline:
         self.names: dict[int, str] = {}  # of tensors that were seen, to know those that are tied
         self.known: list[tuple[Tensor, Layout | None]] = []
 
-    def lines(self, module: nn.Module, path: str, outer: Placement | None, level: int) -> list[Line]:
+    def lines(self, module: nn.Module, path: str, outer: Placement | None, level: int) -> list[OutlineRow]:
         where = self.placements.get(path) or _common(module)
         label = type(module).__name__ + (f"  on {where}" if where is not None and where is not outer else "")
-        found = [Line(level, label)]
+        found = [OutlineRow(level, label)]
         for table, kind in ((module._parameters, ""), (module._buffers, " (buffer)")):
             for name, value in table.items():
                 if value is not None:
                     full = f"{path}.{name}" if path else name
-                    found.append(Line(level + 1, name + kind, self.cells(full, value, where)))
+                    found.append(OutlineRow(level + 1, name + kind, self.cells(full, value, where)))
         inner = []
         for name, child in module._modules.items():
             if child is not None:
@@ -164,12 +164,12 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _folded(inner: list[tuple[str, list[Line]]]) -> list[Line]:
+def _folded(inner: list[tuple[str, list[OutlineRow]]]) -> list[OutlineRow]:
     """Children one after the other, those with numbers that follow each other and read the same as one."""
     found = []
     numbered = [(name, int(name) - n if name.isdigit() else -n - 1, lines) for n, (name, lines) in enumerate(inner)]
     for (_, (head, *rest)), same in groupby(numbered, key=lambda child: (child[1], child[2])):
         names = [name for name, _, _ in same]
         label = names[0] if len(names) == 1 else f"({names[0]}-{names[-1]})"
-        found += [Line(head.level, f"{label}: {head.label}"), *rest]
+        found += [OutlineRow(head.level, f"{label}: {head.label}"), *rest]
     return found

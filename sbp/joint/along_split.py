@@ -12,7 +12,7 @@ from ...placement.cluster import Device
 from ..call import Call, refs_in
 from ..logical import Logical
 from ..state import State
-from .move_cost import Lie, Network, dual, moved
+from .move_cost import Lie, PlacementLinks, dual, moved
 from .op_cost import seconds
 from .options import Option, Reach, options
 
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 
 def spreads(
-    call: Call, inside: Logical, known: Collection[State], reach: Reach, net: Network, device: Device
+    call: Call, inside: Logical, known: Collection[State], reach: Reach, net: PlacementLinks, device: Device
 ) -> Iterator[tuple[Option, Spread]]:
     """The options of a call in which its tensor comes in states that the op's own rule does not take."""
     axes = [a for a, n in enumerate(call.sizes) if n > 1]
@@ -46,7 +46,9 @@ def spreads(
                 yield Option((lie,), outputs, 1), found
 
 
-def cheapest(inside: Logical, sources: Sequence[Lie], net: Network, device: Device) -> tuple[Spread, dict[int, Lie]]:
+def cheapest(
+    inside: Logical, sources: Sequence[Lie], net: PlacementLinks, device: Device
+) -> tuple[Spread, dict[int, Lie]]:
     """Each op in turn takes what is cheapest for it; also how every value then lies."""
     lies = dict(enumerate(sources))
     chosen: list[Option] = []

@@ -21,7 +21,7 @@ from ..logical import Logical, LogicalOp
 from ..signature import Sbp
 from ..state import Factors, State
 from .along_split import Spread, spreads
-from .move_cost import Lie, Network, dual, local_bytes, moved, network
+from .move_cost import Lie, PlacementLinks, dual, local_bytes, moved, network
 from .op_cost import LINEAR, is_view, seconds
 from .options import Option, Reach, options, pinned
 from .placements import Homes
@@ -59,7 +59,7 @@ class Demands:
 
 
 @dataclass
-class Node:
+class ChoiceNode:
     """A node under construction."""
 
     kind: str  # source, op, copy, result
@@ -73,7 +73,7 @@ class Node:
 @dataclass(frozen=True, eq=False)
 class Formulated:
     problem: Problem
-    nodes: tuple[Node, ...]
+    nodes: tuple[ChoiceNode, ...]
     copy_homes: Mapping[int, Placement]  # of values of several users: where the copy lies
     producers: Mapping[int, tuple[int, int]]  # value -> the node that makes it, and which of its outputs it is
     spreads: Mapping[tuple[int, int], Spread]  # (op, candidate) -> how it is taken apart where its dim is split
@@ -101,8 +101,8 @@ class _Formulation:
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
-        self.networks: dict[Placement, Network] = {}
-        self.nodes: list[Node] = []
+        self.networks: dict[Placement, PlacementLinks] = {}
+        self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
         self.made_by: dict[int, tuple[int, Lies]] = {}
         self.producers: dict[int, tuple[int, int]] = {}
@@ -121,7 +121,7 @@ class _Formulation:
         """Whether moves on a placement go on beside what is computed."""
         return self.cluster(there).beside((there.type,), there.flat)
 
-    def network(self, placement: Placement) -> Network:
+    def network(self, placement: Placement) -> PlacementLinks:
         found = self.networks.get(placement)
         if found is None:
             found = self.networks[placement] = network(placement, self.cluster(placement))
@@ -182,7 +182,7 @@ class _Formulation:
                 Lies(tuple(c.lie for c in found.candidates), tuple(c.home for c in found.candidates)),
             )
         found, lies = self.known[key]
-        at = self._add(Node("source", number, found.candidates, found.cost, found.memory, {0: lies}))
+        at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))
         self.states[number] = found.states
         self._makes(number, at, 0, lies)
 
@@ -196,7 +196,7 @@ class _Formulation:
         if key not in self.known:
             self.known[key] = self._candidates(op, call, reach, grads, saved, there)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
-        at = self._add(Node("op", index, candidates, cost, memory, dict(enumerate(ins))))
+        at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins))))
         self.spread.update({(index, k): how for k, how in apart.items()})
         for slot, number in enumerate(op.inputs):
             self._uses(at, slot, number, ins[slot], there)
@@ -262,7 +262,7 @@ class _Formulation:
             op.grad and op.op._schema.name.removeprefix("aten::") not in LINEAR for op in users
         )
 
-    def _add(self, node: Node) -> int:
+    def _add(self, node: ChoiceNode) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
@@ -299,7 +299,7 @@ class _Formulation:
         if lies is None:
             lies = self.known[key] = self._copy_lies(number, wanted, there)
         zero = np.zeros(len(lies.each))
-        at = self._add(Node("copy", number, lies.each, zero, zero, {0: lies}))
+        at = self._add(ChoiceNode("copy", number, lies.each, zero, zero, {0: lies}))
         self._edge(source, at, number, have, lies, self.home(number), there)
         return at
 
@@ -377,7 +377,7 @@ class _Formulation:
     def _result(self, number: int) -> int:
         lies = self._result_lies(number)
         zero = np.zeros(len(lies.each))
-        return self._add(Node("result", number, lies.each, zero, zero, {0: lies}))
+        return self._add(ChoiceNode("result", number, lies.each, zero, zero, {0: lies}))
 
     def _result_lies(self, number: int) -> Lies:
         """Single numbers are to be whole; others stay as they are but for addends."""

@@ -17,7 +17,7 @@ from ...placement import Cluster, Placement
 from ..state import Factors, State
 from .problem import Vector
 
-__all__ = ["Lie", "Network", "dual", "local_bytes", "local_numel", "moved", "network"]
+__all__ = ["Lie", "PlacementLinks", "dual", "local_bytes", "local_numel", "moved", "network"]
 
 
 class Lie(NamedTuple):
@@ -27,7 +27,7 @@ class Lie(NamedTuple):
     grads: tuple[int, ...] = ()
 
 
-class Network(NamedTuple):
+class PlacementLinks(NamedTuple):
     """What moves on a placement cost: its sizes, and for each axis latency and bandwidth."""
 
     placement: Placement
@@ -36,12 +36,12 @@ class Network(NamedTuple):
     level: Callable[[Placement, Placement], tuple[float, float]]  # the link between two placements
 
     @property
-    def without_latency(self) -> "Network":
+    def without_latency(self) -> "PlacementLinks":
         """The same where many moves go at once."""
         return self._replace(links=tuple((0.0, bandwidth) for _, bandwidth in self.links))
 
 
-def network(placement: Placement, cluster: Cluster) -> Network:
+def network(placement: Placement, cluster: Cluster) -> PlacementLinks:
     """The network of a placement."""
     links = tuple(cluster.link(placement, (axis,)) for axis in range(placement.ndim))
 
@@ -49,7 +49,7 @@ def network(placement: Placement, cluster: Cluster) -> Network:
         level = cluster.levels[cluster.level_of({*p.flat, *q.flat})]
         return level.latency, level.bandwidth
 
-    return Network(placement, placement.shape, links, between)
+    return PlacementLinks(placement, placement.shape, links, between)
 
 
 def dual(lie: Lie) -> Lie:
@@ -101,7 +101,12 @@ def local_numel(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) ->
 
 
 def moved(
-    src: Sequence[Lie], dst: Sequence[Lie], shape: tuple[int, ...], itemsize: int, here: Network, there: Network
+    src: Sequence[Lie],
+    dst: Sequence[Lie],
+    shape: tuple[int, ...],
+    itemsize: int,
+    here: PlacementLinks,
+    there: PlacementLinks,
 ) -> Vector:
     """Seconds from each state of `src` (a row) to each of `dst` (a column)."""
     if here.placement is not there.placement:
@@ -190,7 +195,7 @@ def _gather(time: Vector, local: Vector, mask: Mask, n: int, latency: float, ban
 _STEPS = ((CUT, _cut), (SCATTER, _scatter), (SWAP, _swap), (GATHER, _gather))
 
 
-def _summed(time: Vector, local: Vector, kinds: npt.NDArray[np.int8], here: Network) -> None:
+def _summed(time: Vector, local: Vector, kinds: npt.NDArray[np.int8], here: PlacementLinks) -> None:
     """All sums at once: reduced into pieces axis by axis, the quickest links first, and gathered back."""
     ring, held = np.zeros_like(time), local.copy()
     ranks = np.ones_like(time)
@@ -214,7 +219,12 @@ def _hops(n: int) -> int:
 
 
 def _between(
-    src: Sequence[Lie], dst: Sequence[Lie], shape: tuple[int, ...], itemsize: int, here: Network, there: Network
+    src: Sequence[Lie],
+    dst: Sequence[Lie],
+    shape: tuple[int, ...],
+    itemsize: int,
+    here: PlacementLinks,
+    there: PlacementLinks,
 ) -> Vector:
     """To another placement: addends are summed into pieces first, then every byte that is needed goes over once."""
     latency, bandwidth = here.level(here.placement, there.placement)

@@ -10,7 +10,7 @@ from ...placement.cluster import Device
 from ..logical import Source
 from ..signature import Sbp
 from ..state import Factors, State, state_of
-from .move_cost import Lie, Network, local_numel, moved
+from .move_cost import Lie, PlacementLinks, local_numel, moved
 from .options import source_states
 from .problem import Vector
 
@@ -40,7 +40,7 @@ def stored(
     kept: int,
     sharded: bool,
     device: Device,
-    net: Network,
+    net: PlacementLinks,
 ) -> Sources:
     """Every way to keep a source; `kept` tensors of its size belong to it if it is trained.
 

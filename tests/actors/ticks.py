@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import TypeAlias
 
 from sbpflow.actors.protocol.network import Actor
-from sbpflow.actors.protocol.simulate import Run
+from sbpflow.actors.protocol.simulate import Simulation
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.job import Work
 
@@ -20,7 +20,7 @@ LIMIT = 30.0  # seconds after which those who are awaited will not come
 Meet: TypeAlias = Callable[[int, int], None]  # with so many, at this tick
 
 
-def meeting(run: Run, meet: Meet, *, tick: float = 1.0) -> dict[str, Work]:
+def meeting(run: Simulation, meet: Meet, *, tick: float = 1.0) -> dict[str, Work]:
     """Every actor's work: at each tick of a firing to meet all that is at work in it."""
     spans = {
         (ran.actor, ran.case, ran.label): range(round(ran.start / tick), round(ran.end / tick)) for ran in run.firings

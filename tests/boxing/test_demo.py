@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sbpflow.boxing import demo as demo_module
-from sbpflow.boxing.demo import Trial, demo, every_plan, shards_of, summary, table, trial, whole_of
+from sbpflow.boxing.demo import DemoMove, demo, every_plan, shards_of, summary, table, trial, whole_of
 from sbpflow.placement import MissingError, SbpflowError, placement
 from sbpflow.sbp import layout
 
@@ -15,7 +15,7 @@ GRID = placement("cpu:[0-3] as (data=2, tensor=2)")
 
 
 @pytest.fixture(scope="module")
-def trials() -> list[Trial]:
+def trials() -> list[DemoMove]:
     return [trial(way) for way in every_plan(GRID, (4, 6))]
 
 
@@ -37,14 +37,14 @@ def test_replicas_that_differ_and_shards_of_a_wrong_shape_are_no_whole() -> None
     assert whole_of([*shards[:3], torch.zeros(3)], how) is None
 
 
-def test_every_pair_is_made_and_right(trials: list[Trial]) -> None:
+def test_every_pair_is_made_and_right(trials: list[DemoMove]) -> None:
     assert len({(one.plan.src, one.plan.dst) for one in trials}) == 256
     assert all(one.right for one in trials)
     assert all(one.sent == one.plan.total for one in trials)
     assert not any(one.sent for one in trials if not one.bound)
 
 
-def test_every_pair_is_in_the_table_in_100_columns(trials: list[Trial]) -> None:
+def test_every_pair_is_in_the_table_in_100_columns(trials: list[DemoMove]) -> None:
     lines = table(trials).splitlines()
     assert max(map(len, lines)) <= 100
     groups = [k for k, line in enumerate(lines) if "->" in line]
@@ -54,7 +54,7 @@ def test_every_pair_is_in_the_table_in_100_columns(trials: list[Trial]) -> None:
         assert targets == list(dict.fromkeys(one.plan.dst.lie for one in trials))
 
 
-def test_a_wrong_value_shows(trials: list[Trial]) -> None:
+def test_a_wrong_value_shows(trials: list[DemoMove]) -> None:
     broken = [trials[0]._replace(right=False), *trials[1:]]
     assert table(broken).count("WRONG VALUE") == 1
     assert summary(broken, trials).startswith("256 pairs: 255 values right; 256 of 256")

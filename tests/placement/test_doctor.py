@@ -11,7 +11,7 @@ import torch
 from sbpflow.__main__ import main
 from sbpflow.placement import cluster
 from sbpflow.placement.doctor import Finding, findings, meeting_point, report
-from sbpflow.placement.measure import Measured
+from sbpflow.placement.measure import LinkTimes
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
@@ -77,10 +77,10 @@ def test_doctor_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_saves_what_it_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def pretend(ranks: int) -> Measured:
-        return Measured(ranks, (1024, 2048), (1e-4, 2e-4), 7e-5, 3e9)
+    def pretend(ranks: int) -> LinkTimes:
+        return LinkTimes(ranks, (1024, 2048), (1e-4, 2e-4), 7e-5, 3e9)
 
-    monkeypatch.setattr(sys.modules[Measured.__module__], "measure", pretend)
+    monkeypatch.setattr(sys.modules[LinkTimes.__module__], "measure", pretend)
     assert main(["doctor", "--measure", "--ranks", "3", "--save", str(tmp_path / "c.toml")]) == 0
     assert "all-gather over 3 local Gloo ranks" in capsys.readouterr().out
     level = cluster(tmp_path / "c.toml").levels[0]

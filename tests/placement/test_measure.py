@@ -6,7 +6,7 @@ import random
 import pytest
 
 from sbpflow.placement import PlacementError, TransportError, cluster
-from sbpflow.placement.measure import SIZES, Measured, fit, measure
+from sbpflow.placement.measure import SIZES, LinkTimes, fit, measure
 
 
 @pytest.mark.parametrize("latency", [1e-6, 60e-6, 1e-3])
@@ -57,7 +57,7 @@ def test_real_processes_are_timed() -> None:
 
 
 def test_a_measurement_prints_beside_the_preset() -> None:
-    text = str(Measured(2, (1024, 2**20), (1e-4, 1e-3), 5e-5, 2e9))
+    text = str(LinkTimes(2, (1024, 2**20), (1e-4, 1e-3), 5e-5, 2e9))
     assert "all-gather over 2 local Gloo ranks, one hop" in text
     assert "latency        50.0 us    preset     60.0 us" in text
     assert "bandwidth      2.00 GB/s  preset     1.50 GB/s" in text

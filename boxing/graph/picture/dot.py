@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ...picture.palette import FAMILIES, duration, volume
 from ...plan import Plan
 from ..buckets import exchange
-from ..move_table import MoveRow, Way, buckets, moves_of, ways_of
-from ..physical import Graph, Op
+from ..move_table import CollectiveKind, MoveRow, buckets, moves_of, ways_of
+from ..physical import Op, Physical
 from .overview import overview
 from .paint import paint
-from .scene import Edge, Node, Scene, look_of, numbered, some
+from .scene import Scene, SceneEdge, SceneNode, look_of, numbered, some
 
 __all__ = ["graph_dot"]
 
@@ -34,7 +34,7 @@ LOOKS = {
 }
 
 
-def graph_dot(graph: Graph, depth: int | None = None, focus: str | None = None, *, full: bool = True) -> str:
+def graph_dot(graph: Physical, depth: int | None = None, focus: str | None = None, *, full: bool = True) -> str:
     """The graph in the DOT language: every op, or with `full=False` about a screen of it.
 
     `depth` draws each module at that depth as one node (a number belongs to its list: `blocks.3` is one level), `focus`
@@ -121,10 +121,12 @@ def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
             yield "  }"
 
 
-def _modules(nodes: Sequence[Node], path: tuple[str, ...], what: Scene, name: str, *, narrow: bool) -> Iterator[str]:
+def _modules(
+    nodes: Sequence[SceneNode], path: tuple[str, ...], what: Scene, name: str, *, narrow: bool
+) -> Iterator[str]:
     """The nodes in a module, then its parts in their frames, in the order of the graph."""
     pad = "  " * (len(path) + 1)
-    inner: dict[tuple[str, ...], list[Node]] = {}
+    inner: dict[tuple[str, ...], list[SceneNode]] = {}
     for node in nodes:
         if node.path == path:
             yield pad + _node(node)
@@ -150,7 +152,7 @@ def _loose(what: Scene) -> Iterator[str]:
     yield from ("  " + _node(node) for node in what.nodes.values() if not node.place)
 
 
-def _node(node: Node) -> str:
+def _node(node: SceneNode) -> str:
     tip = f", tooltip={_quoted(node.tip.split(chr(10)))}" if node.tip else ""
     small = node.note or node.look == "note"
     points = 9 if small else 11 if node.look == "module" else 10
@@ -173,7 +175,7 @@ def _look(look: str, dashed: bool = False, note: bool = False) -> str:
     return f'{line}, fillcolor="{known.fill}", fontcolor="{known.ink}"'
 
 
-def _edge(edge: Edge, levels: dict[str, int], *, apart: bool) -> str:
+def _edge(edge: SceneEdge, levels: dict[str, int], *, apart: bool) -> str:
     """An edge, kept straight where it goes straight on, led around what it skips over. Those between placements
     do not say what stands above what."""
     words = "xlabel" if apart else "label"  # a label would be a stop on the way, which is found beside everything
@@ -210,7 +212,7 @@ class _Chip(NamedTuple):
         )
 
 
-def _chips(graph: Graph) -> list[_Chip]:
+def _chips(graph: Physical) -> list[_Chip]:
     """Every move that sends something, the heaviest first; buckets of one kind are one where there are many."""
     rows = moves_of(replace(graph, backs=tuple(back for back in graph.backs if back.bucket is None)))
     alike: dict[object, list[MoveRow]] = {}  # hops from stage to stage
@@ -223,7 +225,7 @@ def _chips(graph: Graph) -> list[_Chip]:
     found: dict[object, list[tuple[int, int, Plan]]] = {}
     for group in together:
         plan, number = exchange(group), group[0].bucket or 0
-        key: tuple[Way, ...] | int = ways_of(plan) if len(together) > SINGLE else number
+        key: tuple[CollectiveKind, ...] | int = ways_of(plan) if len(together) > SINGLE else number
         found.setdefault(key, []).append((number, len(group), plan))
     for of in found.values():
         numbers, counts, plans = zip(*sorted(of, key=lambda each: each[0]), strict=True)
@@ -240,7 +242,7 @@ def _chip(rows: Sequence[MoveRow]) -> _Chip:
     return _Chip(row.seconds * times, row.bytes * times, times, name, row.plan, row.direction)
 
 
-def _legend(graph: Graph, levels: dict[str, int]) -> Iterator[str]:
+def _legend(graph: Physical, levels: dict[str, int]) -> Iterator[str]:
     """All buckets of gradients and the heaviest of the other moves, each in its colour, and what all come to."""
     sent = _chips(graph)
     if not sent:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from ....placement.errors import MissingError
 from ...picture.draw import picture
 from ...picture.palette import FAMILIES
-from ..physical import Graph
+from ..physical import Physical
 from .dot import graph_dot
 
 __all__ = ["draw", "svg"]
@@ -30,7 +30,7 @@ NIGHT = {
 
 
 def draw(
-    graph: Graph, path: str | Path, depth: int | None = None, focus: str | None = None, *, full: bool = False
+    graph: Physical, path: str | Path, depth: int | None = None, focus: str | None = None, *, full: bool = False
 ) -> Path:
     """Write a picture of the graph; the suffix of the path says svg, png, pdf or dot (text that Graphviz reads).
 
@@ -42,7 +42,7 @@ def draw(
     return done
 
 
-def svg(graph: Graph, depth: int | None = None, focus: str | None = None, *, full: bool = False) -> str | None:
+def svg(graph: Physical, depth: int | None = None, focus: str | None = None, *, full: bool = False) -> str | None:
     """The picture as SVG text, or None where nothing here can draw."""
     with TemporaryDirectory() as folder:
         try:

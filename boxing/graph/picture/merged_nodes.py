@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from ..physical import Back, Box, Graph, Op, Step, vars_in
+from ..physical import Back, Box, Op, Physical, Step, vars_in
 from .scene import shape_only, tokens
 
 __all__ = ["Joined"]
@@ -35,7 +35,7 @@ class Joined:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         steps: Sequence[Step],
         depth: int | None,
         stand: Callable[[str], str],

@@ -1,6 +1,6 @@
 """The overview of a graph: its picture on about one screen, as deep into modules as there is room."""
 
-from ..physical import Graph
+from ..physical import Physical
 from .paint import paint
 from .scene import Scene, tokens
 
@@ -9,7 +9,7 @@ __all__ = ["SCREEN", "overview"]
 SCREEN = 40  # nodes that are seen at once
 
 
-def overview(graph: Graph) -> Scene:
+def overview(graph: Physical) -> Scene:
     """The deepest picture of at most so many nodes, or that of outermost modules."""
     deepest = max((len(tokens(step.origin.module)) for step in graph.steps), default=0)
     made = paint(graph, overview=True)

@@ -10,14 +10,14 @@ from functools import cached_property
 from ....placement.errors import SbpError
 from ...picture.palette import volume
 from ...plan import Plan
-from ..blocks import Blocks, Run, Stages, repeated
+from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
 from ..move_table import buckets, update_of
-from ..physical import Back, Box, Graph, Op, Source, Step, vars_in
+from ..physical import Back, Box, Op, Physical, Source, Step, vars_in
 from .merged_nodes import Joined
 from .scene import (
-    Node,
     Scene,
+    SceneNode,
     brief,
     counted,
     look_of,
@@ -35,7 +35,7 @@ from .scene import (
 __all__ = ["paint"]
 
 
-def paint(graph: Graph, depth: int | None = None, focus: str | None = None, *, overview: bool = False) -> Scene:
+def paint(graph: Physical, depth: int | None = None, focus: str | None = None, *, overview: bool = False) -> Scene:
     """The picture of a graph, cut at a depth of modules, or of one module with its borders.
 
     In an overview two equal blocks are one already, and views and what is never read are out of sight.
@@ -48,7 +48,7 @@ def paint(graph: Graph, depth: int | None = None, focus: str | None = None, *, o
 class _Painter:
     """One picture in the making."""
 
-    def __init__(self, graph: Graph, depth: int | None, focus: str | None, overview: bool) -> None:
+    def __init__(self, graph: Physical, depth: int | None, focus: str | None, overview: bool) -> None:
         self.graph, self.depth, self.scene = graph, depth, Scene()
         self.blocks = Blocks(graph, overview=overview)
         whole = focus is None or not self.blocks.around(focus)
@@ -57,7 +57,7 @@ class _Painter:
         self.far = self.stages.last(self.blocks) if self.stages else {}
         for name, other in self.stages.stand_in.items() if self.stages else ():
             self.stand_in[name] = self.stand_in.get(other, other)
-        self.runs: dict[str, Run] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
+        self.runs: dict[str, Repetition] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
         self.steps = _chosen(graph, focus, self._shown if whole else lambda step: True)
         self.makers: dict[str, Step] = {y.name: step for step in graph.steps for y in step.outputs}
         self.sources = {s.value.name: s for s in graph.sources}
@@ -125,7 +125,7 @@ class _Painter:
         return f"{title}, recomputed" if self._again(path) else title
 
     def _repeated(self, path: str, alone: str) -> str:
-        run = self.runs.get(path) or (Run((path,), 1) if path in self.far else None)
+        run = self.runs.get(path) or (Repetition((path,), 1) if path in self.far else None)
         return alone if run is None else repeated(run, path, self.far)
 
     def _again(self, path: str) -> bool:
@@ -149,7 +149,7 @@ class _Painter:
         if len(ops) > 3 and self.joined.plain.issuperset(y.name for op in ops for y in op.outputs):
             lines, look = (f"{len(ops)} ops of no input",), "shape"
         self.scene.add(
-            Node(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
+            SceneNode(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
         )
         sent = [step for step in steps if isinstance(step, Box) and self.graph.plan(step).total]
         if sent:
@@ -157,7 +157,7 @@ class _Painter:
             of = ", ".join(dict.fromkeys(self.joined.root(box.source).rpartition(".")[2] for box in sent))
             tip = "\n".join(self._told(box) for box in sent)
             chip = sent[0].output.name
-            self.scene.add(Node(chip, words(*plans, of=f"{of}: "), look_of(plans), path, place, tip=tip))
+            self.scene.add(SceneNode(chip, words(*plans, of=f"{of}: "), look_of(plans), path, place, tip=tip))
             self.scene.join(chip, name, side=True)
 
     def _within(self, ops: Sequence[Op]) -> Iterator[str]:
@@ -188,7 +188,7 @@ class _Painter:
         if again:
             lines.append("recomputed" if again == len(ops) else f"{some(again, 'op')} recomputed")
         place = self._place(steps[0])
-        self.scene.add(Node(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
+        self.scene.add(SceneNode(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]
         backs = [b for n in (*(box.output.name for box in boxes), *(s.value.name for s in mine)) for b in self._back(n)]
         alone = [back.plan for back in backs if back.bucket is None]
@@ -200,7 +200,7 @@ class _Painter:
                 plans = [*plans, *self._exchanges(backs)]
             if said:
                 side, dashed = f"{direction} in {module}", direction == "backward"
-                self.scene.add(Node(side, (f"{direction}:", *said), look_of(plans), path, place, dashed))
+                self.scene.add(SceneNode(side, (f"{direction}:", *said), look_of(plans), path, place, dashed))
                 self.scene.join(side, name, side=True)
 
     def _back(self, name: str) -> list[Back]:
@@ -214,15 +214,17 @@ class _Painter:
         place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
         if plan.total or not back:
-            self.scene.add(Node(name, words(plan), look_of([plan]), path, place, tip=tip))
+            self.scene.add(SceneNode(name, words(plan), look_of([plan]), path, place, tip=tip))
         else:
             tip = "\n".join([tip, *map(str, back)])
-            self.scene.add(Node(name, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip))
+            chip = SceneNode(name, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip)
+            self.scene.add(chip)
             return
         if back:
             other = f"gradient of {name}"
             tip = "\n".join(map(str, back))
-            self.scene.add(Node(other, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip))
+            chip = SceneNode(other, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip)
+            self.scene.add(chip)
             for user in self.users.get(name, ()):
                 if id(user) in self.node:
                     self.scene.join(other, self.node[id(user)], back=True)
@@ -256,7 +258,7 @@ class _Painter:
             if source.kind == "input" and self._only(name):
                 there = source.value.layout
                 lines, place = (self.graph.called.get(name, name), shape_of(there)), str(there.placement)
-                self.scene.add(Node(name, lines, "input", (), place, tip=f"{name}\n{there}"))
+                self.scene.add(SceneNode(name, lines, "input", (), place, tip=f"{name}\n{there}"))
                 continue
             for user in sorted(self._only(name), key=at.__getitem__):
                 if not user.startswith("module ") or len(self._only(name)) > 1:
@@ -296,7 +298,7 @@ class _Painter:
         )
         name = f"parameters of {user}"
         look = look_of(plans) if plans else "note"
-        self.scene.add(Node(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip))
+        self.scene.add(SceneNode(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip))
         self.scene.join(name, user, side=True)
 
     def _bucketed(self, box: Box) -> bool:
@@ -338,7 +340,7 @@ class _Painter:
             self.scene.join(self.node[id(maker)], head, text, tip=tip)
         elif maker is not None:
             outside = maker.origin.module or origin
-            self.scene.add(Node(f"from {outside}", (f"from {outside}",), "outside", tip=f"{origin}\n{first}"))
+            self.scene.add(SceneNode(f"from {outside}", (f"from {outside}",), "outside", tip=f"{origin}\n{first}"))
             self.scene.join(f"from {outside}", head, text, tip=tip)
         elif origin in self.scene.nodes:  # an input
             self.scene.join(origin, head, text, tip=tip)
@@ -352,19 +354,19 @@ class _Painter:
             for y in step.outputs if tail else ():
                 if y.name in given:
                     words = "result, loss" if y.name in losses else "result"
-                    self.scene.add(Node("result", (words,), "input"))
+                    self.scene.add(SceneNode("result", (words,), "input"))
                     self.scene.join(tail, "result", brief(y.layout))
                 for user in self.users.get(y.name, ()):
                     if id(user) not in self.node and y.name not in self.joined.lifted and not self._passes(user):
                         there = user.origin.module or user.outputs[0].name
-                        self.scene.add(Node(f"to {there}", (f"to {there}",), "outside"))
+                        self.scene.add(SceneNode(f"to {there}", (f"to {there}",), "outside"))
                         self.scene.join(tail, f"to {there}", brief(y.layout))
 
     def _passes(self, step: Step) -> bool:
         return step.outputs[0].name in self.joined.passed
 
 
-def _chosen(graph: Graph, focus: str | None, shown: Callable[[Step], bool]) -> list[Step]:
+def _chosen(graph: Physical, focus: str | None, shown: Callable[[Step], bool]) -> list[Step]:
     """The steps to draw: without those that others stand for; with a focus those inside, and moves at its border."""
     steps = [step for step in graph.steps if shown(step)]
     if focus is None:

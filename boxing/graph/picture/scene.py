@@ -9,11 +9,11 @@ import torch
 from ....sbp import Layout
 from ...picture.palette import duration, family, user_path, volume
 from ...plan import Plan
-from ..move_table import Way, ways_of
-from ..physical import Box, Graph, Op, Step
+from ..move_table import CollectiveKind, ways_of
+from ..physical import Box, Op, Physical, Step
 
 __all__ = [
-    "Edge", "Node", "Scene",
+    "SceneEdge", "SceneNode", "Scene",
     "brief", "counted", "lie", "look_of", "numbered", "op_name", "shape_of", "shape_only", "some", "summed", "tip_of",
     "tokens", "words",
 ]  # fmt: skip
@@ -26,7 +26,7 @@ WIDE = 30  # characters on a line of a node that lists ops
 
 
 @dataclass(frozen=True)
-class Node:
+class SceneNode:
     """One thing to draw; `look` is op, shape, input, note, module, outside, or the family of a move."""
 
     name: str
@@ -40,7 +40,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Edge:
+class SceneEdge:
     """From one node to another; gradients walk `back` edges, against their direction; `side` ones are short."""
 
     tail: str
@@ -58,11 +58,11 @@ class Scene:
     `ways` are the edges in the making: tail, head, back and side of each, with its texts and tips.
     """
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, SceneNode] = field(default_factory=dict)
     ways: dict[tuple[str, str, bool, bool], tuple[dict[str, None], dict[str, None]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: SceneNode) -> None:
         self.nodes.setdefault(node.name, node)
 
     def beside(self, name: str) -> list[str]:
@@ -70,10 +70,10 @@ class Scene:
         return [tail for tail, head, _, side in self.ways if side and head == name]
 
     @property
-    def edges(self) -> list[Edge]:
+    def edges(self) -> list[SceneEdge]:
         """One edge between two nodes; it says all that goes along it, each once."""
         return [
-            Edge(tail, head, "\n".join(texts), back, side, "\n".join(tips))
+            SceneEdge(tail, head, "\n".join(texts), back, side, "\n".join(tips))
             for (tail, head, back, side), (texts, tips) in self.ways.items()
         ]
 
@@ -160,7 +160,7 @@ def words(*plans: Plan, of: str = "") -> tuple[str, ...]:
 
 def summed(plans: Sequence[Plan]) -> list[str]:
     """A line for each kind of collective in a module, the dearest first."""
-    found: dict[tuple[Way, ...], list[Plan]] = {}
+    found: dict[tuple[CollectiveKind, ...], list[Plan]] = {}
     for plan in plans:
         if plan.total:
             found.setdefault(ways_of(plan), []).append(plan)
@@ -197,7 +197,7 @@ def numbered(what: str, numbers: Sequence[int]) -> str:
     return f"{what}s {first}{' to ' if last - first == many - 1 else ', ..., '}{last}"
 
 
-def tip_of(graph: Graph, steps: Sequence[Op]) -> str:
+def tip_of(graph: Physical, steps: Sequence[Op]) -> str:
     """What a pointer shows: every op with what goes in and comes out, and the user's line."""
     lines = []
     for step in steps[:40]:

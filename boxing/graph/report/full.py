@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...picture.palette import duration, user_path, volume
-from .report import Memory, Report, headline, table, table_of_moves, time_line
+from .report import MemoryReport, Report, headline, table, table_of_moves, time_line
 
 __all__ = ["full"]
 
@@ -34,7 +34,7 @@ def full(report: Report) -> Iterator[str]:
     yield from _ops(report)
 
 
-def _memory(memory: Memory | None) -> Iterator[str]:
+def _memory(memory: MemoryReport | None) -> Iterator[str]:
     if memory is None:
         yield "memory: unknown"
         return

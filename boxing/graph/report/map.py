@@ -8,7 +8,7 @@ from html import escape
 
 from ....sbp import Broadcast, Partial, Sbp
 from ...picture.palette import counted, volume
-from .report import Held, Memory, Report
+from .report import Held, MemoryReport, Report
 from .roles import Role, together
 from .summary import listed
 
@@ -105,7 +105,7 @@ def _key(y: int) -> Iterator[str]:
     yield f'<text class="pale" x="{x}" y="{y + 11}">how the weights are kept on each axis</text>'
 
 
-def _ranks(memory: Memory | None) -> Mapping[str, Held]:
+def _ranks(memory: MemoryReport | None) -> Mapping[str, Held]:
     """The bars by name: of each rank, or of the fullest and the emptiest where there are many."""
     if memory is None or not memory.ranks:
         return {}
@@ -115,7 +115,7 @@ def _ranks(memory: Memory | None) -> Mapping[str, Held]:
     return {f"fullest, rank {ordered[-1][0]}": ordered[-1][1], f"emptiest, rank {ordered[0][0]}": ordered[0][1]}
 
 
-def _memory(bars: Mapping[str, Held], memory: Memory, y: int) -> Iterator[str]:
+def _memory(bars: Mapping[str, Held], memory: MemoryReport, y: int) -> Iterator[str]:
     """A bar in parts for each rank, against the limit or the fullest."""
     most = max(held.total for held in bars.values())
     scale = BAR / max(most, memory.limit or 0, 1)

@@ -6,10 +6,10 @@ from html import escape
 from typing import NamedTuple
 
 from ...picture.palette import FAMILIES, duration, family, user_path, volume
-from ..move_table import MoveRow, Way
+from ..move_table import CollectiveKind, MoveRow
 from ..picture.draw import svg
 from .map import PARTS
-from .report import Memory, Report, change, headline, time_line
+from .report import MemoryReport, Report, change, headline, time_line
 
 __all__ = ["page"]
 
@@ -61,7 +61,7 @@ if (picture) picture.ondblclick = () => picture.classList.toggle("full");
 """
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """One cell of a table: what it shows, and the number by which it is sorted, if it is one."""
 
     html: str
@@ -121,7 +121,7 @@ def _seconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else duration(seconds)
 
 
-def _memory(memory: Memory | None) -> Iterator[str]:
+def _memory(memory: MemoryReport | None) -> Iterator[str]:
     """A bar for each rank, in parts, against the limit or the fullest rank."""
     if memory is None:
         yield '<p class="pale">Unknown.</p>'
@@ -157,14 +157,14 @@ def _moves(rows: Sequence[MoveRow]) -> Iterator[str]:
         heads,
         (
             (
-                Cell(duration(r.spent), r.spent),
-                Cell(volume(r.bytes * r.count), r.bytes * r.count),
-                Cell(volume(r.total * r.count), r.total * r.count),
-                Cell(str(r.count), r.count),
-                Cell(r.direction),
+                TableCell(duration(r.spent), r.spent),
+                TableCell(volume(r.bytes * r.count), r.bytes * r.count),
+                TableCell(volume(r.total * r.count), r.total * r.count),
+                TableCell(str(r.count), r.count),
+                TableCell(r.direction),
                 _code(r.name),
                 _code(change(r.src, r.dst)),
-                Cell(_chip(r.ways, r.direction)),
+                TableCell(_chip(r.ways, r.direction)),
                 _code(user_path(r.line)),
             )
             for r in sent
@@ -175,7 +175,7 @@ def _moves(rows: Sequence[MoveRow]) -> Iterator[str]:
         yield f'<p class="pale">{free} more moves send nothing.</p>'
 
 
-def _chip(ways: Sequence[Way], direction: str) -> str:
+def _chip(ways: Sequence[CollectiveKind], direction: str) -> str:
     back = "" if direction == "forward" else " back"
     return " ".join(f'<span class="chip {family(way.kind)}{back}">{escape(str(way))}</span>' for way in ways)
 
@@ -183,12 +183,12 @@ def _chip(ways: Sequence[Way], direction: str) -> str:
 def _totals(report: Report) -> Iterator[str]:
     rows = (
         (
-            Cell(duration(t.seconds), t.seconds),
-            Cell(volume(t.bytes), t.bytes),
-            Cell(volume(t.total), t.total),
-            Cell(str(t.count), t.count),
-            Cell(t.direction),
-            Cell(_chip(t.ways, t.direction)),
+            TableCell(duration(t.seconds), t.seconds),
+            TableCell(volume(t.bytes), t.bytes),
+            TableCell(volume(t.total), t.total),
+            TableCell(str(t.count), t.count),
+            TableCell(t.direction),
+            TableCell(_chip(t.ways, t.direction)),
         )
         for t in report.totals
     )
@@ -200,13 +200,15 @@ def _ops(report: Report) -> Iterator[str]:
         yield '<p class="pale">What ops cost is unknown.</p>'
     rows = (
         (
-            Cell("?", -1.0) if r.seconds is None else Cell(duration(r.seconds * r.count), r.seconds * r.count),
-            Cell(str(r.count), r.count),
+            TableCell("?", -1.0)
+            if r.seconds is None
+            else TableCell(duration(r.seconds * r.count), r.seconds * r.count),
+            TableCell(str(r.count), r.count),
             _code(r.module),
             _code(r.op),
             _code(r.signature),
             _code(r.runner_up),
-            Cell(f"+{duration(r.extra)}" if r.runner_up else "", r.extra),
+            TableCell(f"+{duration(r.extra)}" if r.runner_up else "", r.extra),
             _code(user_path(r.line)),
         )
         for r in report.ops
@@ -225,11 +227,11 @@ def _picture(report: Report) -> Iterator[str]:
     yield f'<div class="picture">{inside}</div>'
 
 
-def _code(text: str) -> Cell:
-    return Cell(f"<code>{escape(text)}</code>" if text else "")
+def _code(text: str) -> TableCell:
+    return TableCell(f"<code>{escape(text)}</code>" if text else "")
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[TableCell]]) -> Iterator[str]:
     listed = list(rows)
     if not listed:
         yield '<p class="pale">None.</p>'
@@ -242,7 +244,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Iterator[str
     yield "</tbody></table></div>"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     return (
         f"<td>{cell.html}</td>" if cell.number is None else f'<td class="n" data-v="{cell.number:g}">{cell.html}</td>'
     )

@@ -18,18 +18,18 @@ from typing import Any
 from ....sbp import Layout
 from ...picture.palette import duration, user_path, volume
 from ..blocks import Blocks
-from ..move_table import MoveRow, Total, moves_of, totals
-from ..physical import Graph, Op
+from ..move_table import MoveRow, MoveTotal, moves_of, totals
+from ..physical import Op, Physical
 from ..picture.scene import lie, op_name, some
 from .roles import Role, roles_of
 
 __all__ = [
     "Cost",
     "Held",
-    "Memory",
+    "MemoryReport",
     "OpRow",
     "Report",
-    "Solution",
+    "SearchReport",
     "change",
     "headline",
     "moves_of",
@@ -67,7 +67,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryReport:
     """Of each rank, and how much there is on each, if that is known; why the inside of some segments is estimated."""
 
     ranks: Mapping[int, Held]
@@ -81,7 +81,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Solution:
+class SearchReport:
     """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound."""
 
     optimum: float
@@ -154,10 +154,10 @@ class Report:
     second time, as gathered parameters are for the backward. Each move's own seconds are those of its route.
     """
 
-    graph: Graph
+    graph: Physical
     costs: Sequence[Cost] = ()
-    memory: Memory | None = None
-    solution: Solution | None = None
+    memory: MemoryReport | None = None
+    solution: SearchReport | None = None
     exposed: float | None = None
     hidden: float | None = None
     update: float = 0.0
@@ -170,7 +170,7 @@ class Report:
         return moves_of(self.graph, self.again)
 
     @cached_property
-    def totals(self) -> list[Total]:
+    def totals(self) -> list[MoveTotal]:
         return totals(self.moves)
 
     @cached_property
@@ -282,7 +282,7 @@ class Report:
         }
 
 
-def ops_of(graph: Graph, costs: Iterable[Cost] = ()) -> list[OpRow]:
+def ops_of(graph: Physical, costs: Iterable[Cost] = ()) -> list[OpRow]:
     """Every op in the order of the graph; equal ones of repeated blocks are one row with a count."""
     blocks, known = Blocks(graph), {cost.of: cost for cost in costs}
     rows: dict[OpRow, OpRow] = {}
@@ -318,7 +318,7 @@ def _move(row: MoveRow) -> dict[str, Any]:
     }
 
 
-def _total(of: Total) -> dict[str, Any]:
+def _total(of: MoveTotal) -> dict[str, Any]:
     return {**asdict(of), "ways": [{"kind": way.kind, "axes": list(way.axes)} for way in of.ways], "route": of.route}
 
 

@@ -14,7 +14,7 @@ from math import prod
 from ....placement import Placement
 from ....sbp import Layout, Partial, Sbp, Split
 from ..blocks import Blocks
-from ..physical import Box, Graph, Op, Source
+from ..physical import Box, Op, Physical, Source
 from ..picture.scene import op_name
 
 __all__ = ["Role", "axis_names", "roles_of", "together"]
@@ -56,7 +56,7 @@ def axis_names(place: Placement) -> dict[int, str]:
     return {axis: names[axis] for axis, n in enumerate(place.shape) if n > 1}
 
 
-def roles_of(graph: Graph) -> list[Role]:
+def roles_of(graph: Physical) -> list[Role]:
     """The roles of all modules with parameters, of attention and of losses, in the order of the graph; equal ones of
     repeated blocks are one with a count."""
     blocks = Blocks(graph)
@@ -70,7 +70,7 @@ def roles_of(graph: Graph) -> list[Role]:
     return list(merged.values())
 
 
-def _each(graph: Graph) -> Iterator[tuple[str, Role]]:
+def _each(graph: Physical) -> Iterator[tuple[str, Role]]:
     """The role of every module, that of its largest parameter, and the block that it is in."""
     sources = {s.value.name: s for s in graph.sources if s.kind == "parameter"}
     derived = {name: name for name in sources}
@@ -93,7 +93,7 @@ def _each(graph: Graph) -> Iterator[tuple[str, Role]]:
         yield op.origin.block, replace(_role(graph, op, name, sources.get(largest)), module=module, numel=numel)
 
 
-def _role(graph: Graph, op: Op, name: str, source: Source | None) -> Role:
+def _role(graph: Physical, op: Op, name: str, source: Source | None) -> Role:
     """How an op takes a parameter, or is applied to what is none."""
     used = graph.layout(name)
     axes = axis_names(used.placement)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ...picture.palette import counted, duration, volume
-from .report import Held, Memory, Report, headline, table, table_of_moves, time_line
+from .report import Held, MemoryReport, Report, headline, table, table_of_moves, time_line
 from .roles import Role, together
 
 __all__ = ["summary"]
@@ -28,7 +28,7 @@ def summary(report: Report) -> Iterator[str]:
     yield from moves
 
 
-def _memory(memory: Memory | None) -> Iterator[str]:
+def _memory(memory: MemoryReport | None) -> Iterator[str]:
     """Of the fullest rank, by kind."""
     if memory is None or not memory.ranks:
         yield "  memory  unknown"

@@ -12,15 +12,29 @@ from ....placement.errors import SbpflowError
 from ....sbp import B, Layout, P, S, Sbp, State, layout
 from ....sbp.schema import suggest
 from ....sbp.signature import Reduction
-from ..physical import Back, Box, Graph, Op, Source, Step, Value, Var
-from .syntax import BackLine, CallLine, Factor, Keyword, Lie, Line, Misread, Note, Typed, name_of, near, read, whole
+from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
+from .syntax import (
+    BackLine,
+    CallLine,
+    Factor,
+    Keyword,
+    Line,
+    Misread,
+    Note,
+    Typed,
+    WrittenLayout,
+    name_of,
+    near,
+    read,
+    whole,
+)
 
 __all__ = ["parse"]
 
 KINDS = ["input", "parameter", "buffer", "constant"]
 
 
-def parse(text: str) -> Graph:
+def parse(text: str) -> Physical:
     """The graph that a text says."""
     lines = read(text)
     try:
@@ -36,9 +50,9 @@ class _Reader:
         self.lines = lines
         self.places: dict[str, Placement] = {}
         self.values: dict[str, Value] = {}
-        self.lies: dict[tuple[Lie, Layout | None], Layout] = {}
+        self.lies: dict[tuple[WrittenLayout, Layout | None], Layout] = {}
 
-    def graph(self) -> Graph:
+    def graph(self) -> Physical:
         name, sources, steps, backs = "", list[Source](), list[Step](), list[Back]()
         result, losses, writes = None, list[tuple[str, str | None]](), dict[str, str]()
         for line in self.lines:
@@ -62,7 +76,7 @@ class _Reader:
                     if written in writes:
                         raise Misread(buffer, f"{buffer} is written twice", "keep the line with its last value")
                     writes[written] = self.known(value).name
-        return Graph(name, tuple(sources), tuple(steps), tuple(backs), result, tuple(losses), writes)
+        return Physical(name, tuple(sources), tuple(steps), tuple(backs), result, tuple(losses), writes)
 
     def place(self, short: Token, grid: Token) -> None:
         if short in self.places:
@@ -72,7 +86,7 @@ class _Reader:
         except SbpflowError as error:
             raise _misread(grid, error) from None
 
-    def source(self, kind: Token, typed: Typed, update: Lie | None) -> Source:
+    def source(self, kind: Token, typed: Typed, update: WrittenLayout | None) -> Source:
         if kind not in KINDS:
             raise Misread(kind, f"{str(kind)!r} is no kind of source", near(kind, KINDS))
         value = self.defined(typed)
@@ -155,14 +169,14 @@ class _Reader:
             return {key: self.resolved(part) for key, part in value.items()}
         return value
 
-    def lie(self, lie: Lie, base: Layout | None) -> Layout:
+    def lie(self, lie: WrittenLayout, base: Layout | None) -> Layout:
         """The layout; its dtype and shape are those of `base` where they are not said."""
         known = self.lies.get((lie, base))
         if known is None:
             known = self.lies[lie, base] = self.laid(lie, base)
         return known
 
-    def laid(self, lie: Lie, base: Layout | None) -> Layout:
+    def laid(self, lie: WrittenLayout, base: Layout | None) -> Layout:
         name = lie.place or "p0"
         place = self.places.get(name)
         if place is None:

@@ -21,7 +21,7 @@ __all__ = [
     "CallLine",
     "Factor",
     "Keyword",
-    "Lie",
+    "WrittenLayout",
     "Line",
     "Misread",
     "Note",
@@ -79,7 +79,7 @@ class Note(NamedTuple):
     factors: tuple[Factor, ...]
 
 
-class Lie(NamedTuple):
+class WrittenLayout(NamedTuple):
     """A layout as it is written; two that are written alike are equal, wherever they stand."""
 
     type: Token | None
@@ -90,7 +90,7 @@ class Lie(NamedTuple):
 
 class Typed(NamedTuple):
     name: Token
-    lie: Lie
+    lie: WrittenLayout
     grad: bool
 
 
@@ -112,8 +112,8 @@ class CallLine(NamedTuple):
 class BackLine(NamedTuple):
     into: Token
     of: Token
-    src: Lie
-    dst: Lie
+    src: WrittenLayout
+    dst: WrittenLayout
     bucket: int | None
 
 
@@ -141,7 +141,7 @@ class _Build(Transformer[Token, Any]):
     def place(self, name: Token, grid: Token, _end: Token) -> Line:
         return Line("place", (name, grid))
 
-    def source(self, kind: Token, value: Typed, update: Lie | None, _end: Token) -> Line:
+    def source(self, kind: Token, value: Typed, update: WrittenLayout | None, _end: Token) -> Line:
         return Line("source", (kind, value, update))
 
     def step(self, *parts: Any) -> CallLine:
@@ -151,7 +151,9 @@ class _Build(Transformer[Token, Any]):
     def call(self, op: Token, *parts: Any) -> tuple[Token, tuple[Any, ...], bool]:
         return op, parts[:-1], parts[-1] is None
 
-    def back(self, into: Token, of: Token, src: Lie, dst: Lie, bucket: Token | None, _end: Token) -> BackLine:
+    def back(
+        self, into: Token, of: Token, src: WrittenLayout, dst: WrittenLayout, bucket: Token | None, _end: Token
+    ) -> BackLine:
         return BackLine(into, of, src, dst, None if bucket is None else whole(bucket))
 
     def result(self, value: Any, _end: Token) -> Line:
@@ -163,11 +165,13 @@ class _Build(Transformer[Token, Any]):
     def write(self, name: Token, value: Token, _end: Token) -> Line:
         return Line("write", (name, value))
 
-    def value(self, name: Token, lie: Lie, grad: Token | None) -> Typed:
+    def value(self, name: Token, lie: WrittenLayout, grad: Token | None) -> Typed:
         return Typed(name, lie, grad is not None)
 
-    def lie(self, type: Token | None, sbp: tuple[Token, ...], notes: tuple[Note, ...], place: Token | None) -> Lie:
-        return Lie(type, sbp, notes, place)
+    def lie(
+        self, type: Token | None, sbp: tuple[Token, ...], notes: tuple[Note, ...], place: Token | None
+    ) -> WrittenLayout:
+        return WrittenLayout(type, sbp, notes, place)
 
     def sbp(self, *entries: Token) -> tuple[Token, ...]:
         return entries

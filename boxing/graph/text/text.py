@@ -42,7 +42,7 @@ from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
 from ...picture.palette import volume
 from ...plan import plan
-from ..physical import Back, Box, Graph, Op, Source, Step, Value, Var
+from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
 
 __all__ = ["difference", "fingerprint", "from_text", "to_text"]
 
@@ -50,25 +50,25 @@ _PLAIN = re.compile(r"[\w./@]+(-[\w./@]+)*")
 _BARE = re.compile(r"[^\s'\"]+")
 
 
-def to_text(graph: Graph) -> str:
+def to_text(graph: Physical) -> str:
     """The graph as text; `from_text` makes an equal one of it."""
     return "\n".join(_Writer(graph, comments=True).lines()) + "\n"
 
 
-def from_text(text: str) -> Graph:
+def from_text(text: str) -> Physical:
     """The graph that a text says; what is wrong with it is shown with the line and a caret."""
     from .parse import parse  # here, because lark takes 40 ms to load and most programs read no graph
 
     return parse(text)
 
 
-def fingerprint(graph: Graph) -> int:
+def fingerprint(graph: Physical) -> int:
     """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions."""
     regions = [str(at) for at, step in enumerate(graph.steps) if isinstance(step, Op) and step.origin.recompute]
     return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions]).encode())
 
 
-def difference(a: Graph, b: Graph) -> str:
+def difference(a: Physical, b: Physical) -> str:
     """The first line in which the texts of two graphs differ, comments left out; empty if there is none."""
     ours, theirs = (list(_Writer(graph, comments=False).lines()) for graph in (a, b))
     for number, (left, right) in enumerate(zip_longest(ours, theirs), 1):
@@ -81,7 +81,7 @@ def difference(a: Graph, b: Graph) -> str:
 class _Writer:
     """Writes one graph; remembers how its layouts and placements are written."""
 
-    def __init__(self, graph: Graph, *, comments: bool) -> None:
+    def __init__(self, graph: Physical, *, comments: bool) -> None:
         self.graph, self.comments = graph, comments
         self.places = {p: f"p{i}" for i, p in enumerate(dict.fromkeys(lie.placement for lie in _layouts(graph)))}
         self.lies: dict[Layout, str] = {}
@@ -162,7 +162,7 @@ class _Writer:
         return f"  # {said}" if said and self.comments else ""
 
 
-def _layouts(graph: Graph) -> Iterator[Layout]:
+def _layouts(graph: Physical) -> Iterator[Layout]:
     """Every layout, in the order of the text."""
     for source in graph.sources:
         yield source.value.layout

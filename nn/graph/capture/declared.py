@@ -16,7 +16,7 @@ from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import SbpLike, layout
 from ...tensors.factories import declared_by
-from .interceptor import Watch
+from .interceptor import Interceptor
 from .tape import Tape
 
 __all__ = ["Declared"]
@@ -25,7 +25,7 @@ __all__ = ["Declared"]
 class Declared:
     """Notes on a tape. What says no placement is about `rest`; tensors are made on `device`."""
 
-    def __init__(self, tape: Tape, watch: Watch, device: str, rest: Placement | None) -> None:
+    def __init__(self, tape: Tape, watch: Interceptor, device: str, rest: Placement | None) -> None:
         self.tape, self.watch, self.device, self.rest = tape, watch, device, rest
 
     @contextmanager

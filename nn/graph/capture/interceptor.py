@@ -29,7 +29,7 @@ from .policy import Asking, Policy
 from .running_stats import statistics
 from .tape import Tape
 
-__all__ = ["Known", "Watch", "data_dependent"]
+__all__ = ["Known", "Interceptor", "data_dependent"]
 
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -58,7 +58,7 @@ def data_dependent(asked: str, line: str, module: str) -> SbpError:
 
 
 # SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
-class Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+class Interceptor(SchemaCheckMode):  # type: ignore[no-untyped-call]
     """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
 
     def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:

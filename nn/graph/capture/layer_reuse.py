@@ -18,9 +18,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from ....boxing.record import following
 from ....sbp.call import Ref
 from ....sbp.logical import LogicalOp, Origin
-from .interceptor import Watch
+from .interceptor import Interceptor
 from .likeness import Unlike, blocks_of, of_module, of_value
-from .module_state import Held
+from .module_state import ModuleState
 from .pytree import replaced
 from .tape import Tape, View
 
@@ -30,7 +30,7 @@ Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _LayerCall:
     """A call about to be made: all it could go by, and the tensors it may use."""
 
     key: Any
@@ -61,7 +61,7 @@ class _Traced:
 class Repeats:
     """Calls modules, and knows where in the model the capture is."""
 
-    def __init__(self, tape: Tape, watch: Watch, held: Held, *, reuse: bool = True) -> None:
+    def __init__(self, tape: Tape, watch: Interceptor, held: ModuleState, *, reuse: bool = True) -> None:
         self.tape, self.watch, self.held, self.reuse = tape, watch, held, reuse
         self.blocks = blocks_of(held.paths, held.modules)
         self.traced: list[_Traced] = []
@@ -113,7 +113,7 @@ class Repeats:
 
     def _look(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: tuple[int, ...] | None = None
-    ) -> _Call | None:
+    ) -> _LayerCall | None:
         if _hooked():
             return None
         constants: list[Tensor] = []
@@ -130,9 +130,9 @@ class Repeats:
         seen: dict[int, int] = {}
         pattern = tuple([seen.setdefault(n, len(seen)) for n in numbers])
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), _autocast()
-        return _Call((like, taken, pattern, modes), held, constants, given, numbers)
+        return _LayerCall((like, taken, pattern, modes), held, constants, given, numbers)
 
-    def _traced(self, call: _Call, result: Any, start: int, first: int, writes: int) -> _Traced | None:
+    def _traced(self, call: _LayerCall, result: Any, start: int, first: int, writes: int) -> _Traced | None:
         tape = self.tape
         ops = tuple(tape.ops[start:])
         made = {n for op in ops for n in op.numbers}
@@ -176,7 +176,7 @@ class Repeats:
             changed,
         )
 
-    def _again(self, known: _Traced, call: _Call) -> Any:
+    def _again(self, known: _Traced, call: _LayerCall) -> Any:
         tape, watch = self.tape, self.watch
         first = known.first
         move = {n: call.numbers[at] for n, at in known.place.items()}

@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 from ....placement.errors import SbpError
 from ...tensors.copies import attributes
 
-__all__ = ["Constant", "Held", "Slot", "fake_like"]
+__all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class HeldTensor:
     """A parameter or buffer: its first name, what it really is, and its fake."""
 
     name: str
@@ -44,14 +44,14 @@ def fake_like(real: Tensor, device: str) -> Tensor:
     return made.requires_grad_(real.requires_grad)
 
 
-class Held:
+class ModuleState:
     """Swaps the tensors of modules for fakes, and puts back all that the modules were."""
 
     def __init__(self, modules: Mapping[str, nn.Module], device: str) -> None:
         self.paths: dict[int, str] = {}  # of modules, by identity
         self.modules: list[nn.Module] = []
-        self.slots: list[Slot] = []
-        self.by_real: dict[int, Slot] = {}
+        self.slots: list[HeldTensor] = []
+        self.by_real: dict[int, HeldTensor] = {}
         self.own: list[tuple[nn.Module, str, bool, Tensor]] = []  # where every fake was put
         self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         for prefix, root in modules.items():
@@ -80,10 +80,10 @@ class Held:
             if kind == "parameter":
                 fake = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
                 vars(fake).update(attributes(real))
-            self.by_real[id(real)] = slot = Slot(name, kind, real, fake)
+            self.by_real[id(real)] = slot = HeldTensor(name, kind, real, fake)
             self.slots.append(slot)
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> "ModuleState":
         for module in self.modules:
             held = module.__dict__
             kept = {name: copy.copy(part) for name, part in held.items() if isinstance(part, dict | list)}

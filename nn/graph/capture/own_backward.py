@@ -26,7 +26,7 @@ from ....sbp.logical import LogicalOp
 from ....sbp.state import State
 from ...eager.capture import Captured, capture
 from ...eager.functions import FunctionOp, applied
-from .interceptor import Watch
+from .interceptor import Interceptor
 from .layer_reuse import like
 from .tape import Tape
 
@@ -66,7 +66,7 @@ def _op(cls: type[Function], kinds: tuple[bool, ...], outputs: int) -> OwnOp:
     return OwnOp(cls, [torch.empty(0) if tensor else None for tensor in kinds], outputs)
 
 
-def called(apply: Callable[..., Any], cls: Any, args: tuple[Any, ...], tape: Tape, watch: Watch) -> Any:
+def called(apply: Callable[..., Any], cls: Any, args: tuple[Any, ...], tape: Tape, watch: Interceptor) -> Any:
     """The result that a Function makes of fakes, with one op on the tape."""
     line = user_line()
     given = [watch.fake(x) if isinstance(x, Tensor) else x for x in args]

@@ -23,14 +23,14 @@ from ....sbp.logical import LogicalOp, Origin
 from ....sbp.state import State
 from .inplace import RESHAPES, Geometry, back, functional, geometry, overload_like, written
 
-__all__ = ["Memory", "Tape", "View"]
+__all__ = ["Storage", "Tape", "View"]
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
 
 
 @dataclass(eq=False)
-class Memory:
+class Storage:
     """What tensors share. `fixed` says why nothing may be written to it."""
 
     born: int  # the number of its first value
@@ -39,7 +39,7 @@ class Memory:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ViewOp:
     """The op that made a view of another; in its arguments the views it took stand as Refs, `viewed` first of all."""
 
     op: Op
@@ -57,11 +57,11 @@ class View:
     """A tensor, or several that are the same: where it lies, and the number of its value as of a version."""
 
     fake: Tensor
-    memory: Memory
+    memory: Storage
     number: int  # of its value when its memory was at this version
     version: int
     where: Geometry
-    step: Step | None = None
+    step: ViewOp | None = None
     tensors: list[Tensor] = field(default_factory=list)  # kept alive, for they are known by their identity
     storage: int = field(init=False)
 
@@ -78,7 +78,7 @@ class Tape:
         self.origin = Origin()
         self.placement: Placement | None = None  # of what is recorded now, and how it is to lie
         self.lies: State | None = None
-        self.written: list[Memory] = []  # in order, one entry for every write
+        self.written: list[Storage] = []  # in order, one entry for every write
         self._views: dict[int, View] = {}  # by the identity of their tensors
         self._stored: dict[int, list[View]] = {}  # by their storage
 
@@ -176,13 +176,13 @@ class Tape:
             if viewed is None:
                 self._root(y, number)
             else:
-                step = Step(op, named, keyed, views, viewed, at, outputs, grad)
+                step = ViewOp(op, named, keyed, views, viewed, at, outputs, grad)
                 self._know(y, View(y, viewed.memory, number, viewed.memory.version, where, step))
 
     def _same(self, tensor: Tensor, view: View, grad: bool) -> View:
         """A tensor that is another one; if gradients stop between the two, a `detach` says so."""
         if view.fake.requires_grad and not (grad and tensor.requires_grad):
-            step = Step(aten.detach.default, (Ref(0),), {}, (view,), view, 0, (tensor,), False)
+            step = ViewOp(aten.detach.default, (Ref(0),), {}, (view,), view, 0, (tensor,), False)
             (number,) = self._put(aten.detach.default, (Ref(self.read(view)),), {}, (tensor,), False)
             view = View(tensor, view.memory, number, view.memory.version, view.where, step)
         return self._know(tensor, view)
@@ -282,7 +282,7 @@ class Tape:
                 torch.empty_strided(view.where.shape, view.where.stride, dtype=tensor.dtype, device=tensor.device),
             )
         grad = torch.is_grad_enabled() and name != "detach"
-        step = Step(same, (Ref(0), *args[1:]), dict(kwargs), (view,), view, 0, (tensor,), grad)
+        step = ViewOp(same, (Ref(0), *args[1:]), dict(kwargs), (view,), view, 0, (tensor,), grad)
         (number,) = self._put(same, (Ref(before), *args[1:]), dict(kwargs), (tensor,), grad)
         self._know(tensor, View(tensor, view.memory, number, view.memory.version, where, step))
 
@@ -305,7 +305,7 @@ class Tape:
         view.number, view.version = number, view.memory.version
 
     @staticmethod
-    def _again(step: Step, numbers: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _again(step: ViewOp, numbers: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         refs = [Ref(n) for n in numbers]
         return fill(step.args, refs), fill(dict(step.kwargs), refs)
 
@@ -325,7 +325,7 @@ class Tape:
         return Ref(self.number(tensor))
 
     def _root(self, fake: Tensor, number: int, fixed: str = "") -> View:
-        memory = Memory(number, fixed=fixed)
+        memory = Storage(number, fixed=fixed)
         view = View(fake, memory, number, 0, geometry(fake))
         return self._know(fake, view)
 

@@ -24,13 +24,13 @@ from ....placement.errors import SbpError
 from ....sbp.call import Ref, fill, refs_in
 from ....sbp.logical import Logical, LogicalOp, Loss, Source
 from .declared import Declared
-from .interceptor import Watch
+from .interceptor import Interceptor
 from .layer_reuse import Repeats
-from .module_state import Constant, Held, fake_like
+from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .pytree import is_simple, replaced
 from .tape import Tape
-from .training_calls import Asked, around
+from .training_calls import Questions, around
 
 __all__ = ["Constants", "trace"]
 
@@ -75,12 +75,12 @@ class _Tracing:
         # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
         self.device = device if torch.cuda.is_available() else "cpu"
         with self.fakes:
-            self.held = Held(modules, self.device)
+            self.held = ModuleState(modules, self.device)
         self.tape = Tape()
-        self.watch = Watch(self.tape, self.known, self.literal)
+        self.watch = Interceptor(self.tape, self.known, self.literal)
         self.repeats = Repeats(self.tape, self.watch, self.held, reuse=reuse)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
-        self.asked = Asked(samples_apart=samples_apart)
+        self.asked = Questions(samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}

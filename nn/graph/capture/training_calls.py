@@ -25,7 +25,7 @@ from .interceptor import data_dependent
 from .packed import packing
 from .policy import policy_of
 
-__all__ = ["Asked", "around"]
+__all__ = ["Questions", "around"]
 
 Lost = Callable[[Tensor, Tensor | None], None]
 Region = Callable[..., AbstractContextManager[None]]  # perhaps of a policy
@@ -35,7 +35,7 @@ _VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 
-class Asked(TorchFunctionMode):
+class Questions(TorchFunctionMode):
     """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. For micro-batches it
     keeps samples apart that an ATen call would mix."""
 
@@ -71,7 +71,7 @@ class Asked(TorchFunctionMode):
 
 @contextmanager
 def around(
-    asked: Asked, lost: Lost, call: Callable[..., Any], own: Callable[..., Any], region: Region
+    asked: Questions, lost: Lost, call: Callable[..., Any], own: Callable[..., Any], region: Region
 ) -> Iterator[None]:
     """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
     `own(apply, cls, args)` functions with a backward of their own. What `torch.utils.checkpoint` runs, it runs in a
@@ -101,7 +101,7 @@ def around(
         checkpoint._checkpoint_without_reentrant_generator = without_reentrant
 
 
-def _backward(asked: Asked, lost: Lost) -> Callable[..., None]:
+def _backward(asked: Questions, lost: Lost) -> Callable[..., None]:
     def noted(
         tensors: Any,
         grad_tensors: Any = None,

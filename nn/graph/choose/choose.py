@@ -8,11 +8,11 @@ import numpy as np
 
 from ....boxing.graph.buckets import LIMITS, bucketed
 from ....boxing.graph.insert import Choice, insert
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement import Placement, default_cluster
 from ....placement.errors import SbpError
 from ....sbp import Sbp, State
-from ....sbp.joint.formulate import Demands, Formulated, Node, formulate
+from ....sbp.joint.formulate import ChoiceNode, Demands, Formulated, formulate
 from ....sbp.joint.move_cost import local_bytes
 from ....sbp.joint.placements import Homes, homes
 from ....sbp.joint.problem import Vector
@@ -33,7 +33,7 @@ Pins: TypeAlias = Mapping[str, tuple[Sbp, ...] | State]
 class Decided:
     """The graph that runs, and how it was found."""
 
-    graph: Graph
+    graph: Physical
     logical: Logical
     formulated: Formulated
     solution: Solution
@@ -71,7 +71,7 @@ def decide(
         return known
     posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
 
-    def made(solution: Solution) -> tuple[Graph, Mapping[int, str]]:
+    def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
         _check(solution, pinned)
         return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
@@ -135,7 +135,7 @@ class _Formulas:
         return self.known[key]
 
 
-def _gathered(logical: Logical, node: Node, where: Homes) -> Vector:
+def _gathered(logical: Logical, node: ChoiceNode, where: Homes) -> Vector:
     """Bytes of the weights that an op reads, and of their gradients, by what it chooses."""
     op = logical.ops[node.index]
     sizes = where.ops[node.index].shape

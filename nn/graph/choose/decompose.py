@@ -26,7 +26,7 @@ from ....sbp.registry import has_rule
 from ....sbp.state import State
 from ...eager import formulas
 from ...eager.capture import capture, fakes_of, seen_by, shared_fakes
-from ..capture.interceptor import Watch
+from ..capture.interceptor import Interceptor
 from ..capture.tape import Tape
 
 __all__ = ["expand", "formula_of"]
@@ -174,7 +174,7 @@ def _functional(
     tape, inputs = Tape(), fakes_of(layouts)
     for x in inputs:
         tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
-    with shared_fakes(), seen_by(Watch(tape, _nothing, _refused)):
+    with shared_fakes(), seen_by(Interceptor(tape, _nothing, _refused)):
         made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
     return tape.ops, map_tensors(made, lambda y: Ref(tape.number(y)))
 

@@ -17,7 +17,7 @@ from ....sbp import B, layout
 from ....sbp.joint.op_cost import alone, is_view
 from ....sbp.logical import Logical, LogicalOp
 from ...model.annotate import Moved, placement_of
-from ...model.balance import Cut, Work, by_stage, ends_of, open_cuts, runs
+from ...model.balance import LayerCut, Work, by_stage, ends_of, open_cuts, runs
 from ...tensors.tensor import GlobalTensor
 from .parameters import joined_path
 
@@ -88,7 +88,7 @@ def even_stages(logical: Logical, modules: Mapping[str, nn.Module], micro_batche
 def _ops(
     logical: Logical,
     modules: Mapping[str, nn.Module],
-    cuts: Sequence[tuple[Cut, Sequence[nn.Module]]],
+    cuts: Sequence[tuple[LayerCut, Sequence[nn.Module]]],
     listed: Sequence[str],
 ) -> Iterator[tuple[str, LogicalOp]]:
     """Each op with its module. For a module outside of the layers that was placed the layer at the same end of a

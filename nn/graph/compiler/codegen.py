@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ....boxing import box, box_async
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement.world import owned
-from ..lower.order import Schedule
+from ..lower.order import Order
 from ..lower.overlap import Do, Transfer
 from ..lower.random import Drawer, Numbered
 from ..lower.segments import Draw, Segment, Stage
@@ -28,14 +28,14 @@ Step: TypeAlias = Callable[[Mapping[str, Shards]], tuple[dict[str, Shards], dict
 
 
 def straight(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
-    plan: Schedule,
+    plan: Order,
     compiled: Mapping[tuple[int, int], Compiled],
     again: Mapping[int, Sequence[str]],
 ) -> tuple[Step, str]:
     """The function, from shards to values and gradients, and its text. `compiled` is by number of stage and rank."""
-    writer = _Writer(graph, stages, plan, compiled, again)
+    writer = _SourceWriter(graph, stages, plan, compiled, again)
     text = writer.written()
     # Under this name records take a line of it for ours, and look further out for the user's.
     exec(compile(text, f"{__file__} (step)", "exec"), writer.bound)
@@ -61,9 +61,9 @@ class Running:
 
 
 def task(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
-    plan: Schedule,
+    plan: Order,
     compiled: Mapping[tuple[int, int], Compiled],
     again: Mapping[int, Sequence[str]],
     halves: Mapping[int, tuple[Sequence[str], Sequence[str]]],
@@ -71,7 +71,7 @@ def task(
     name: str,
 ) -> Running:
     """One task, generated as the step is."""
-    writer = _Writer(graph, stages, plan, compiled, again, halves)
+    writer = _SourceWriter(graph, stages, plan, compiled, again, halves)
     text = writer.written_task(bundles, name)
     exec(compile(text, f"{__file__} ({name})", "exec"), writer.bound)
     run: Callable[..., tuple[Any, ...]] = writer.bound[name]
@@ -79,12 +79,12 @@ def task(
     return Running(run, text, tuple(tuple(n not in writer.borrowed for n in names) for names in gives))
 
 
-class _Writer:
+class _SourceWriter:
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         stages: Sequence[Stage],
-        plan: Schedule,
+        plan: Order,
         compiled: Mapping[tuple[int, int], Compiled],
         again: Mapping[int, Sequence[str]],
         halves: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None = None,

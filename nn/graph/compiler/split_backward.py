@@ -14,11 +14,11 @@ from torch import Tensor, fx
 from ..lower.localise import Local
 from .joint import Traced, ancestors, cut, gradients
 
-__all__ = ["Apart", "Cut", "apart", "by_autograd"]
+__all__ = ["Apart", "SplitBackward", "apart", "by_autograd"]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class SplitBackward:
     """The two halves as graphs, and which of the saved tensors and of the inputs taken again each one needs."""
 
     first: fx.GraphModule
@@ -40,7 +40,7 @@ class Apart:
     owns: tuple[bool, ...]
 
 
-def apart(traced: Traced, weights: Sequence[bool]) -> Cut:
+def apart(traced: Traced, weights: Sequence[bool]) -> SplitBackward:
     """The backward cut in two; `weights` says of each gradient whether it is of a weight."""
     assert traced.backward is not None
     graph = traced.backward.graph
@@ -69,7 +69,7 @@ def apart(traced: Traced, weights: Sequence[bool]) -> Cut:
     numbers = [tuple(traced.again[n] for n in part) for part in taken]
     mine = [(y, owns) for y, owns, weight in zip(flat, traced.owns, weights, strict=True) if weight]
     owns = tuple(owns and y not in early for y, owns in mine)
-    return Cut(first, second, (tuple(kept[0]), tuple(kept[1])), (numbers[0], numbers[1]), owns)
+    return SplitBackward(first, second, (tuple(kept[0]), tuple(kept[1])), (numbers[0], numbers[1]), owns)
 
 
 def _used(nodes: set[fx.Node], ends: Sequence[fx.Node]) -> set[fx.Node]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....boxing.graph.physical import Graph, Op, Var
+from ....boxing.graph.physical import Op, Physical, Var
 from ....placement import Placement
 from ....placement.world import device
 from ....sbp import Layout
@@ -75,7 +75,7 @@ class Local:
 class Localiser:
     """Makes local calls of a graph's ops. An op that was seen before on such layouts gets the very same function."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Physical) -> None:
         self.graph = graph
         self._calls: dict[Any, tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]] = {}
 

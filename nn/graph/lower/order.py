@@ -14,7 +14,7 @@ them; `d x` is x's gradient as its users leave it, `home p` a parameter's, broug
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....boxing.graph.physical import Back, Box, Graph
+from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
 from .overlap import AHEAD, Do, Transfer, freed, overlapped
@@ -22,11 +22,11 @@ from .recompute import Recomputed, recomputed
 from .saved_inputs import read_again
 from .segments import Draw, Segment, Stage, kept, made_by
 
-__all__ = ["Schedule", "Writer", "bucketed", "schedule"]
+__all__ = ["Order", "Writer", "bucketed", "schedule"]
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class Order:
     """What to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
 
     todo: tuple[Do, ...]
@@ -40,13 +40,13 @@ class Schedule:
 
 
 def schedule(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
     again: Mapping[int, Sequence[str]] | None = None,
     *,
     regather: bool = True,
     overlap: bool | None = None,
-) -> Schedule:
+) -> Order:
     """The schedule of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
 
     What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
@@ -60,7 +60,7 @@ def schedule(
     grads = {s.value.name: register for s in graph.sources if (register := f"home {s.value.name}") in writer.written}
     values = tuple(sorted(kept(graph)))
     stay = {*values, *grads.values(), *(s.value.name for s in graph.sources)}
-    return Schedule(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, grads)
+    return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, grads)
 
 
 class Writer:
@@ -69,7 +69,7 @@ class Writer:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         stages: Sequence[Stage],
         again: Mapping[int, Sequence[str]],
         regather: bool,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp.call import fill, tensors_in
@@ -24,7 +24,7 @@ class Drawer:
     """Runs one op that draws, once a process, with torch's own generator; also where this process keeps no part,
     so that every process's generator goes the same way."""
 
-    def __init__(self, graph: Graph, draw: Draw) -> None:
+    def __init__(self, graph: Physical, draw: Draw) -> None:
         op = draw.op
         self.op, self.outputs = op.op, [y.layout for y in op.outputs]
         self.where = self.outputs[0].placement

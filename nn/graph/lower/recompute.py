@@ -9,7 +9,7 @@ drawn again as they were. Moves of weights that are made once a step, and those 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....boxing.graph.physical import Box, Graph
+from ....boxing.graph.physical import Box, Physical
 from .segments import Draw, Segment, Stage, kept, made_by
 
 __all__ = ["Recomputed", "recomputed"]
@@ -28,7 +28,7 @@ class Recomputed:
 
 
 def recomputed(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
     chunk: Sequence[int | None] | None = None,
     once: Collection[int] = (),
@@ -57,7 +57,7 @@ def _region(stage: Segment | Draw) -> str:
     return (stage.ops[0] if isinstance(stage, Segment) else stage.op).origin.recompute
 
 
-def saves(graph: Graph, box: Box) -> bool:
+def saves(graph: Physical, box: Box) -> bool:
     """Whether the forward of a move keeps something for its backward, as who held a maximum."""
     state = graph.layout(box.source).state
     moves = any(move.of == box.output.name and move.into != move.of for move in graph.backs)

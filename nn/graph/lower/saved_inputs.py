@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....sbp.call import fill, tensors_in
 from .localise import frozen, metas, renamed
 from .segments import Segment
@@ -19,7 +19,7 @@ __all__ = ["read_again"]
 _log = logging.getLogger(__name__)
 
 
-def read_again(graph: Graph, segment: Segment) -> frozenset[str]:
+def read_again(graph: Physical, segment: Segment) -> frozenset[str]:
     """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
     if not segment.wants:
         return frozenset()
@@ -37,7 +37,7 @@ MOST = 1024
 _known: dict[Any, tuple[int, ...]] = {}
 
 
-def _kind(graph: Graph, segment: Segment) -> Any:
+def _kind(graph: Physical, segment: Segment) -> Any:
     """All that the answer depends on, names left out: repeated blocks are asked once."""
     number = {name: n for n, name in enumerate(segment.inputs)}
     calls = []
@@ -50,7 +50,7 @@ def _kind(graph: Graph, segment: Segment) -> Any:
     return tuple(calls), given
 
 
-def _read_again(graph: Graph, segment: Segment) -> tuple[int, ...]:
+def _read_again(graph: Physical, segment: Segment) -> tuple[int, ...]:
     held = metas([graph.layout(name) for name in segment.inputs])
     values = {
         name: x.requires_grad_() if name in segment.wants else x for name, x in zip(segment.inputs, held, strict=True)

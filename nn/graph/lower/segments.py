@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ....boxing.graph.physical import Box, Graph, Op, vars_in
+from ....boxing.graph.physical import Box, Op, Physical, vars_in
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp.call import Call
@@ -74,12 +74,12 @@ def draws(op: Op) -> bool:
     return not off
 
 
-def kept(graph: Graph) -> frozenset[str]:
+def kept(graph: Physical) -> frozenset[str]:
     """The values that outlive the step: results, losses, and what buffers are to hold."""
     return frozenset((*vars_in(graph.result), *(name for name, _ in graph.losses), *graph.writes.values()))
 
 
-def segments(graph: Graph, chunk: Mapping[str, int] | None = None) -> tuple[Stage, ...]:
+def segments(graph: Physical, chunk: Mapping[str, int] | None = None) -> tuple[Stage, ...]:
     """The stages of a graph, in an order in which they can run. Modules of different chunks are cut apart."""
     stages = list(_runs(graph, chunk or {}))
     used = set(kept(graph)) | {of for _, of in graph.losses if of is not None}
@@ -92,7 +92,7 @@ def segments(graph: Graph, chunk: Mapping[str, int] | None = None) -> tuple[Stag
     return tuple(_with_gradients(graph, done[::-1]))
 
 
-def _runs(graph: Graph, chunk: Mapping[str, int]) -> Iterator[Stage]:
+def _runs(graph: Physical, chunk: Mapping[str, int]) -> Iterator[Stage]:
     """The stages, every output still taken for one that others use."""
     ops: list[Op] = []
     made: set[str] = set()  # by the ops so far
@@ -152,7 +152,7 @@ def _placement(op: Op) -> Placement:
     return op.outputs[0].layout.placement
 
 
-def _with_gradients(graph: Graph, stages: Sequence[Stage]) -> list[Stage]:
+def _with_gradients(graph: Physical, stages: Sequence[Stage]) -> list[Stage]:
     """The segments told which outputs the losses' gradients come back to, and where they go on."""
     reached = {name for name, _ in graph.losses}
     back = {move.of: move.into for move in graph.backs if move.of != move.into}
@@ -174,7 +174,7 @@ def _with_gradients(graph: Graph, stages: Sequence[Stage]) -> list[Stage]:
     return out[::-1]
 
 
-def _told(graph: Graph, segment: Segment, reached: set[str]) -> Segment:
+def _told(graph: Physical, segment: Segment, reached: set[str]) -> Segment:
     returns = tuple(name for name in segment.outputs if name in reached)
     on = set(returns)
     for op in reversed(segment.ops):

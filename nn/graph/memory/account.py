@@ -4,27 +4,27 @@ that runs."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....boxing.graph.report.report import Held
 from ....sbp import Layout
 from ..lower.localise import Localiser
 from ..lower.segments import segments
-from .liveness import Memory, memory
+from .liveness import RankMemory, memory
 
 __all__ = ["account", "trained", "with_states"]
 
 
-def account(graph: Graph, kept: int, *, regather: bool = True) -> dict[int, Held]:
+def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, Held]:
     """Of every rank, where an optimizer keeps so many tensors of each parameter."""
     return with_states(memory(graph, segments(graph), Localiser(graph), regather=regather), trained(graph), kept)
 
 
-def trained(graph: Graph) -> list[Layout]:
+def trained(graph: Physical) -> list[Layout]:
     """Where the gradients of parameters come home, and with them what an optimizer keeps."""
     return [s.home for s in graph.sources if s.kind == "parameter" and s.value.grad]
 
 
-def with_states(live: Mapping[int, Memory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
+def with_states(live: Mapping[int, RankMemory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
     """Bytes that a step takes, with those that an optimizer keeps besides of what lies so."""
     homes, ranks = Counter(homes), {}
     for rank, held in live.items():

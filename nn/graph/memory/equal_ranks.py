@@ -2,14 +2,14 @@
 
 from collections.abc import Hashable
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....boxing.plan import Plan
 from ....boxing.routes.moves import LOCAL
 
 __all__ = ["equal_ranks", "is_view"]
 
 
-def equal_ranks(graph: Graph) -> list[list[int]]:
+def equal_ranks(graph: Physical) -> list[list[int]]:
     """All ranks of a graph, in groups of equal ones."""
     layouts = dict.fromkeys(value.layout for value in graph.values.values())
     layouts |= dict.fromkeys(source.home for source in graph.sources)

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....boxing.plan import Plan
 from ....sbp import Layout
 from ..compiler.inside import Estimate, Inside, Insides, insides
 from ..lower.localise import Localiser
-from ..lower.order import Schedule, schedule
+from ..lower.order import Order, schedule
 from ..lower.overlap import Do
 from ..lower.segments import Segment, Stage
 from .equal_ranks import equal_ranks, is_view
 
-__all__ = ["Kept", "Memory", "kept", "memory"]
+__all__ = ["Kept", "RankMemory", "kept", "memory"]
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
     and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
     values of the segment that runs when most is live."""
@@ -42,13 +42,13 @@ class Memory:
 
 
 def memory(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
     localiser: Localiser,
     *,
     regather: bool = True,
     overlap: bool | None = None,
-) -> dict[int, Memory]:
+) -> dict[int, RankMemory]:
     """The peak of every rank of the graph; equal ranks are worked out once."""
     found = _ranks(graph, stages, localiser, regather, overlap)
     peaks = [(ranks, made.peak()) for ranks, made in found]
@@ -62,14 +62,14 @@ class Kept(NamedTuple):
     values: frozenset[str]
 
 
-def kept(graph: Graph, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
+def kept(graph: Physical, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
     """The memory that every rank keeps from forward to backward."""
     left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False)]
     return dict(sorted((rank, behind) for ranks, behind in left for rank in ranks))
 
 
 def _ranks(
-    graph: Graph, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
+    graph: Physical, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
 ) -> "Iterator[tuple[list[int], _Rank]]":
     """Equal ranks, and the first of them."""
     for ranks in equal_ranks(graph):
@@ -91,9 +91,9 @@ class _Rank:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         stages: Sequence[Stage],
-        plan: Schedule,
+        plan: Order,
         traced: Mapping[int, Insides | Estimate],
         rank: int,
     ) -> None:
@@ -127,7 +127,7 @@ class _Rank:
         values = frozenset(name for name, held in self.first.items() if any(self.uses[storage] for storage in held))
         return Kept(self.live, values)
 
-    def peak(self) -> Memory:
+    def peak(self) -> RankMemory:
         parameters = self.sources()
         for do in self.plan.todo:
             before = self.most
@@ -140,7 +140,7 @@ class _Rank:
         estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
         full = self.stages[self.fullest] if self.fullest >= 0 else None
         moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
-        return Memory(parameters, gradients, max(self.most - gradients, 0), estimates, moment)
+        return RankMemory(parameters, gradients, max(self.most - gradients, 0), estimates, moment)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""

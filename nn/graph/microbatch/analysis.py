@@ -18,7 +18,7 @@ from ....sbp.state import Factors, State
 from .align import name_of
 from .parts import Axes, Part, part_of_rule
 
-__all__ = ["FILLED", "Asked", "Counted"]
+__all__ = ["FILLED", "Analysis", "Counted"]
 
 # Ops that make a dim of the batch's size of nothing, the same in every place of it.
 EVEN = {
@@ -58,7 +58,7 @@ class Counted(Exception):
         self.number = number
 
 
-class Asked:
+class Analysis:
     """The parts of all values of the batch's step, op by op, and which of them are known before it.
 
     `cuts` are those, by which axes their dims are cut; `picked` rows of weights, from where on; `attends` attention of

@@ -22,10 +22,10 @@ from ..compiler.generated_calls import Shards
 from ..lower.localise import placed
 from .parts import Part, Size
 
-__all__ = ["Batch", "Piece", "evaluated", "joined", "together", "weight_of"]
+__all__ = ["Batch", "MicroBatch", "evaluated", "joined", "together", "weight_of"]
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch, or a slice of one: where it begins along the axes of samples and tokens, and how long it is."""
 
     starts: Size
@@ -39,7 +39,7 @@ class Batch:
 
     sizes: Size
     inputs: Mapping[str, tuple[Factors, ...]]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MicroBatch, ...]
     slices: int = 1
 
     @classmethod
@@ -72,13 +72,13 @@ class Batch:
         inputs = {path: _dims(x, sizes, axes) for path, x in given.items()}
         starts = [list(accumulate([0, *each])) for each in lengths]
         pieces = tuple(
-            Piece(tuple(begin[at] for begin, at in zip(starts, place, strict=True)),
+            MicroBatch(tuple(begin[at] for begin, at in zip(starts, place, strict=True)),
                   tuple(each[at] for each, at in zip(lengths, place, strict=True)))
             for place in _places([len(each) for each in lengths])
         )  # fmt: skip
         return cls(sizes, inputs, pieces, prod(map(len, lengths[1:])))
 
-    def piece(self, x: Tensor, dims: tuple[Factors, ...], piece: Piece) -> Tensor:
+    def piece(self, x: Tensor, dims: tuple[Factors, ...], piece: MicroBatch) -> Tensor:
         """What a piece has of a value of the batch."""
         for d, factors in enumerate(dims):
             wholes = [-f if f < 0 else self.sizes[f] for f in factors]
@@ -93,7 +93,7 @@ class Batch:
         """The tensors of each piece; one without samples or tokens is the same in all."""
         return [{path: self.piece(x, self.inputs[path], piece) for path, x in tensors.items()} for piece in self.pieces]
 
-    def shares(self, piece: Piece, samples: int) -> tuple[float, ...]:
+    def shares(self, piece: MicroBatch, samples: int) -> tuple[float, ...]:
         """Which part of so many samples, and of their tokens, a piece is."""
         wholes = (samples, *self.sizes[1:])
         return tuple(size / whole for size, whole in zip(piece.sizes, wholes, strict=True))
@@ -166,7 +166,7 @@ def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
     return result
 
 
-def together(values: Sequence[Tensor], how: Part, batch: Batch, pieces: Sequence[Piece]) -> Tensor:
+def together(values: Sequence[Tensor], how: Part, batch: Batch, pieces: Sequence[MicroBatch]) -> Tensor:
     """An addend of each piece as that of all of them."""
     samples = sum(piece.sizes[0] for piece in pieces[:: batch.slices])
     apart = [axis for axis in range(len(batch.sizes)) if axis not in how.state.partial]  # the same along these

@@ -27,11 +27,11 @@ from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors
 from ..choose.decompose import expand
 from .align import name_of, of_batch, paired
-from .analysis import FILLED, TOKENS, Asked, Counted
+from .analysis import FILLED, TOKENS, Analysis, Counted
 from .attention import attend
 from .parts import Axes, Part
 
-__all__ = ["Known", "Micro", "Share", "Total", "separated"]
+__all__ = ["Known", "Micro", "Share", "WholeValue", "separated"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Known:
         return all(n >= len(self.graph.sources) for n in used)
 
 
-class Total(NamedTuple):
+class WholeValue(NamedTuple):
     """A value of all micro-batches: `graph` makes that of one, of its inputs, and `how` says how they are joined."""
 
     name: str
@@ -73,7 +73,7 @@ class Micro:
     attention in slices: what earlier slices left."""
 
     logical: Logical
-    totals: tuple[Total, ...]
+    totals: tuple[WholeValue, ...]
     known: tuple[Known, ...]
     shares: tuple[Share, ...]
     pasts: tuple[str, ...]
@@ -86,7 +86,7 @@ def separated(logical: Logical, whole: Logical, axes: Axes) -> Micro:
     made, counted = paired(logical, whole), set[int]()
     while True:
         try:
-            return _Separated(logical, *made, Asked(made[0], axes, counted)).made()
+            return _Separated(logical, *made, Analysis(made[0], axes, counted)).made()
         except Counted as more:
             counted.add(more.number)
 
@@ -94,7 +94,7 @@ def separated(logical: Logical, whole: Logical, axes: Axes) -> Micro:
 class _Separated:
     """A step in the making. What becomes an argument has the number of the value that it was, or one below 0."""
 
-    def __init__(self, logical: Logical, whole: Logical, pairs: Sequence[LogicalOp], asked: Asked) -> None:
+    def __init__(self, logical: Logical, whole: Logical, pairs: Sequence[LogicalOp], asked: Analysis) -> None:
         self.logical, self.whole, self.pairs, self.asked = logical, whole, pairs, asked
         self.parts = {n: asked.parts[n] for n in range(len(logical.sources))}
         self.fakes: dict[int, Tensor] = {}  # of values that become arguments
@@ -225,7 +225,7 @@ class _Separated:
             losses=losses,
             writes={name: number[n] for name, n in logical.writes.items()},
         )
-        totals = tuple(Total(names[low], _alone(made, number[n]), self.parts[n]) for n, low in self.totals.items())
+        totals = tuple(WholeValue(names[low], _alone(made, number[n]), self.parts[n]) for n, low in self.totals.items())
         known = tuple(replace(known, name=names[n]) for n, known in self.known.items() if n in names)
         shares = tuple(Share(names[n], *key) for key, n in self.shares.items())
         pasts = tuple(names[n] for n in self.pasts if n in names)

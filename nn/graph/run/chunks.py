@@ -10,7 +10,7 @@ its gradients are added up, and brought together once.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....boxing.graph.physical import Box, Graph
+from ....boxing.graph.physical import Box, Physical
 from ....placement import Placement
 from ..lower.segments import Segment, Stage, made_by
 
@@ -51,7 +51,7 @@ class Chunks:
 
 
 def chunks(
-    graph: Graph, stages: Sequence[Stage], said: Mapping[str, int] | None = None, placed: Collection[str] = ()
+    graph: Physical, stages: Sequence[Stage], said: Mapping[str, int] | None = None, placed: Collection[str] = ()
 ) -> Chunks:
     """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several.
 
@@ -89,7 +89,9 @@ def _module(stage: Stage) -> str:
 
 
 class _Chunker:
-    def __init__(self, graph: Graph, stages: Sequence[Stage], said: Mapping[str, int], placed: Collection[str]) -> None:
+    def __init__(
+        self, graph: Physical, stages: Sequence[Stage], said: Mapping[str, int], placed: Collection[str]
+    ) -> None:
         self.graph, self.stages, self.said, self.placed = graph, stages, said, placed
         self.groups = groups([*map(_place, stages), *(s.value.layout.placement for s in graph.sources)])
         self.makers = {name: at for at, stage in enumerate(stages) for name in made_by(stage)}

@@ -16,7 +16,7 @@ from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.buckets import exchange
 from ....boxing.graph.move_table import buckets, update_of
-from ....boxing.graph.physical import Box, Graph
+from ....boxing.graph.physical import Box, Physical
 from ....boxing.graph.report.report import Course
 from ....boxing.plan import plan
 from ..choose.choose import Decided
@@ -40,7 +40,7 @@ def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
     return found
 
 
-def chunk_costs(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:
+def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:
     """The costs of every chunk, in seconds of one micro-batch."""
     made = {name: at for at, stage in enumerate(stages) for name in _names(stage)}
     weights = derived(stages, where)
@@ -80,7 +80,7 @@ def chunk_costs(graph: Graph, decided: Decided, stages: Sequence[Stage], where: 
     return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
 
 
-def once(graph: Graph, decided: Decided, stages: Sequence[Stage], where: Chunks) -> float:
+def once(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks) -> float:
     """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
     gradients home, and the optimizer. Groups of ranks do that beside each other."""
     group = {place: number for number, places in enumerate(where.placements) for place in places}

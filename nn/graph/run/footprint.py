@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from ....actors.protocol.simulate import Run
+from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import ahead
 from ....boxing.graph.physical import vars_in
 from ....boxing.graph.report.report import Held
@@ -17,7 +17,7 @@ from ..choose.choose import Decided
 from ..choose.shortage import kept_most, shortage
 from ..lower.localise import Localiser
 from ..lower.segments import Segment
-from ..memory.liveness import Memory, kept, memory
+from ..memory.liveness import RankMemory, kept, memory
 from ..microbatch.attention import attend
 from .pipeline import Pipelined
 from .tasks import Hop
@@ -26,11 +26,11 @@ from .variant import Variant
 __all__ = ["footprint", "left", "less", "outgrown"]
 
 
-def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
+def footprint(program: Pipelined, *, regather: bool) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
     twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead."""
-    total: dict[int, Memory] = {}
+    total: dict[int, RankMemory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
             held = total.get(rank)
@@ -38,7 +38,7 @@ def footprint(program: Pipelined, *, regather: bool) -> dict[int, Memory]:
     return total
 
 
-def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, Memory]:
+def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
     localiser = Localiser(variant.graph)
     # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
     unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
@@ -159,7 +159,7 @@ def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str
     return _slots(program.proof, chunk + shift) if value in kept else 1
 
 
-def _slots(run: Run, chunk: int) -> int:
+def _slots(run: Simulation, chunk: int) -> int:
     """How many micro-batches a chunk has begun and not ended, at most."""
     return max(run.peak.get(f"{name}.{chunk}", 1) for name in ("act", "stash"))
 
@@ -168,9 +168,9 @@ def _mean(numbers: Sequence[int]) -> float:
     return sum(numbers) / len(numbers) if numbers else 1.0
 
 
-def _sum(a: Memory, b: Memory) -> Memory:
+def _sum(a: RankMemory, b: RankMemory) -> RankMemory:
     moment = max(a, b, key=lambda one: one.activations).moment
-    return Memory(
+    return RankMemory(
         a.parameters + b.parameters,
         a.gradients + b.gradients,
         a.activations + b.activations,

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from ....actors.protocol.feasibility import proved
 from ....actors.protocol.network import Actor, Network
-from ....actors.protocol.simulate import Run
+from ....actors.protocol.simulate import Simulation
 from ....actors.protocol.state import Firing
 from ....actors.runtime.answers import Answers
 from ....actors.runtime.bus import Bus, bus
 from ....actors.runtime.channel import Link
 from ....actors.runtime.job import Work
-from ....actors.runtime.partition import Edge, cut
-from ....actors.runtime.runtime import Outcome, Runtime, order_of, settled
+from ....actors.runtime.partition import RegisterEnd, cut
+from ....actors.runtime.runtime import RunRecord, Runtime, order_of, settled
 from ....actors.schedules.schedule import Schedule
 from ....actors.timeline.timeline import Timeline
 from ....boxing import box
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....placement.errors import ScheduleError
 from ....placement.world import device, world
@@ -39,7 +39,7 @@ from .network import Lowered, lowered
 from .tasks import Name
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
-from .variant import Entry, Once, Variant
+from .variant import BoundTask, Once, Variant
 
 __all__ = ["Made", "Pipelined", "seeds_of"]
 
@@ -74,11 +74,11 @@ class Pipelined:
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
         self.lowered = self.lower(name)
         self.network: Network = self.lowered[sizes[0]].network
-        self.proof: Run = proved(self.network)
+        self.proof: Simulation = proved(self.network)
         self.values: list[dict[str, Shards]] = []
         self.sums: dict[tuple[int, Size], dict[str, list[Tensor]]] = {}
         self.shards: list[dict[str, Shards]] = []
-        self.outcome: Outcome | None = None
+        self.outcome: RunRecord | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
@@ -153,7 +153,7 @@ class Pipelined:
             name=name,
         )
 
-    def link(self, joint: Bus, edge: Edge, labels: Sequence[int], rank: int) -> Link:
+    def link(self, joint: Bus, edge: RegisterEnd, labels: Sequence[int], rank: int) -> Link:
         """How a register's bundles get to other ranks; on cards over a communicator of its own."""
         bundles = {size: low.bundles.get(edge.register) for size, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
@@ -201,14 +201,14 @@ class Pipelined:
             route, chunk = divmod(name.chunk, self.count)
             own = Name(name.kind, chunk)
             entries = {
-                size: Entry(self.variants[route, size], self.lowered[size], own, route * self.count, actor, case)
+                size: BoundTask(self.variants[route, size], self.lowered[size], own, route * self.count, actor, case)
                 for size in dict.fromkeys(self.sizes)
                 if own in self.variants[route, size].tasks.tasks
             }
             cases.append((route, entries))
         return partial(_weakly, ref(self), cases, len(actor.gives))
 
-    def fire(self, cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing) -> Sequence[Any]:
+    def fire(self, cases: Sequence[tuple[int, Mapping[Size, BoundTask]]], width: int, firing: Firing) -> Sequence[Any]:
         """One task for one micro-batch; without gradients, as whoever runs a step asks for none."""
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
@@ -230,7 +230,7 @@ class Pipelined:
             self.add(entry, self.sums[self.keys[k]], made[-1])
         return out
 
-    def weigh(self, entry: Entry, bundles: Sequence[Any]) -> None:
+    def weigh(self, entry: BoundTask, bundles: Sequence[Any]) -> None:
         """Note how large what lies in the slots is, once."""
         entry.new = False
         for register, bundle in zip(entry.names, bundles, strict=False):
@@ -248,7 +248,7 @@ class Pipelined:
             for k, shards in enumerate(self.shards):
                 shards["numbers"] = step, k  # type: ignore[assignment]
 
-    def keep(self, entry: Entry, k: int, tensors: tuple[Tensor, ...]) -> None:
+    def keep(self, entry: BoundTask, k: int, tensors: tuple[Tensor, ...]) -> None:
         """The results of a micro-batch."""
         at = 0
         for register, many in entry.values:
@@ -256,7 +256,7 @@ class Pipelined:
             at += many
 
     @staticmethod
-    def add(entry: Entry, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
+    def add(entry: BoundTask, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
         """Gradients of weights to what there is of other micro-batches."""
         if all(slot in sums for slot, _ in entry.sums):
             if tensors:
@@ -327,7 +327,7 @@ class Pipelined:
 
 
 def _weakly(
-    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[Size, Entry]]], width: int, firing: Firing
+    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[Size, BoundTask]]], width: int, firing: Firing
 ) -> Sequence[Any]:
     """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
     program = of()
@@ -335,7 +335,7 @@ def _weakly(
     return program.fire(cases, width, firing)
 
 
-def seeds_of(graph: Graph, weights: Sequence[float]) -> dict[str, Shards]:
+def seeds_of(graph: Physical, weights: Sequence[float]) -> dict[str, Shards]:
     """The gradient that each loss starts from: its micro-batch's share of the whole."""
     made: dict[str, Shards] = {}
     for number, ((name, given), weight) in enumerate(zip(graph.losses, weights, strict=True)):

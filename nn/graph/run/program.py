@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement.errors import ShapeError
 from ....placement.world import owned
 from ..compiler.backends import Backend, Compiled, compiled
 from ..compiler.codegen import Step, straight
 from ..compiler.generated_calls import Shards, plain
 from ..lower.localise import Local, Localiser
-from ..lower.order import Schedule, schedule
+from ..lower.order import Order, schedule
 from ..lower.segments import Segment, segments
-from ..memory.liveness import Memory, memory
+from ..memory.liveness import RankMemory, memory
 
 __all__ = ["Outcome", "Program", "compiled_once"]
 
@@ -54,7 +54,7 @@ class Program:
     segment on to another.
     """
 
-    def __init__(self, graph: Graph, *, backend: Backend = "auto", overlap: bool | None = None) -> None:
+    def __init__(self, graph: Physical, *, backend: Backend = "auto", overlap: bool | None = None) -> None:
         self.graph, self.backend, self.overlap = graph, backend, overlap
         self.stages = segments(graph)
         self._localiser = Localiser(graph)
@@ -62,7 +62,7 @@ class Program:
         self._seen = False
 
     @cached_property
-    def _made(self) -> tuple[Schedule, Step, str]:
+    def _made(self) -> tuple[Order, Step, str]:
         """The schedule, and the function that runs it with its text."""
         held: dict[tuple[int, int], Compiled] = {}
         again: dict[int, tuple[str, ...]] = {}
@@ -75,11 +75,11 @@ class Program:
         plan = self._scheduled(again)
         return plan, *straight(self.graph, self.stages, plan, held, again)
 
-    def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Schedule:
+    def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Order:
         return schedule(self.graph, self.stages, again, regather=self.backend != "autograd", overlap=self.overlap)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Order:
         """The work of a step, in order."""
         return self._made[0]
 
@@ -145,7 +145,7 @@ class Program:
         written = (name for do in self._scheduled({}).todo if do.what in ("box", "wait") for name in do.writes)
         return tuple(name.partition(" again ")[0] for name in written if " again " in name)
 
-    def memory(self) -> dict[int, Memory]:
+    def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank of the graph, owned here or not."""
         regather = self.backend != "autograd"
         return memory(self.graph, self.stages, self._localiser, regather=regather, overlap=self.overlap)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from ....boxing.graph.physical import Box, Graph
+from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ....sbp import Layout
@@ -83,7 +83,7 @@ class Tasks:
 
 
 def tasks(
-    graph: Graph,
+    graph: Physical,
     stages: Sequence[Stage],
     where: Chunks,
     again: Mapping[int, Sequence[str]],
@@ -98,7 +98,7 @@ def tasks(
 class _Tasks:
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         stages: Sequence[Stage],
         where: Chunks,
         again: Mapping[int, Sequence[str]],

@@ -5,9 +5,9 @@ from dataclasses import replace
 from statistics import median
 
 from ....actors.protocol.network import Network
-from ....actors.protocol.simulate import Ran, Run, simulate
+from ....actors.protocol.simulate import Ran, Simulation, simulate
 from ....actors.runtime.ranked import is_wire, joined, renamed
-from ....actors.runtime.runtime import Outcome
+from ....actors.runtime.runtime import RunRecord
 from ....actors.timeline.clocks import clock_offsets, collect
 from ....actors.timeline.timeline import Timeline
 from ....boxing.plan import plan
@@ -18,7 +18,7 @@ __all__ = ["timeline"]
 
 
 def timeline(
-    outcome: Outcome, proof: Run, lowered: Lowered, where: dict[str, tuple[int, ...]], nbytes: dict[str, int]
+    outcome: RunRecord, proof: Simulation, lowered: Lowered, where: dict[str, tuple[int, ...]], nbytes: dict[str, int]
 ) -> Timeline | None:
     """The timeline of all ranks, which all of them ask for; it is on the first, and None on the others.
 
@@ -51,7 +51,9 @@ def _names(network: Network) -> list[str]:
     return [register.name for register in network.registers]
 
 
-def _pairs(lowered: Lowered, where: dict[str, tuple[int, ...]], proof: Run, register: str) -> list[tuple[int, int]]:
+def _pairs(
+    lowered: Lowered, where: dict[str, tuple[int, ...]], proof: Simulation, register: str
+) -> list[tuple[int, int]]:
     """Which rank sends to which what lies in a register; of a token every one to every one."""
     bundle = lowered.bundles.get(register)
     if bundle is not None and bundle.hops:
@@ -69,7 +71,7 @@ def _pairs(lowered: Lowered, where: dict[str, tuple[int, ...]], proof: Run, regi
     return [(rank, peer) for rank in made for ranks in read for peer in ranks if ranks != made]
 
 
-def _simulated(network: Network, records: tuple[Ran, ...]) -> Run | None:
+def _simulated(network: Network, records: tuple[Ran, ...]) -> Simulation | None:
     """The same network with, for everything, the time that it usually took."""
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
     for ran in records:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ....actors.protocol.simulate import Run
-from ....actors.runtime.channel import Line, Waits, tag_of
+from ....actors.protocol.simulate import Simulation
+from ....actors.runtime.channel import Carrier, UnderWay, tag_of
 from ....boxing import box
 from ....boxing.exchange.buffer import finish, pack, plain
 from ....boxing.plan import plan
 from ....boxing.record import note
-from ....boxing.routes.program import Box, Program
+from ....boxing.routes.program import Box, RankProgram
 from ....placement.world import device, owned
 from ....sbp import Layout
 from ..microbatch.parts import Size
@@ -41,7 +41,7 @@ def carrier(bundle: Bundle) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]
     return carry
 
 
-def labels_of(run: Run) -> dict[str, tuple[int, ...]]:
+def labels_of(run: Simulation) -> dict[str, tuple[int, ...]]:
     """For each register the micro-batches in the order in which its slots are filled."""
     gives = {actor.name: actor.gives for actor in run.network.actors}
     found: dict[str, list[int]] = {}
@@ -52,12 +52,12 @@ def labels_of(run: Run) -> dict[str, tuple[int, ...]]:
     return {register: tuple(labels) for register, labels in found.items()}
 
 
-class Way:
+class Transit:
     """One value on its way between two ranks' groups: this rank's part of the transfer."""
 
     def __init__(self, src: Layout, dst: Layout, rank: int) -> None:
         self.plan = plan(src, dst)
-        ((program,),) = [one for one in self.plan.programs(rank) if one] or [(Program((), ()),)]
+        ((program,),) = [one for one in self.plan.programs(rank) if one] or [(RankProgram((), ()),)]
         self.program, self.rank = program, rank
         self.dtype = dst.dtype
         here = rank in dst.placement.flat
@@ -88,10 +88,10 @@ def _all(boxes: Sequence[Box], shape: tuple[int, ...], side: int) -> bool:
     )
 
 
-class Message:
+class PeerMessage:
     """What one peer sends of a bundle at once: the parts of all ways that it has something of, in one run of memory."""
 
-    def __init__(self, ways: Sequence[Way], peer: int) -> None:
+    def __init__(self, ways: Sequence[Transit], peer: int) -> None:
         self.ways, self.peer = ways, peer
         self.sends = [(at, way) for at, way in enumerate(ways) if peer in way.sends]
         comes = [(at, way, way.sizes[peer]) for at, way in enumerate(ways) if peer in way.sizes]
@@ -126,18 +126,19 @@ class BundleLink:
     """
 
     def __init__(
-        self, line: Line, number: int, bundles: Mapping[Size, Bundle | None], sizes: Sequence[Size],
+        self, line: Carrier, number: int, bundles: Mapping[Size, Bundle | None], sizes: Sequence[Size],
         labels: Sequence[int], peers: Sequence[int], rank: int,
     ) -> None:  # fmt: skip
         self.line, self.number, self.sizes, self.labels, self.peers = line, number, sizes, labels, peers
         self.ways = {
-            size: [Way(*hop.pair, rank) for hop in bundle.hops] if bundle else [] for size, bundle in bundles.items()
+            size: [Transit(*hop.pair, rank) for hop in bundle.hops] if bundle else []
+            for size, bundle in bundles.items()
         }
-        messages = {size: [Message(ways, peer) for peer in peers] for size, ways in self.ways.items()}
+        messages = {size: [PeerMessage(ways, peer) for peer in peers] for size, ways in self.ways.items()}
         self.out = {size: [each for each in made if each.sends] for size, made in messages.items()}
         self.come = {size: [each for each in made if each.comes] for size, made in messages.items()}
 
-    def send(self, label: int, value: Any) -> Sequence[Waits]:
+    def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         size, tag, line = self.sizes[label], tag_of(self.number, label), self.line
         if not self.ways[size]:
             return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
@@ -145,7 +146,7 @@ class BundleLink:
             note("hop", way.plan)
         return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
 
-    def receive(self, label: int) -> tuple[Sequence[Waits], Callable[[], Any]]:
+    def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         k = self.labels[label]
         size, tag, line = self.sizes[k], tag_of(self.number, k), self.line
         ways, messages = self.ways[size], self.come[size]

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from ....actors.protocol.network import Actor, Give, Take
 from ....boxing.graph.buckets import bucketed
-from ....boxing.graph.physical import Graph
+from ....boxing.graph.physical import Physical
 from ....placement.world import owned, world
 from ..compiler.backends import Backend, Compiled
 from ..compiler.codegen import Bundles, Running, task
 from ..compiler.generated_calls import Shards, no_shards
 from ..lower.localise import Localiser
-from ..lower.order import Schedule as Listed
+from ..lower.order import Order as Listed
 from ..lower.overlap import Do, freed, overlapped
 from ..lower.segments import Segment, Stage, segments
 from .chunks import Chunks, chunks
@@ -23,7 +23,7 @@ from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
 from .transfers import carrier
 
-__all__ = ["Entry", "Once", "Variant"]
+__all__ = ["BoundTask", "Once", "Variant"]
 
 
 class Variant:
@@ -31,7 +31,7 @@ class Variant:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Physical,
         said: Mapping[str, int],
         *,
         split: bool,
@@ -90,7 +90,7 @@ def _names(stage: Segment, taken: Sequence[Sequence[int]]) -> tuple[str, ...]:
     return tuple(stage.inputs[at] for at in sorted({at for numbers in taken for at in numbers}))
 
 
-class Entry:
+class BoundTask:
     """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case."""
 
     def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str) -> None:

@@ -12,7 +12,7 @@ from .eliminate import components, order, read_back, second_best, sweep
 from .ilp import installed, programmed
 from .messages import FEW, narrowed
 from .mini_buckets import estimated
-from .presolve import Model, Step, presolve
+from .presolve import Elimination, Model, presolve
 from .table import Table
 
 __all__ = ["Best", "Method", "best", "best_of"]
@@ -114,11 +114,11 @@ def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict
     return choice, max(low, bound), "bounded"
 
 
-def _looks(model: Model, known: dict[int, int]) -> list[Step]:
+def _looks(model: Model, known: dict[int, int]) -> list[Elimination]:
     """What the nodes that no step eliminated could take instead, one at a time."""
     steps = []
     for n, own in known.items():
         others = model.lives[n][model.lives[n] != own]
         if len(others):
-            steps.append(Step(n, others, model.costs[n], tuple(model.around[n].values()), eliminated=False))
+            steps.append(Elimination(n, others, model.costs[n], tuple(model.around[n].values()), eliminated=False))
     return steps

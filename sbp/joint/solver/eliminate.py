@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from .presolve import Model, Step
+from .presolve import Elimination, Model
 
 __all__ = ["components", "order", "read_back", "second_best", "sweep"]
 
@@ -115,7 +115,7 @@ def sweep(model: Model, nodes: Iterable[int]) -> None:
             model.eliminate(node)
 
 
-def read_back(steps: Sequence[Step], known: Mapping[int, int]) -> dict[int, int]:
+def read_back(steps: Sequence[Elimination], known: Mapping[int, int]) -> dict[int, int]:
     """The best choice of every node that these steps eliminated; `known` has those that were left."""
     choice = dict(known)
     for step in reversed(steps):
@@ -124,7 +124,7 @@ def read_back(steps: Sequence[Step], known: Mapping[int, int]) -> dict[int, int]
     return choice
 
 
-def second_best(steps: Sequence[Step], choice: Mapping[int, int]) -> tuple[float, dict[int, int]]:
+def second_best(steps: Sequence[Elimination], choice: Mapping[int, int]) -> tuple[float, dict[int, int]]:
     """By how much the cheapest other plan is dearer, and that plan; the nodes that no step eliminated stay as they are.
 
     Exact: let some other plan differ from the best last at step s, so that all later steps agree. If s eliminated a
@@ -140,7 +140,7 @@ def second_best(steps: Sequence[Step], choice: Mapping[int, int]) -> tuple[float
             base = seconds[np.flatnonzero(step.candidates == own)[0]]
             seconds[step.candidates == own] = np.inf
         else:
-            base = Step(step.node, np.array([own]), step.cost, step.tables, False).seconds(choice)[0]
+            base = Elimination(step.node, np.array([own]), step.cost, step.tables, False).seconds(choice)[0]
         at = int(seconds.argmin())
         if seconds[at] - base < least:
             least, where, forced = float(seconds[at] - base), s, int(step.candidates[at])

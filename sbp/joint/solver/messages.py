@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Ints, Vector
-from .presolve import Model, Step
+from .presolve import Elimination, Model
 from .table import Table
 
 __all__ = ["FEW", "above", "narrowed"]
@@ -160,7 +160,9 @@ def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[in
         keep = above <= level
         if not keep.all():
             live = model.lives[n]
-            model.steps.append(Step(n, live[~keep], model.costs[n], tuple(model.around[n].values()), eliminated=False))
+            model.steps.append(
+                Elimination(n, live[~keep], model.costs[n], tuple(model.around[n].values()), eliminated=False)
+            )
             model.lives[n] = live[keep]
             model.touch(n)
             for other in model.neighbours(n):

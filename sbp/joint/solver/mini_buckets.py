@@ -13,7 +13,7 @@ import numpy as np
 
 from ..problem import Vector
 from .eliminate import components, order, read_back, sweep
-from .presolve import Model, Step, presolve
+from .presolve import Elimination, Model, presolve
 from .table import Table, best_over, sizes
 
 __all__ = ["estimated"]
@@ -60,7 +60,7 @@ def _eliminate_parted(model: Model, node: int, limit: int) -> None:
         model.eliminate(node)
         return
     live, cost = model.lives[node], model.costs[node]
-    model.steps.append(Step(node, live, cost, _tables(model, node), eliminated=True))
+    model.steps.append(Elimination(node, live, cost, _tables(model, node), eliminated=True))
     model.remove(node)
     # How a candidate's cost is shared among groups is free; alike in its least total, they agree most on what to take.
     least = np.array([sum(_least(table, node, model) for table in group) for group in groups])

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..problem import Ints, Vector
 from .table import Table, added, best_over, dense, refined, sizes
 
-__all__ = ["Kept", "Model", "Step", "presolve"]
+__all__ = ["Kept", "Model", "Elimination", "presolve"]
 
 Kept: TypeAlias = npt.NDArray[np.bool_]
 PAIRS = 1 << 21  # cells of a temporary in which pairs of candidates are compared
@@ -27,7 +27,7 @@ WIDE = 1 << 17  # cells of a table above which comparing candidates costs more t
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Elimination:
     """A node is eliminated, or these candidates of it are dropped: with all that this depended on."""
 
     node: int
@@ -59,7 +59,7 @@ class Model:
         self.numbers = count()
         self.left = dict.fromkeys(range(len(costs)))
         self.constant = 0.0
-        self.steps: list[Step] = []
+        self.steps: list[Elimination] = []
         self.changed = deque(self.left)  # nodes whose candidates are to be compared again
         self.waiting = [True] * len(costs)
         self.fresh = list(self.left)  # nodes around which something is new since someone looked
@@ -141,7 +141,7 @@ class Model:
         """Let a node take what is best for each choice of its neighbours."""
         tables = tuple(self.around[node].values())
         cost, live = self.costs[node], self.lives[node]
-        self.steps.append(Step(node, live, cost, tables, eliminated=True))
+        self.steps.append(Elimination(node, live, cost, tables, eliminated=True))
         self.remove(node)
         if self.memory:
             self.held += float(self.memory[node][live[0]])
@@ -177,7 +177,7 @@ class Model:
                     self.eliminate(node)
                 continue
             tables = tuple(self.around[node].values())
-            self.steps.append(Step(node, live[~keep], self.costs[node], tables, eliminated=False))
+            self.steps.append(Elimination(node, live[~keep], self.costs[node], tables, eliminated=False))
             self.lives[node] = live[keep]
             for n in self.neighbours(node):
                 self.touch(n)

@@ -15,11 +15,11 @@ from .local_search import greedy
 from .measured import Measured, measured
 from .search import BRANCHES, Near, Search
 
-__all__ = ["Plan", "Solution", "Solver", "solve"]
+__all__ = ["RunnerUp", "Solution", "Solver", "solve"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunnerUp:
     """A choice for every node and its seconds."""
 
     choice: tuple[int, ...]
@@ -44,7 +44,7 @@ class Solution:
     memory: float  # bytes
     fits: bool  # in the limit of memory
     least: float  # bytes of the plan that needs least, where a limit made it worth asking; else those of this plan
-    runner_up: Plan | None  # the next best
+    runner_up: RunnerUp | None  # the next best
     seconds: float  # that solving took
     near: Near | None = None  # where the search for it ended
 
@@ -153,7 +153,7 @@ class Solver:
             memory=problem.bytes(chosen),
             fits=True,
             least=least,
-            runner_up=Plan(ranked[1], costs[ranked[1]]) if len(ranked) > 1 else None,
+            runner_up=RunnerUp(ranked[1], costs[ranked[1]]) if len(ranked) > 1 else None,
             seconds=seconds,
             near=near,
         )

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.protocol import NEXT, Event, Kind, Message, Phase, State, Wired, Wiring, step
+from sbpflow.actors.protocol.protocol import NEXT, ActorState, Event, Kind, Message, Phase, Wired, Wiring, step
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Desk, Firing, Slot
 from sbpflow.actors.schedules.pipeline import pipeline
@@ -37,15 +37,17 @@ def middle() -> Wired:
 
 @pytest.mark.parametrize(("phase", "kind"), [pair for pair in product(PHASES, KINDS) if pair not in NEXT])
 def test_what_the_table_lacks_is_refused(phase: Phase, kind: Kind) -> None:
-    state = State(phase, 3, (1,), (False,), (2,))
+    state = ActorState(phase, 3, (1,), (False,), (2,))
     with pytest.raises(ScheduleError, match=f"actor b is {phase} and was told '{kind}'"):
         step(middle(), state, Event(kind, 0, 1))
-    assert state == State(phase, 3, (1,), (False,), (2,))
+    assert state == ActorState(phase, 3, (1,), (False,), (2,))
 
 
-def states(phase: Phase) -> list[State]:
+def states(phase: Phase) -> list[ActorState]:
     """States of one take and one give; who waits and has nothing, has not been told of the end."""
-    every = [State(phase, 3, (have,), (end,), (free,)) for have, end, free in product((0, 1, 2), (False, True), (0, 1))]
+    every = [
+        ActorState(phase, 3, (have,), (end,), (free,)) for have, end, free in product((0, 1, 2), (False, True), (0, 1))
+    ]
     return [state for state in every if phase != "waiting" or state.have[0] or not state.ended[0]]
 
 
@@ -55,7 +57,7 @@ def test_a_step_leads_to_where_the_table_says_and_is_pure(phase: Phase, kind: Ki
         first, second = (step(middle(), state, Event(kind, 0, 1)) for _ in range(2))
         assert first == second
         assert first[0].phase in NEXT[phase, kind]
-        assert isinstance(first[0], State)
+        assert isinstance(first[0], ActorState)
 
 
 @pytest.mark.parametrize(("phase", "kind"), NEXT)
@@ -66,7 +68,7 @@ def test_every_place_that_the_table_names_is_reached(phase: Phase, kind: Kind) -
 # --- one actor ---
 
 
-def told(wired: Wired, *events: Event) -> tuple[State, list[Message]]:
+def told(wired: Wired, *events: Event) -> tuple[ActorState, list[Message]]:
     state, messages = wired.first, list[Message]()
     for event in events:
         state, more = step(wired, state, event)
@@ -251,7 +253,7 @@ def advance(world: World, what: str, which: object) -> None:
         in_order(world.under_way[which], wiring.actors[which])
 
 
-def explore(network: Network, most: int) -> tuple[int, list[State]]:
+def explore(network: Network, most: int) -> tuple[int, list[ActorState]]:
     """Go through every state that any order of events reaches; all roads lead to one end."""
     world = World(Desk(Wiring(network)))
     seen, todo, last = {world.key()}, [world], dict[tuple[object, ...], World]()
@@ -272,7 +274,7 @@ def explore(network: Network, most: int) -> tuple[int, list[State]]:
     return len(seen), world.desk.states
 
 
-def counts(states: list[State]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def counts(states: list[ActorState]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [(state.have, state.credits) for state in states]
 
 

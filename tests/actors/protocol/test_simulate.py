@@ -5,14 +5,14 @@ import sys
 import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.simulate import Run, orders, simulate
+from sbpflow.actors.protocol.simulate import Simulation, orders, simulate
 from sbpflow.actors.schedules.pipeline import pipeline
 from sbpflow.actors.schedules.published import published
 from tests.actors.networks import feasible
 from tests.counts import calls
 
 
-def times(run: Run, actor: str) -> list[tuple[float, float]]:
+def times(run: Simulation, actor: str) -> list[tuple[float, float]]:
     return [(ran.start, ran.end) for ran in run.firings if ran.actor == actor]
 
 

@@ -5,32 +5,32 @@ from collections.abc import Mapping
 import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.simulate import Run, simulate
+from sbpflow.actors.protocol.simulate import Simulation, simulate
 from sbpflow.actors.runtime.answers import Answers
 from sbpflow.actors.runtime.channel import Receive, Send, TensorLink
-from sbpflow.actors.runtime.job import Plan, Work
+from sbpflow.actors.runtime.job import Job, Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import order_of
-from sbpflow.actors.runtime.static_order import Tape
+from sbpflow.actors.runtime.static_order import StaticOrder
 from sbpflow.actors.schedules.pipeline import pipeline
 from sbpflow.actors.schedules.published import PUBLISHED, published
 
 
-def run_of(name: str, p: int, m: int) -> Run:
+def run_of(name: str, p: int, m: int) -> Simulation:
     schedule = published(name)
     return simulate(pipeline(schedule, schedule.shape(p, m)))
 
 
-def tape_of(run: Run, rank: int, p: int, *, answered: bool = True) -> Tape:
+def tape_of(run: Simulation, rank: int, p: int, *, answered: bool = True) -> StaticOrder:
     where = {f"device {d}": d for d in range(p)}
     part = cut(run, where, rank)
     work: dict[str, Work] = {actor.name: lambda firing: None for actor in part.network.actors}
     work |= part.work({edge.actor: TensorLink(None, edge.number) for edge in part.edges})  # type: ignore[arg-type]
     answers: Mapping[str, list[dict[str, int]]] = Answers(run).of(part, where) if answered else {}
-    return Tape(Plan(part.network, work, order_of(run), answers=answers))
+    return StaticOrder(Job(part.network, work, order_of(run), answers=answers))
 
 
-def under_way(tape: Tape) -> int:
+def under_way(tape: StaticOrder) -> int:
     """Sends of one register that are posted and not waited for, at most."""
     most, posted = 0, dict.fromkeys((link for link in tape.links if isinstance(link, Send)), 0)
     for entry in tape.entries:

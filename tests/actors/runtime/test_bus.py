@@ -17,12 +17,12 @@ from torch import Tensor
 import sbpflow as flow
 from sbpflow import B, P
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.simulate import Ran, Run, simulate
+from sbpflow.actors.protocol.simulate import Ran, Simulation, simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.answers import Answers
 from sbpflow.actors.runtime.bus import Bus, bus
 from sbpflow.actors.runtime.channel import Link, TensorLink, token
-from sbpflow.actors.runtime.partition import Cut, Edge, cut
+from sbpflow.actors.runtime.partition import Partition, RegisterEnd, cut
 from sbpflow.actors.runtime.runtime import Runtime, Work, order_of
 from sbpflow.actors.schedules.pipeline import Costs, pipeline
 from sbpflow.actors.schedules.published import published
@@ -36,17 +36,17 @@ Where: TypeAlias = dict[str, int | tuple[int, ...]]
 LONG = 60.0  # seconds: the limit of what shall fail for another reason, and a rank's whole test takes less
 
 
-def bytes_of(line: Bus, edge: Edge) -> Link:
+def bytes_of(line: Bus, edge: RegisterEnd) -> Link:
     to, of = (edge.peers, ()) if edge.sends else ((), edge.peers)
     return token(line.line, edge.number, to=to, of=of)
 
 
 def runtime(
-    run: Run,
+    run: Simulation,
     where: Where,
-    work: Callable[[Cut], Mapping[str, Work]],
+    work: Callable[[Partition], Mapping[str, Work]],
     *,
-    link: Callable[[Bus, Edge], Link] = bytes_of,
+    link: Callable[[Bus, RegisterEnd], Link] = bytes_of,
     ordered: bool = True,
     timeout: float = 20.0,
 ) -> Runtime:
@@ -79,7 +79,7 @@ def ranks_meet(name: str) -> Meet:
     return meet
 
 
-def simulated(name: str, p: int) -> Run:
+def simulated(name: str, p: int) -> Simulation:
     schedule = published(name)
     return simulate(pipeline(schedule, schedule.shape(p, 8), Costs(1.0, 1.0, 1.0)))
 
@@ -141,8 +141,8 @@ def relay(firings: int, high: int = 1) -> Network:
     return Network(actors, tuple(Register(f"x{n}", high) for n in range(1, 4)), "relay")
 
 
-def tensors(size: int) -> Callable[[Bus, Edge], Link]:
-    def link(line: Bus, edge: Edge) -> Link:
+def tensors(size: int) -> Callable[[Bus, RegisterEnd], Link]:
+    def link(line: Bus, edge: RegisterEnd) -> Link:
         if edge.sends:
             return TensorLink(line.line, edge.number, sends=tuple((peer, lambda value: value) for peer in edge.peers))
         return TensorLink(line.line, edge.number, receives=tuple((p, lambda: torch.empty(size)) for p in edge.peers))
@@ -208,7 +208,7 @@ def halves() -> list[list[float]]:
     run = simulate(Network(actors, (Register("x", 2),)))
     rank, got = flow.init().rank or 0, []
 
-    def link(line: Bus, edge: Edge) -> Link:
+    def link(line: Bus, edge: RegisterEnd) -> Link:
         sends = tuple((peer, lambda value: value) for peer in edge.peers) if edge.sends else ()
         receives = () if edge.sends else tuple((peer, lambda: torch.empty(2)) for peer in edge.peers)
         return TensorLink(line.line, edge.number, sends, receives, torch.cat)

@@ -4,13 +4,13 @@ import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
-from sbpflow.actors.runtime.partition import Cut, cut
+from sbpflow.actors.runtime.partition import Partition, cut
 from sbpflow.actors.schedules.pipeline import pipeline
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.placement.errors import ScheduleError
 
 
-def parts(name: str, p: int, m: int) -> dict[int, Cut]:
+def parts(name: str, p: int, m: int) -> dict[int, Partition]:
     schedule = published(name)
     run = simulate(pipeline(schedule, schedule.shape(p, m)))
     return {rank: cut(run, {f"device {d}": d for d in range(p)}, rank) for rank in range(p)}

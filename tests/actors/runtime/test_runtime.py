@@ -16,7 +16,7 @@ import torch
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import Ran, simulate
 from sbpflow.actors.protocol.state import Firing
-from sbpflow.actors.runtime.runtime import Outcome, Runtime, Work, order_of, settled
+from sbpflow.actors.runtime.runtime import RunRecord, Runtime, Work, order_of, settled
 from sbpflow.actors.schedules.pipeline import Costs, pipeline
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.placement.errors import ScheduleError
@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_refused() -> None:
         Runtime(network, idle(network) | {"a": lambda f: [1, 2]}).run()
 
 
-def steps(runtime: Runtime, count: int) -> Sequence[Outcome]:
+def steps(runtime: Runtime, count: int) -> Sequence[RunRecord]:
     return [runtime.run(record=True) for _ in range(count)]
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.simulate import Run, simulate
+from sbpflow.actors.protocol.simulate import Simulation, simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.bus import bus
 from sbpflow.actors.runtime.channel import Link, Receive, Send, TensorLink
 from sbpflow.actors.runtime.inline import Solo
-from sbpflow.actors.runtime.job import Plan, Raw, Work
+from sbpflow.actors.runtime.job import Job, Raw, Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import Runtime, order_of
-from sbpflow.actors.runtime.static_order import Tape, fits
+from sbpflow.actors.runtime.static_order import StaticOrder, fits
 from sbpflow.actors.runtime.threads import Crew
 from tests.actors.runtime.test_runtime import random_network
 from tests.ranks import Ranks
@@ -46,7 +46,7 @@ def rates(seed: int) -> Network:
     return Network(actors, registers, f"rates {seed}")
 
 
-def noted(network: Network, which: type[Crew] | type[Solo], order: Run | None) -> tuple[list[Raw], list[HELD]]:
+def noted(network: Network, which: type[Crew] | type[Solo], order: Simulation | None) -> tuple[list[Raw], list[HELD]]:
     """What ran, and what each firing held."""
     seen: list[HELD] = []
 
@@ -58,7 +58,7 @@ def noted(network: Network, which: type[Crew] | type[Solo], order: Run | None) -
 
         return give
 
-    plan = Plan(network, {actor.name: work(actor) for actor in network.actors}, order_of(order) if order else {})
+    plan = Job(network, {actor.name: work(actor) for actor in network.actors}, order_of(order) if order else {})
     plan.initial = {r.name: lambda r=r: [f"{r.name} at first"] * r.initial for r in network.registers if r.initial}  # type: ignore[misc]
     runs = which(plan)
     for _ in range(2):
@@ -90,12 +90,12 @@ def test_a_tape_is_for_one_queue_that_knows_its_order() -> None:
     network = Network(actors, (Register("x"),))
     work: dict[str, Work] = {"a": lambda f: [1], "s": link(sends=True)}
     ordered = {"q": ("a",) * 4}
-    assert fits(Plan(network, work, ordered))
-    assert not fits(Plan(network, work))  # what comes first is up to the messages
-    assert not fits(Plan(network, work, ordered, here="to"))
-    assert not fits(Plan(network, work | {"s": lambda f: None}, ordered))
-    assert fits(Plan(one_queue(network), work | {"s": lambda f: None}))
-    assert not fits(Plan(one_queue(network), work))
+    assert fits(Job(network, work, ordered))
+    assert not fits(Job(network, work))  # what comes first is up to the messages
+    assert not fits(Job(network, work, ordered, here="to"))
+    assert not fits(Job(network, work | {"s": lambda f: None}, ordered))
+    assert fits(Job(one_queue(network), work | {"s": lambda f: None}))
+    assert not fits(Job(one_queue(network), work))
 
 
 def test_a_tape_waits_for_a_message_only_where_the_order_needs_it() -> None:
@@ -107,7 +107,7 @@ def test_a_tape_waits_for_a_message_only_where_the_order_needs_it() -> None:
     )
     network = Network(actors, (Register("x", 2), Register("y", 2), Register("act", 3)))
     work: dict[str, Work] = {"a": lambda f: [1, 2], "b": lambda f: None, "s": link(True), "r": link(False)}
-    tape = Tape(Plan(network, work, {"q": tuple("aababbab")}))
+    tape = StaticOrder(Job(network, work, {"q": tuple("aababbab")}))
     assert "".join(actors[entry.firing.actor].name for entry in tape.entries) == "aarbsarbrbsarbss"
     assert [(fired, room) for _, fired, room in tape.first] == [(0, 2)]
     assert tape.desk.ended

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.simulate import Ran, Run, simulate
+from sbpflow.actors.protocol.simulate import Ran, Simulation, simulate
 from sbpflow.actors.schedules.pipeline import Costs, pipeline
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.actors.timeline.advice import parting
@@ -30,7 +30,7 @@ def network(name: str = "1f1b", p: int = 4, m: int = 8, costs: Costs = COSTS) ->
     return pipeline(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), costs)
 
 
-def by_rank(run: Run, clocks: Callable[[int], float] = lambda rank: 0.0) -> dict[int, tuple[Ran, ...]]:
+def by_rank(run: Simulation, clocks: Callable[[int], float] = lambda rank: 0.0) -> dict[int, tuple[Ran, ...]]:
     """Records as real ranks would have made them, each by its own clock."""
     found: dict[int, list[Ran]] = {}
     for ran in run.firings:

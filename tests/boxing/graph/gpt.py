@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sbpflow.boxing.graph.physical import Back, Box, Graph, Op, Source, Step, Value, Var
+from sbpflow.boxing.graph.physical import Back, Box, Op, Physical, Source, Step, Value, Var
 from sbpflow.placement import Placement, placement
 from sbpflow.sbp import B, Layout, P, SbpLike, layout
 from sbpflow.sbp.logical import Origin
@@ -86,12 +86,12 @@ class Builder:
             self.backs.insert(0, Back(name, source, new.dual, old.dual))
         return name
 
-    def graph(self, name: str, result: Any = None, loss: str | None = None) -> Graph:
+    def graph(self, name: str, result: Any = None, loss: str | None = None) -> Physical:
         losses = ((loss, None),) if loss else ()
-        return Graph(name, tuple(self.sources), tuple(self.steps), tuple(self.backs), result, losses)
+        return Physical(name, tuple(self.sources), tuple(self.steps), tuple(self.backs), result, losses)
 
 
-def piped() -> Graph:
+def piped() -> Physical:
     """Two stages, each on its own two ranks; weights lie in pieces, gathered for use or for the optimizer alone."""
     first, second = placement("cpu:[0-1] as (data=2)"), placement("cpu:[2-3] as (data=2)")
     b = Builder(first)
@@ -131,7 +131,7 @@ def gpt(
     words: int = 8192,
     sharded: Sequence[int] = (),
     bucket: int | None = None,
-) -> Graph:
+) -> Physical:
     """Layers in `sharded` run their MLP with tokens gathered and scattered instead of summed everywhere."""
     b = Builder()
     v, shape = Var, (batch, length, d)
@@ -242,7 +242,7 @@ def loss(b: Builder, labels: str, shape: tuple[int, int, int]) -> None:
     b.box("loss", "loss.all", "(B, B)")
 
 
-def tiny() -> Graph:
+def tiny() -> Physical:
     """One linear layer whose output is summed up: small enough to know every figure of it by heart."""
     b = Builder(placement("cpu:[0-3] as (data=2, tensor=2)"))
     x = b.source("x", (8, 4), "(S(0), B)", "input")

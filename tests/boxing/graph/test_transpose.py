@@ -1,6 +1,6 @@
 """Gradients move back through the boxes that they reach, and no others."""
 
-from sbpflow.boxing.graph.physical import Graph
+from sbpflow.boxing.graph.physical import Physical
 from sbpflow.boxing.graph.text.text import from_text
 from sbpflow.boxing.graph.transpose import with_backs
 
@@ -27,7 +27,7 @@ loss %loss.1
 """
 
 
-def moved(graph: Graph) -> list[tuple[str, str]]:
+def moved(graph: Physical) -> list[tuple[str, str]]:
     return [(back.of, back.into) for back in with_backs(graph).backs]
 
 

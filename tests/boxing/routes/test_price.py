@@ -6,7 +6,7 @@ from math import ceil, log2, prod
 import pytest
 
 from sbpflow.boxing import plan
-from sbpflow.boxing.routes.price import EVERYBODY_ADDS, Network, Price, extent, missing, truly_missing
+from sbpflow.boxing.routes.price import EVERYBODY_ADDS, AxisLinks, Price, extent, missing, truly_missing
 from sbpflow.placement import cluster, placement, use_cluster
 from sbpflow.sbp import B, Layout, P, S, layout
 from tests.boxing.oracle import GRIDS, broken, every_pair, grid, held, holed, indices, network, ordered, sample
@@ -17,8 +17,8 @@ LATENCY, BANDWIDTH = 8.0, 4.0
 RANKS = [2, 3, 4, 8, 16, 64]
 
 
-def line(ranks: int) -> Network:
-    return Network((ranks,), lambda axes: (LATENCY, BANDWIDTH))
+def line(ranks: int) -> AxisLinks:
+    return AxisLinks((ranks,), lambda axes: (LATENCY, BANDWIDTH))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -58,14 +58,14 @@ def test_where_latency_rules_one_exchange_beats_two_where_bytes_rule_it_does_not
 
 
 def test_axes_together_are_one_group() -> None:
-    grid_ = Network((2, 4), lambda axes: (0.0, 1.0))
+    grid_ = AxisLinks((2, 4), lambda axes: (0.0, 1.0))
     assert grid_.ranks((0, 1)) == 8
     assert grid_.price("all_gather", (0, 1), 80.0) == Price(70.0, 70.0)
 
 
 def test_a_group_pays_for_the_slowest_link_that_it_spans() -> None:
     p = placement("cpu:[0-7] as (node=2, device=4)")
-    links = Network.of(p, cluster("two_level").with_node(4))
+    links = AxisLinks.of(p, cluster("two_level").with_node(4))
     assert [links.price("all_gather", axes, 64.0).time for axes in ((1,), (0,), (0, 1))] == [48.0, 256.0, 448.0]
 
 
@@ -177,4 +177,4 @@ def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum()
         src = layout(placement(f"{device}:[0-3]"), P, (4,))
         by_hand = device == "cpu"
         assert ("all_reduce_once" in [move.kind for move in plan(src, src.to(B)).moves]) == by_hand
-        assert ("all_reduce_once" in Network.of(src.placement, cluster("flat")).reductions) == by_hand
+        assert ("all_reduce_once" in AxisLinks.of(src.placement, cluster("flat")).reductions) == by_hand

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sbpflow.boxing import gather, scatter
-from sbpflow.boxing.graph.physical import Box, Graph, Op, Source, Value, Var
+from sbpflow.boxing.graph.physical import Box, Op, Physical, Source, Value, Var
 from sbpflow.boxing.graph.transpose import with_backs
 from sbpflow.nn.graph.lower.localise import renamed
 from sbpflow.nn.graph.run.program import Outcome, Program
@@ -79,15 +79,15 @@ class Build:
         self.steps.append(Box(x.name, value))
         return Var(value.name)
 
-    def graph(self, *losses: Var, result: Any = None, given: Sequence[Var | None] = ()) -> Graph:
+    def graph(self, *losses: Var, result: Any = None, given: Sequence[Var | None] = ()) -> Physical:
         pairs = [(loss.name, None) for loss in losses] if not given else [
             (loss.name, start and start.name) for loss, start in zip(losses, given, strict=True)
         ]  # fmt: skip
-        made = Graph(self.name, tuple(self.sources), tuple(self.steps), (), result or losses, tuple(pairs))
+        made = Physical(self.name, tuple(self.sources), tuple(self.steps), (), result or losses, tuple(pairs))
         return with_backs(made)
 
 
-def wholes(graph: Graph, seed: int = 0) -> dict[str, Tensor]:
+def wholes(graph: Physical, seed: int = 0) -> dict[str, Tensor]:
     """A value for each source; integers are below 5."""
     rng = torch.Generator().manual_seed(seed)
     out = {}
@@ -100,7 +100,7 @@ def wholes(graph: Graph, seed: int = 0) -> dict[str, Tensor]:
     return out
 
 
-def plain(graph: Graph, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def plain(graph: Physical, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What one device makes of a graph: values and gradients."""
     values = {s.value.name: given[s.value.name].clone().requires_grad_(s.value.grad) for s in graph.sources}
     for step in graph.steps:
@@ -126,11 +126,11 @@ def plain(graph: Graph, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], di
     return {name: value.detach() for name, value in values.items()}, grads
 
 
-def shards_of(graph: Graph, given: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+def shards_of(graph: Physical, given: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
     return {s.value.name: scatter(given[s.value.name], s.value.layout) for s in graph.sources}
 
 
-def check(graph: Graph, program: Program, given: dict[str, Tensor] | None = None) -> Outcome:
+def check(graph: Physical, program: Program, given: dict[str, Tensor] | None = None) -> Outcome:
     """Run it twice, and hold what came out against one device."""
     given = given or wholes(graph)
     values, grads = plain(graph, given)
@@ -172,14 +172,14 @@ def total(b: Build, x: Var, out: SbpLike, weight: SbpLike | None = None) -> Var:
     return loss
 
 
-def data_parallel() -> Graph:
+def data_parallel() -> Physical:
     b = Build(LINE)
     x, w, c = b.input("x", (8, 6), S(0)), b.source("w", (5, 6), B, P), b.source("c", (5,), B, P)
     h = b.op(aten.linear.default, x, w, c, out=S(0))
     return b.graph(total(b, b.op(aten.gelu.default, h, out=S(0)), P))
 
 
-def tensor_parallel() -> Graph:
+def tensor_parallel() -> Physical:
     """Columns, then rows, on one axis, with the batch split on the other."""
     b = Build(GRID)
     x = b.input("x", (4, 6), (S(0), B))
@@ -192,7 +192,7 @@ def tensor_parallel() -> Graph:
     return b.graph(total(b, b.op(aten.add.Tensor, z, x, out=(S(0), B)), (P, B)))
 
 
-def sharded_parameters(layers: int = 3, *, size: int = 6) -> Graph:
+def sharded_parameters(layers: int = 3, *, size: int = 6) -> Physical:
     """ZeRO-3: every parameter in pieces, gathered where it is used."""
     b = Build(LINE)
     x = b.input("x", (8, size), S(0))
@@ -204,14 +204,14 @@ def sharded_parameters(layers: int = 3, *, size: int = 6) -> Graph:
     return b.graph(total(b, x, P))
 
 
-def sharded_states() -> Graph:
+def sharded_states() -> Physical:
     """ZeRO-1: parameters whole, their gradients brought together in pieces."""
     b = Build(LINE)
     x, w = b.input("x", (8, 6), S(0)), b.source("w", (8, 6), B, P, update=S(0))
     return b.graph(total(b, b.op(aten.linear.default, x, w, out=S(0)), P))
 
 
-def pipeline() -> Graph:
+def pipeline() -> Physical:
     front, back = GRID[0], GRID[1]
     b = Build(front)
     x, w = b.input("x", (6, 4), S(0)), b.source("w", (4, 4), B, P)
@@ -221,7 +221,7 @@ def pipeline() -> Graph:
     return b.graph(total(b, b.op(aten.linear.default, y, v, out=S(1)), P))
 
 
-def uneven(size: int) -> Graph:
+def uneven(size: int) -> Physical:
     """Rows that do not share out evenly; some ranks may have none."""
     b = Build(LINE)
     x, w = b.source("x", (size, 3), S(0)), b.source("w", (4, 3), B, P)
@@ -230,14 +230,14 @@ def uneven(size: int) -> Graph:
     return b.graph(total(b, b.box(t, S(0)), P))
 
 
-def nothing() -> Graph:
+def nothing() -> Physical:
     """Tensors without an element; their dims of size 0 are not split."""
     b = Build(LINE)
     x, w = b.source("x", (0, 3), B, P), b.source("w", (4, 3), S(0))
     return b.graph(total(b, b.op(aten.linear.default, x, w, out=S(1)), P))
 
 
-def thrice() -> Graph:
+def thrice() -> Physical:
     """One value with three users, in two other layouts."""
     b = Build(LINE)
     x, w, d = b.source("x", (8, 8), S(0)), b.source("w", (8, 8), S(0)), b.input("d", (8, 8), S(0))
@@ -251,7 +251,7 @@ def thrice() -> Graph:
     return b.graph(total(b, y, P))
 
 
-def several_losses() -> Graph:
+def several_losses() -> Physical:
     """Two losses, one of them with a gradient to start from, and one value that no loss sees."""
     b = Build(LINE)
     x, w, v = b.input("x", (8, 6), S(0)), b.source("w", (6, 6), B, P), b.source("v", (6, 6), B, P)
@@ -263,7 +263,7 @@ def several_losses() -> Graph:
     return b.graph(total(b, h, P), y, given=[None, start], result=[y, other, h])
 
 
-def vocabulary() -> Graph:
+def vocabulary() -> Physical:
     """An embedding whose rows are split, looked up by integers."""
     b = Build(LINE)
     at, w = b.input("at", (3, 4), B, torch.int64), b.source("w", (6, 5), S(0))
@@ -272,7 +272,7 @@ def vocabulary() -> Graph:
     return b.graph(total(b, b.op(aten.linear.default, h, v, out=S(0)), P))
 
 
-def split_classes() -> Graph:
+def split_classes() -> Physical:
     """A log of a sum over classes that are split: a maximum without a gradient, a sum with one."""
     b = Build(LINE)
     x, w = b.input("x", (3, 6), B), b.source("w", (10, 6), S(0))
@@ -285,7 +285,7 @@ def split_classes() -> Graph:
     return b.graph(b.op(aten.sum.default, b.op(aten.mul.Tensor, logs, logs, out=B), out=B))
 
 
-def maximum() -> Graph:
+def maximum() -> Physical:
     """A maximum over what is split, whose gradient goes back to who held it."""
     b = Build(LINE)
     x, w = b.source("x", (5, 8), S(1)), b.source("w", (5,), B)
@@ -293,7 +293,7 @@ def maximum() -> Graph:
     return b.graph(total(b, b.op(aten.mul.Tensor, top, w, out=B), B, B))
 
 
-def addends() -> Graph:
+def addends() -> Physical:
     """A sum that stays in addends through a linear op before it is brought together."""
     b = Build(LINE)
     x, w, v = b.input("x", (4, 8), S(1)), b.source("w", (6, 8), S(1)), b.source("v", (5, 6), B)
@@ -302,7 +302,7 @@ def addends() -> Graph:
     return b.graph(total(b, b.box(y, S(1)), P))
 
 
-def attention(layers: int = 2) -> Graph:
+def attention(layers: int = 2) -> Physical:
     """Attention with heads split on one axis and the batch on the other."""
     b = Build(GRID)
     x = b.input("x", (4, 3, 8), (S(0), B))
@@ -327,7 +327,7 @@ def attention(layers: int = 2) -> Graph:
     return b.graph(total(b, x, (P, B)))
 
 
-def odd_wires() -> Graph:
+def odd_wires() -> Physical:
     """Views of inputs, an input returned, outputs that share memory, one input used twice, and several outputs."""
     b = Build(LINE)
     x, w = b.source("x", (4, 8), S(0)), b.source("w", (4, 8), S(0))
@@ -341,13 +341,13 @@ def odd_wires() -> Graph:
     return b.graph(*losses, result=[x, same_, t, left, right, at, top])
 
 
-def forward_only() -> Graph:
+def forward_only() -> Physical:
     b = Build(LINE)
     x, w = b.input("x", (8, 6), S(0)), b.source("w", (5, 6), S(0))
     return b.graph(result=b.op(aten.linear.default, x, b.box(w, B), out=S(0)))
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
+GRAPHS: dict[str, Callable[[], Physical]] = {
     "data parallel": data_parallel,
     "tensor parallel": tensor_parallel,
     "ZeRO-3": sharded_parameters,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph.buckets import bucketed
-from sbpflow.boxing.graph.physical import Graph, Op
+from sbpflow.boxing.graph.physical import Op, Physical
 from sbpflow.boxing.routes.moves import LOCAL
 from sbpflow.nn.graph.capture.trace import trace
 from sbpflow.nn.graph.choose.choose import Decided, decide
@@ -103,12 +103,12 @@ def gpt(layers: int, width: int, heads: int, words: int, length: int, rows: int,
     return decided(model, [text, text], **more)
 
 
-def forward(graph: Graph, inside: str = "") -> Counter[str]:
+def forward(graph: Physical, inside: str = "") -> Counter[str]:
     """Kinds of what is sent forward, of values whose names begin so; a reduce_scatter and an all_gather are a sum."""
     return Counter(_kind(graph.plan(box)) for box in graph.boxes if box.source.startswith(inside)) - Counter({"": 999})
 
 
-def backward(graph: Graph, inside: str = "", parameters: bool = True) -> Counter[str]:
+def backward(graph: Physical, inside: str = "", parameters: bool = True) -> Counter[str]:
     """The same of gradients."""
     names = {s.value.name for s in graph.sources}
     backs = (b for b in graph.backs if b.into.startswith(inside) and (b.into in names) is parameters)
@@ -120,7 +120,7 @@ def _kind(plan: flow.boxing.Plan) -> str:
     return "all_reduce" if kinds == ["reduce_scatter", "all_gather"] else "+".join(kinds)
 
 
-def lies(graph: Graph, *names: str) -> list[Any]:
+def lies(graph: Physical, *names: str) -> list[Any]:
     return [graph.layout(name).sbp[0] for name in names]
 
 

@@ -17,7 +17,7 @@ from sbpflow import B, P, S
 from sbpflow.boxing.graph.picture.dot import graph_dot
 from sbpflow.boxing.graph.picture.overview import overview
 from sbpflow.boxing.graph.report.map import PARTS
-from sbpflow.boxing.graph.report.report import Held, Memory, Report
+from sbpflow.boxing.graph.report.report import Held, MemoryReport, Report
 from sbpflow.boxing.picture import draw as pictures
 from sbpflow.boxing.picture.draw import picture, written
 from tests.boxing.graph.gpt import gpt, piped, tiny
@@ -49,7 +49,7 @@ def test_the_style_of_a_map_counts_for_no_other_picture_of_its_page() -> None:
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 def test_a_map_has_bars_of_memory_by_kind(ranks: int, limit: int | None) -> None:
     held = {rank: Held(1 + rank, 2, 3, 4, 10 + rank) for rank in range(ranks)}
-    svg = Report(tiny(), memory=Memory(held, limit)).map()
+    svg = Report(tiny(), memory=MemoryReport(held, limit)).map()
     bars = [node for node in ET.fromstring(svg).iter(f"{SPACE}rect") if node.get("height") == "15"]
     assert len(bars) == len(PARTS) * (ranks if ranks < 17 else 2)
     assert max(float(bar.get("x", 0)) + float(bar.get("width", 0)) for bar in bars) < 700

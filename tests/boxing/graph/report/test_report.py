@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from sbpflow.boxing.graph.move_table import moves_of, totals
-from sbpflow.boxing.graph.physical import Graph, Op
-from sbpflow.boxing.graph.report.report import Cost, Held, Memory, Report, Solution, ops_of
+from sbpflow.boxing.graph.physical import Op, Physical
+from sbpflow.boxing.graph.report.report import Cost, Held, MemoryReport, Report, SearchReport, ops_of
 from tests.boxing.graph.gpt import gpt, piped, tiny
 from tests.counts import calls
 
 GIB = 2**30
 
 
-def told(graph: Graph) -> Report:
+def told(graph: Physical) -> Report:
     """A report in which nothing is unknown."""
     costs = [Cost(at, 1e-4, "S(1), B -> P", 2e-5) for at, step in enumerate(graph.steps) if isinstance(step, Op)]
-    memory = Memory(
+    memory = MemoryReport(
         {0: Held(GIB, GIB, 2 * GIB, 4 * GIB, 6 * GIB), 1: Held(GIB, GIB, 2 * GIB, 8 * GIB, 9 * GIB)}, 8 * GIB
     )
-    return Report(graph, costs, memory, Solution(0.5, 0.75, 0.5, "elimination", 0.01), 1e-4)
+    return Report(graph, costs, memory, SearchReport(0.5, 0.75, 0.5, "elimination", 0.01), 1e-4)
 
 
 def test_a_tiny_report_word_by_word() -> None:
@@ -80,7 +80,7 @@ all of it: print(step.explain().full()), step.explain().html(path), step.explain
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(3), gpt(96, sharded=[2]), piped()], ids=lambda graph: graph.name)
-def test_what_is_printed_of_a_graph_is_30_lines_at_most(graph: Graph) -> None:
+def test_what_is_printed_of_a_graph_is_30_lines_at_most(graph: Physical) -> None:
     for report in (told(graph), Report(graph)):
         assert len(str(report).splitlines()) <= 30
 
@@ -105,7 +105,7 @@ def test_what_nobody_told_is_called_unknown() -> None:
 
 @pytest.mark.parametrize(("bound", "words"), [(0.5, "proved best"), (0.4, "none is below 400 ms"), (None, "500 ms")])
 def test_a_choice_is_best_only_if_it_meets_the_bound(bound: float | None, words: str) -> None:
-    assert str(Solution(0.5, bound=bound)).endswith(words)
+    assert str(SearchReport(0.5, bound=bound)).endswith(words)
 
 
 def test_equal_moves_of_repeated_blocks_are_one_row() -> None:
@@ -161,7 +161,7 @@ def test_ops_of_repeated_blocks_are_one_row() -> None:
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(4, sharded=[2]), piped()], ids=lambda graph: graph.name)
-def test_a_report_goes_through_json(graph: Graph) -> None:
+def test_a_report_goes_through_json(graph: Physical) -> None:
     known = told(graph).dict()
     assert json.loads(json.dumps(known, allow_nan=False)) == known
     told_of = {"name", "placements", "time", "cut", "choice", "recomputed", "memory", "modules", "moves", "totals"}
@@ -169,7 +169,7 @@ def test_a_report_goes_through_json(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(3), piped()], ids=lambda graph: graph.name)
-def test_a_page_is_well_formed_and_needs_nothing_from_elsewhere(graph: Graph, tmp_path: Path) -> None:
+def test_a_page_is_well_formed_and_needs_nothing_from_elsewhere(graph: Physical, tmp_path: Path) -> None:
     page = told(replace(graph, name='<a "name">')).html(tmp_path / "x.html")
     assert (tmp_path / "x.html").read_text(encoding="utf-8") == page
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>\n"))

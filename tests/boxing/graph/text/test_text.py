@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sbpflow.boxing.graph.physical import Back, Box, Graph, Op, Source, Step, Value, Var
+from sbpflow.boxing.graph.physical import Back, Box, Op, Physical, Source, Step, Value, Var
 from sbpflow.boxing.graph.text import text
 from sbpflow.boxing.graph.text.text import difference, fingerprint, from_text, to_text
 from sbpflow.placement import placement
@@ -28,7 +28,7 @@ def lies(sbp: SbpLike, *shape: int, dtype: torch.dtype = torch.float32, grad: Sb
     return layout(GRID, sbp, shape, dtype, grad)
 
 
-def small() -> Graph:
+def small() -> Physical:
     """A layer, its box, the gradient's way back, a second stage, and a count that is written."""
     x, w, n = lies("(S(0), B)", 8, 64), lies("(B, S(0))", 64, 64, grad="(P, S(0))"), lies(B, dtype=torch.int64)
     h, y, there = lies("(S(0), S(1))", 8, 64), lies("(S(0), B)", 8, 64), layout(NEXT, "(S(0), B)", (8, 64))
@@ -46,7 +46,7 @@ def small() -> Graph:
     box = Box("h", Value("y", y, True), Origin(line="model.py:13"))
     backs = (Back("y", "h", y, h), Back("w", "w", w.dual, lies("(S(1), S(0))", 64, 64), 3))
     steps = (fc, box, Box("y", Value("y.1", there, True)), best, one)
-    return Graph("step", sources, steps, backs, {"y": Var("y"), "more": [None, 1.5]}, (("y", None), ("h", "x")),
+    return Physical("step", sources, steps, backs, {"y": Var("y"), "more": [None, 1.5]}, (("y", None), ("h", "x")),
                  {"count": "count.1"})  # fmt: skip
 
 
@@ -95,8 +95,8 @@ def test_the_example_of_the_page_is_a_graph() -> None:
     assert to_text(from_text(example)) == example
 
 
-def of_layout(*lies: Layout) -> Graph:
-    return Graph("g", tuple(Source(Value(f"x{k}", lie), "input") for k, lie in enumerate(lies)), ())
+def of_layout(*lies: Layout) -> Physical:
+    return Physical("g", tuple(Source(Value(f"x{k}", lie), "input") for k, lie in enumerate(lies)), ())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ ARGS = [
 def test_every_argument_keeps_its_type_and_value(arg: Any) -> None:
     source = Source(Value("x", lies(B, 4)), "input")
     out = Value("y", lies(B, 4))
-    graph = Graph("g", (source,), (Op(ATEN.relu.default, (arg, arg), {"some": arg}, (out,)),), result=[arg])
+    graph = Physical("g", (source,), (Op(ATEN.relu.default, (arg, arg), {"some": arg}, (out,)),), result=[arg])
     (step,) = from_text(to_text(graph)).steps
     assert isinstance(step, Op)
     assert [repr(part) for part in (*step.args, step.kwargs)] == [repr(part) for part in (arg, arg, {"some": arg})]
@@ -148,7 +148,7 @@ def test_every_argument_keeps_its_type_and_value(arg: Any) -> None:
 
 
 def test_not_a_number_is_read_back() -> None:
-    nan = Graph("g", (), (), result=[math.nan, float("inf")])
+    nan = Physical("g", (), (), result=[math.nan, float("inf")])
     assert to_text(nan) == "graph g\n\nreturn [nan, inf]\n"
     assert from_text(to_text(nan)) == nan
 
@@ -177,7 +177,7 @@ def test_any_name_is_written_and_read(name: str) -> None:
     sources = (Source(Value(name, lies(B, 4), True), "parameter"), Source(Value("other", lies((P, P), 4)), "constant"))
     steps = (Box(name, Value(f"{name}'s", lies("(S(0), B)", 4)), Origin(name, name, name)),)
     backs = (Back(name, name, lies((P, P), 4), lies(B, 4)),)
-    graph = Graph(name, sources, steps, backs, (Var(name),), ((name, name),), {name: "other"})
+    graph = Physical(name, sources, steps, backs, (Var(name),), ((name, name),), {name: "other"})
     read = from_text(to_text(graph))
     assert read == graph
     assert read.steps[0].origin == steps[0].origin
@@ -202,7 +202,7 @@ def test_any_name_is_written_and_read(name: str) -> None:
 )
 def test_an_op_goes_by_its_name_and_overload(op: torch._ops.OpOverload, outputs: int, said: str) -> None:
     made = tuple(Value(f"y{k}", lies(B, 4)) for k in range(outputs))
-    graph = Graph("g", (), (Op(op, (1,), {}, made),))
+    graph = Physical("g", (), (Op(op, (1,), {}, made),))
     assert f"{said}(1)\n" in to_text(graph)
     assert from_text(to_text(graph)) == graph
 
@@ -243,7 +243,7 @@ def any_argument(pick: random.Random, names: list[str], depth: int = 0) -> Any:
     return parts if kind == "list" else tuple(parts)
 
 
-def any_graph(pick: random.Random) -> Graph:
+def any_graph(pick: random.Random) -> Physical:
     values: dict[str, Value] = {"x": Value("x", any_layout(pick))}
 
     def value() -> Value:
@@ -275,7 +275,9 @@ def any_graph(pick: random.Random) -> Graph:
     ]
     losses = [(pick.choice(names), pick.choice([None, *names])) for _ in range(pick.randint(0, 2))]
     writes = {name: pick.choice(names) for name in pick.sample(names, 2)}
-    return Graph("random", tuple(sources), tuple(steps), tuple(backs), any_argument(pick, names), tuple(losses), writes)
+    return Physical(
+        "random", tuple(sources), tuple(steps), tuple(backs), any_argument(pick, names), tuple(losses), writes
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -321,7 +323,7 @@ def test_public_spellings_of_signatures_are_read() -> None:
 def test_an_argument_without_a_text_is_named() -> None:
     op = Op(ATEN.rand.generator, ([4],), {"generator": torch.Generator()}, (Value("y", lies(B, 4)),))
     with pytest.raises(SbpError, match=r"rand\.generator holds a Generator, which has no text in a graph"):
-        to_text(Graph("g", (), (op,)))
+        to_text(Physical("g", (), (op,)))
 
 
 def test_the_difference_is_the_first_line_that_differs() -> None:
@@ -346,9 +348,9 @@ def test_the_fingerprint_is_that_of_the_graph_alone() -> None:
 
 
 def test_equal_graphs_have_equal_texts_whatever_the_order_of_their_dicts() -> None:
-    def graph(kwargs: dict[str, Any], writes: dict[str, str]) -> Graph:
+    def graph(kwargs: dict[str, Any], writes: dict[str, str]) -> Physical:
         sources = tuple(Source(Value(name, lies(B, 4)), "buffer") for name in "ab")
-        return Graph("g", sources, (Op(ATEN.add.Tensor, (), kwargs, (Value("y", lies(B, 4)),)),), writes=writes)
+        return Physical("g", sources, (Op(ATEN.add.Tensor, (), kwargs, (Value("y", lies(B, 4)),)),), writes=writes)
 
     one = graph({"self": Var("a"), "other": 2, "alpha": 3}, {"a": "y", "b": "y"})
     two = graph({"alpha": 3, "other": 2, "self": Var("a")}, {"b": "y", "a": "y"})
@@ -356,7 +358,7 @@ def test_equal_graphs_have_equal_texts_whatever_the_order_of_their_dicts() -> No
     assert to_text(one) == to_text(two)
 
 
-def deep(layers: int) -> Graph:
+def deep(layers: int) -> Physical:
     """So many layers of 60 lines."""
     x = Value("x", lies("(S(0), B)", 8, 64))
     steps: list[Step] = []
@@ -367,7 +369,7 @@ def deep(layers: int) -> Graph:
         origin = Origin(f"blocks.{k}.fc", f"model.py:{k}", f"blocks.{k}")
         steps += [Op(ATEN.add.Tensor, (Var(last), Var("x")), {"alpha": k}, (h,), True, origin), Box(h.name, y, origin)]
         last = y.name
-    return Graph("deep", (Source(x, "input"),), tuple(steps), result=Var(last))
+    return Physical("deep", (Source(x, "input"),), tuple(steps), result=Var(last))
 
 
 def test_a_graph_is_printed_and_read_in_calls_that_grow_with_its_lines() -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sbpflow import B
-from sbpflow.boxing.graph.physical import Graph, Op, Value, Var
-from sbpflow.boxing.graph.report.report import Held, Memory, Report
+from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
+from sbpflow.boxing.graph.report.report import Held, MemoryReport, Report
 from sbpflow.nn.graph.compiler import inside, joint
 from sbpflow.nn.graph.compiler.backends import compiled
 from sbpflow.nn.graph.compiler.inside import estimated
@@ -32,7 +32,7 @@ def by_value(x: Tensor) -> Tensor:
 by_value.register_autograd(lambda ctx, grad: grad * 2)
 
 
-def deep(layers: int) -> Graph:
+def deep(layers: int) -> Physical:
     """Layers with a wide inside and an op that has no fake, in one segment."""
     b = Build(LINE)
     x = b.input("x", (32, 16), B)
@@ -115,7 +115,7 @@ def test_memory_traces_no_segment_that_was_compiled_or_looked_at(monkeypatch: py
 
 def test_a_report_says_what_is_an_estimate() -> None:
     held = {0: Held(1, 2, 3, 4, 10)}
-    sure, unsure = (Report(deep(1), memory=Memory(held, None, of)) for of in ((), ("f: no fake", "g: no fake")))
+    sure, unsure = (Report(deep(1), memory=MemoryReport(held, None, of)) for of in ((), ("f: no fake", "g: no fake")))
     said = "memory of 2 segments is an estimate: f: no fake"
     for text in (str, Report.full, Report.html):
         assert said in text(unsure)

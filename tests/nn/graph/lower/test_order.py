@@ -6,8 +6,8 @@ import pytest
 
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.buckets import bucketed
-from sbpflow.boxing.graph.physical import Graph
-from sbpflow.nn.graph.lower.order import Schedule, schedule
+from sbpflow.boxing.graph.physical import Physical
+from sbpflow.nn.graph.lower.order import Order, schedule
 from sbpflow.nn.graph.lower.overlap import AHEAD, Do, Transfer, freed, overlapped
 from sbpflow.nn.graph.lower.saved_inputs import read_again
 from sbpflow.nn.graph.lower.segments import Segment, segments
@@ -17,7 +17,7 @@ from sbpflow.sbp import layout
 from ..graphs import GRAPHS, LINE, Build, aten, check, sharded_parameters, thrice, total
 
 
-def made(graph: Graph, *, overlap: bool | None = True, again: bool = False) -> Schedule:
+def made(graph: Physical, *, overlap: bool | None = True, again: bool = False) -> Order:
     stages = segments(graph)
     names = {n: s.inputs for n, s in enumerate(stages) if isinstance(s, Segment)} if again else {}
     return schedule(graph, stages, names, overlap=overlap)
@@ -39,7 +39,7 @@ def test_what_is_read_is_there_and_nothing_is_left(name: str, overlap: bool) -> 
 def test_moves_do_not_depend_on_what_ranks_keep(name: str) -> None:
     graph = bucketed(GRAPHS[name]())
 
-    def moves(plan: Schedule) -> list[tuple[str, object]]:
+    def moves(plan: Order) -> list[tuple[str, object]]:
         return [(do.what, plan.transfers[do.number]) for do in plan.todo if do.what in ("box", "start", "wait")]
 
     assert moves(made(graph)) == moves(made(graph, again=True))
@@ -95,7 +95,7 @@ def test_what_was_made_of_parameters_is_gathered_again_too() -> None:
     check(graph, Program(graph))
 
 
-def schedule_kept() -> Schedule:
+def schedule_kept() -> Order:
     graph = sharded_parameters(4)
     return schedule(graph, segments(graph), regather=False)
 

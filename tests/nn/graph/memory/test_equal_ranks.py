@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from sbpflow import B, P, S
-from sbpflow.boxing.graph.physical import Graph
+from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.lower.localise import Localiser
 from sbpflow.nn.graph.lower.segments import segments
 from sbpflow.nn.graph.memory import liveness
 from sbpflow.nn.graph.memory.equal_ranks import equal_ranks
-from sbpflow.nn.graph.memory.liveness import Memory, kept, memory
+from sbpflow.nn.graph.memory.liveness import RankMemory, kept, memory
 
 from .. import graphs
 from ..graphs import LINE, Build, aten
 
-MADE: dict[str, Callable[[], Graph]] = {
+MADE: dict[str, Callable[[], Physical]] = {
     **{f"{n} rows": lambda n=n: graphs.uneven(n) for n in (1, 3, 5, 8)},  # type: ignore[misc]
     **{
         of.__name__: of
@@ -29,7 +29,7 @@ MADE: dict[str, Callable[[], Graph]] = {
 }
 
 
-def told(graph: Graph) -> tuple[dict[int, Memory], dict[int, Any]]:
+def told(graph: Physical) -> tuple[dict[int, RankMemory], dict[int, Any]]:
     stages = segments(graph)
     return memory(graph, stages, Localiser(graph)), kept(graph, stages, Localiser(graph))
 

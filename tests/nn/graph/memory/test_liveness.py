@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.buckets import bucketed
-from sbpflow.boxing.graph.physical import Graph
+from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement.world import owned
 from sbpflow.sbp.call import tensors_in
@@ -47,7 +47,7 @@ class Live(TorchDispatchMode):
         self.live -= nbytes
 
 
-def measured(graph: Graph, program: Program) -> int:
+def measured(graph: Physical, program: Program) -> int:
     """Bytes of the sources held here, and of all that a step makes at its peak."""
     shards = shards_of(graph, wholes(graph))
     held = [x for each in shards.values() for x in each]
@@ -60,7 +60,7 @@ def measured(graph: Graph, program: Program) -> int:
     return live.peak + sum(x.untyped_storage().nbytes() for x in held)
 
 
-def gpt(layers: int = 4, width: int = 32, rows: int = 8, length: int = 16) -> Graph:
+def gpt(layers: int = 4, width: int = 32, rows: int = 8, length: int = 16) -> Physical:
     """Blocks of attention and an MLP, tensor parallel on one axis and data parallel on the other."""
     b = Build(GRID)
     lie, both = (S(0), B), (S(0), S(2))
@@ -92,7 +92,7 @@ def gpt(layers: int = 4, width: int = 32, rows: int = 8, length: int = 16) -> Gr
     return b.graph(total(b, x, (P, B)))
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
+GRAPHS: dict[str, Callable[[], Physical]] = {
     "GPT": gpt,
     "GPT in buckets": lambda: bucketed(gpt()),
     "ZeRO-3": lambda: sharded_parameters(6, size=64),

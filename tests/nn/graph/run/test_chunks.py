@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sbpflow import B, S
-from sbpflow.boxing.graph.physical import Graph
+from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.lower.segments import segments
 from sbpflow.nn.graph.run.chunks import Chunks, chunks, groups
 from sbpflow.nn.graph.run.tasks import Name, Tasks, tasks
@@ -28,13 +28,13 @@ def layers(b: Build, x: Any, places: list[Any]) -> Any:
     return x
 
 
-def chain(*numbers: int) -> Graph:
+def chain(*numbers: int) -> Physical:
     places = [PLACES[n] for n in numbers]
     b = Build(places[0])
     return b.graph(total(b, layers(b, b.input("x", (2, 4), B), places), B))
 
 
-def cut(graph: Graph, split: bool = False) -> tuple[Chunks, Tasks]:
+def cut(graph: Physical, split: bool = False) -> tuple[Chunks, Tasks]:
     stages = segments(graph)
     where = chunks(graph, stages)
     return where, tasks(graph, stages, where, {}, apart={} if split else None, regather=True)

@@ -10,7 +10,7 @@ import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing import gather, record
 from sbpflow.boxing.graph.buckets import bucketed
-from sbpflow.boxing.graph.physical import Graph, Op, Value, Var
+from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
 from sbpflow.nn.graph.compiler.backends import Backend
 from sbpflow.nn.graph.run.program import Program
 from tests.ranks import Ranks
@@ -121,7 +121,7 @@ def test_the_line_in_the_record_is_the_users() -> None:
     assert all(__file__ in move.line for move in moves)
 
 
-def noisy(*, split: bool) -> Graph:
+def noisy(*, split: bool) -> Physical:
     """Dropout taken apart, noise by shape alone, numbers from nothing, and numbers by the values of a tensor."""
     b = Build(LINE)
     lie = S(0) if split else B

@@ -41,7 +41,7 @@ def on_a_rank(schedule: str, pieces: int) -> tuple[Alive, dict[str, int]]:
     sent = come = 0
     sends: set[Send] = set()
     buffers: list[weakref.ref[Any]] = []
-    post, empty = Send.post, transfers.Message.empty
+    post, empty = Send.post, transfers.PeerMessage.empty
 
     def posted(self: Send, label: int, value: Any) -> None:
         nonlocal sent
@@ -49,7 +49,7 @@ def on_a_rank(schedule: str, pieces: int) -> tuple[Alive, dict[str, int]]:
         sends.add(self)
         sent = max(sent, len(self.posted))
 
-    def emptied(self: transfers.Message) -> Tensor:
+    def emptied(self: transfers.PeerMessage) -> Tensor:
         nonlocal come
         made = empty(self)
         buffers.append(weakref.ref(made.untyped_storage()))
@@ -58,7 +58,7 @@ def on_a_rank(schedule: str, pieces: int) -> tuple[Alive, dict[str, int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Send, "post", posted)
-        patch.setattr(transfers.Message, "empty", emptied)
+        patch.setattr(transfers.PeerMessage, "empty", emptied)
         step(*batch)
     left = sum(of() is not None for of in buffers) + sum(len(of.posted) for of in sends)
     return Alive(sent, come, left), step.step.program.answers.under_way()
