@@ -158,7 +158,7 @@ def rank(job: dict[str, Any]) -> None:
 
 
 def ways(move: str, side: int, me: int, ranks: int) -> dict[str, Way]:
-    """What is timed for a move on this rank, each checked for its values first."""
+    """The ways that are timed for a move on this rank, each checked for its values first."""
     a, b = move.split("->")
     p = flow.placement("cpu", list(range(ranks)))
     whole = torch.arange(side * side, dtype=torch.float32).reshape(side, side) % 251  # sums of these are exact

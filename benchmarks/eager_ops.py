@@ -170,7 +170,7 @@ def first(rounds: int) -> Times:
 
 
 def over(times: dict[str, list[float]], way: str) -> float:
-    """What a way takes longer than plain torch in the same round, the median."""
+    """The time that a way takes longer than plain torch in the same round, the median."""
     return statistics.median(a - b for a, b in zip(times[way], times["plain"], strict=True))
 
 

@@ -79,7 +79,7 @@ def twice(maker: Maker, size: Size) -> tuple[Step, list[float]]:
 
 
 def warm_inductor() -> None:
-    """What inductor does once in a process, and once on a machine, belongs to nobody's model."""
+    """Warms inductor: the work that it does once in a process or on a machine belongs to nobody's model."""
     weight = torch.ones(4, 4, requires_grad=True)
     torch.compile(lambda x: (x @ weight).relu().sum())(torch.ones(4, 4)).backward()
 

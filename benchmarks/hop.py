@@ -1,4 +1,4 @@
-"""What a hop between two stages costs, against a plain isend and irecv of the same bytes.
+"""The cost of a hop between two stages, against a plain isend and irecv of the same bytes.
 
     torchrun --nproc-per-node 2 benchmarks/hop.py [seconds]
 

@@ -66,7 +66,7 @@ def measured(job: dict[str, Any]) -> None:
 
 
 def fifth(us: Sequence[float]) -> float:
-    """What a fifth of the rounds stay below: whatever else a machine does only adds, and most to who waits."""
+    """The fifth of the rounds from below: whatever else a machine does only adds, and most to who waits."""
     return statistics.quantiles(us, n=5)[0]
 
 

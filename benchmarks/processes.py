@@ -39,7 +39,7 @@ def launched(module: str, ranks: int, job: Mapping[str, Any]) -> Times:
 
 
 def worker(job: Mapping[str, Any], measure: Callable[[], Times]) -> None:
-    """What each of these processes does."""
+    """The work of each of these processes."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     times = measure()

@@ -121,7 +121,7 @@ class _Box(torch.autograd.Function):
 
 
 def dense(grad: Tensor) -> Tensor:
-    """What can be moved: a plain tensor with memory of its own."""
+    """The tensor in a form that can be moved: plain, with memory of its own."""
     if grad._is_zerotensor():
         return grad.clone()
     return grad if grad.layout is torch.strided else grad.to_dense()

@@ -98,7 +98,7 @@ def trial(way: Plan) -> DemoMove:
 
 
 def shards_of(whole: Tensor, how: Layout, random: torch.Generator) -> list[Tensor]:
-    """What each rank holds, cut from the whole without boxing; where it is partial, random terms that add up to it."""
+    """The shards of each rank, cut from the whole without boxing; where partial, random terms that add up to it."""
     places = list(product(*(range(how.placement.shape[axis]) for axis in how.state.partial)))
     terms = [torch.randint(-8, 8, whole.shape, generator=random).to(whole.dtype) for _ in places[1:]]
     by_place = dict(zip(places, [whole - sum(terms), *terms], strict=True))
@@ -143,7 +143,7 @@ def _row(to: str, route: str, *cells: str) -> str:
 
 
 def summary(trials: Sequence[DemoMove], uneven: Sequence[DemoMove]) -> str:
-    """What the table amounts to, in a few lines."""
+    """The table in a few lines."""
     right, odd = sum(one.right for one in trials), sum(one.right for one in uneven)
     plain = [one for one in trials if not one.plan.dst.state.partial]
     free = [one for one in trials if not one.bound]

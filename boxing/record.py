@@ -106,7 +106,7 @@ def record() -> Iterator[Moves]:
 
 @contextlib.contextmanager
 def asked() -> Iterator[None]:
-    """What threads move meanwhile was asked for here."""
+    """The user's line: what threads move meanwhile was asked for here."""
     if not _open:
         yield
         return

@@ -25,7 +25,7 @@ def spiral(points: int) -> tuple[Tensor, Tensor]:
 
 
 def drawing(model: nn.Module, columns: int = 64, rows: int = 24) -> str:
-    """What the model thinks of every place of the square, as letters."""
+    """The model's answer for every place of the square, as letters."""
     x, y = torch.linspace(-1, 1, columns), torch.linspace(1, -1, rows)
     places = torch.stack([x.repeat(rows), y.repeat_interleave(columns)], 1)
     with torch.no_grad():

@@ -32,7 +32,7 @@ def clock() -> tuple[Tensor, Tensor]:
 
 
 def kept(tensors: list[flow.GlobalTensor]) -> int:
-    """What rank 0 holds of them, in bytes."""
+    """The bytes of them that rank 0 holds."""
     lies = [tensor.layout_ for tensor in tensors]
     return sum(torch.Size(lie.local_shape(0)).numel() * lie.dtype.itemsize for lie in lies)
 

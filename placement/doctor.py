@@ -50,7 +50,7 @@ def report() -> str:
 
 
 def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """What the report says, in its order."""
+    """The findings of the report, in its order."""
     return [*_versions(), *_hardware(), *_backends(), _pictures(), *_launcher(environment), _prices()]
 
 
@@ -99,7 +99,7 @@ def _pictures() -> Finding:
 
 
 def _launcher(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What torchrun or another launcher told this process, and whether its meeting point answers."""
+    """The launcher's word to this process, such as torchrun's, and whether its meeting point answers."""
     told = {name: environment[name] for name in LAUNCHER if name in environment}
     if not told:
         yield Finding("launcher", True, "none: this one process owns every rank")

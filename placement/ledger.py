@@ -113,7 +113,7 @@ class Ledger:
         return turn, next((peer for peer in peers if self.differs(peer, group, word)), None)
 
     def latest(self, rank: int) -> Entry | None:
-        """What a rank of this host asked for last, in any group."""
+        """The last request of a rank of this host, in any group."""
         page = self._page.get(rank)
         if page is None:
             return None

@@ -17,7 +17,7 @@ Nested: TypeAlias = "SupportsIndex | Sequence[Nested]"
 
 
 class Array(Protocol):
-    """What numpy arrays and torch tensors share, so that neither need be imported here."""
+    """The interface that numpy arrays and torch tensors share, so that neither need be imported here."""
 
     def tolist(self) -> object: ...
 

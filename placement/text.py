@@ -35,7 +35,7 @@ WORDS = {
 
 
 class PlacementText(NamedTuple):
-    """What a text says: the fields of a placement, in the order that its constructor takes them."""
+    """The fields of a placement as a text says them, in the order that its constructor takes them."""
 
     type: str
     flat: tuple[int, ...]

@@ -217,7 +217,7 @@ def process_group(ranks: Sequence[int]) -> "ProcessGroup":
 
 
 def _new_group(key: tuple[int, ...], wait: timedelta) -> "ProcessGroup":
-    """What dist.new_group(use_local_synchronization=True) makes, under a name that all members agree on.
+    """The group of dist.new_group(use_local_synchronization=True), under a name that all members agree on.
 
     Torch's name holds the number of groups that the process has made so far, which differs from rank to rank.
     """

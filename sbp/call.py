@@ -149,7 +149,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What a rule makes of a call: for each tensor and dim the number of its factor, or NEVER.
+    """A rule laid over a call: for each tensor and dim the number of its factor, or NEVER.
 
     On one axis of a grid a call may run with one factor split (a tensor that lacks it is B), with one group of
     `linear` inputs P (the others B, all outputs P), or with everything B. Factors in `reduced` leave P of that kind in
@@ -191,7 +191,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank holds of the tensors of a call under the chosen way."""
+    """The pieces that one rank holds of the tensors of a call under the chosen way."""
 
     rank: int
     inputs: tuple[Layout, ...]

@@ -23,7 +23,7 @@ __all__ = ["RuleReport", "check_rule", "check_way", "expand_line", "named_op"]
 
 @dataclass
 class RuleReport:
-    """What `check_rule` found: listed signatures that do not hold, and signatures that hold and are not listed."""
+    """The findings of `check_rule`: listed signatures that do not hold, and signatures that hold and are not listed."""
 
     wrong: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class RuleReport:
 
 
 def check_way(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], way: Way, sizes: tuple[int, ...]) -> str | None:
-    """What differs when the ranks of a grid run this way, forward or backward; None if it holds."""
+    """The difference when the ranks of a grid run this way, forward or backward; None if it holds."""
     with _one_thread():
         return Trial(op, args, kwargs, sizes).differs(way)
 
@@ -117,7 +117,7 @@ def _weighted(op: Op, match: Match, factor: int) -> Callable[..., Any]:
 
 
 def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
-    """What the rule says of a call: all of a match, or the ways that it finds for any states of the inputs."""
+    """The ways that the rule lists for a call: all of a match, or those that it finds for any states of the inputs."""
     outputs = tuple(map(_meta, trial.outputs))
     put = iter([_meta(t) for t in trial.inputs])
     args, kwargs = tuple(replaced(list(trial.args), put)), replaced(trial.kwargs, put)

@@ -74,7 +74,7 @@ def _entry(op: torch._ops.OpOverload, name: str) -> str:
 
 
 def find(call: Call) -> Answer:
-    """What the book says of a call."""
+    """The book's entry for a call."""
     entry = _entry(call.op, call.name)
     rule = known().get(entry)
     if entry not in (call.name, "pointwise"):

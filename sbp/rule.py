@@ -219,7 +219,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _check_factors(rule: TextRule) -> None:
-    """What is wrong with a rule whatever its op: a factor lost or invented, two marks, a mark that does not exist."""
+    """An error for a rule that is wrong whatever its op: a factor lost or invented, two marks, an unknown mark."""
     inputs = [dim for pattern in rule.inputs for dim in pattern.dims if dim.name != "1"]
     outputs = [dim for pattern in rule.outputs for dim in pattern.dims if dim.name != "1"]
     marks: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What an op's schema says of its tensors: how many go in and come out, and under which names."""
+"""The tensors of an op by its schema: how many go in and come out, and under which names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class State(NamedTuple):
         return frozenset(f for factors in self.dims for f in factors if f >= 0)
 
     def sbp(self, ndim: int) -> tuple[Sbp, ...]:
-        """What a user would write, where nesting order and holes do not show."""
+        """The signature as a user would write it, where nesting order and holes do not show."""
         out: list[Sbp] = [B] * ndim
         for dim, factors in enumerate(self.dims):
             for f in factors:
@@ -120,7 +120,7 @@ def _piece(lo: int, hi: int, index: int, ranks: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def overlap(have: Spans, need: Spans) -> Overlap:
-    """What two ranks share of a dim, as (offset in the first's buffer, offset in the second's, length), in order.
+    """The overlap of two ranks in a dim, as (offset in the first's buffer, offset in the second's, length), in order.
 
     >>> overlap(((0, 4),), ((2, 3), (3, 6)))
     ((2, 0, 2),)

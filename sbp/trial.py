@@ -60,7 +60,7 @@ class Trial:
         return leaves, given, tensors_in(call(*args, **kwargs))
 
     def _learns(self) -> list[bool]:
-        """Which inputs have a gradient: all floating ones, but for ops that are not differentiable in some."""
+        """The inputs that have a gradient: all floating ones, but for ops that are not differentiable in some."""
         self.learns = [t.is_floating_point() or t.is_complex() for t in self.inputs]
         floating = self.learns
         try:
@@ -84,7 +84,7 @@ class Trial:
         return [self._shards[at, state] for at, state in enumerate(states)]
 
     def differs(self, way: Way) -> str | None:
-        """What is not as the way says, or None."""
+        """The first thing that is not as the way says, or None."""
         try:
             return self._differs(way)
         except Exception as error:  # whatever an op may raise on shards that it cannot take
@@ -156,7 +156,7 @@ class Trial:
 
 
 def scatter(whole: Tensor, lay: Layout) -> list[Tensor]:
-    """What each rank holds of a tensor; where that is an addend, it is a random one."""
+    """The shards of a tensor on each rank; where that is an addend, it is a random one."""
     p, partial = lay.placement, lay.state.partial
     terms = _terms(whole, prod(p.shape[axis] for axis in partial), lay.state.reduction)
     shards = []

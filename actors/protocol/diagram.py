@@ -1,5 +1,4 @@
-"""How actors look: the colour of each kind, one in all pictures; the protocol's table and networks, drawn as graphs in
-Graphviz' language."""
+"""Diagrams of actors: one colour a kind in all pictures; the protocol's table and networks as Graphviz graphs."""
 
 from .network import Network
 from .protocol import NEXT, Kind, Phase

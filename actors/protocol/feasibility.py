@@ -25,7 +25,7 @@ FEW = 50_000  # firings of all runs of a search that takes a moment only
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What holds up an actor: `have` of `need` slots, which `by` has still to fill or to free.
+    """A wait that holds up an actor: it has `have` of `need` slots, which `by` has still to fill or to free.
 
     At `low` there are slots to take and too few behind them. An actor at work waits for nobody, one that is ready for
     its queue; one that sends or receives waits for other ranks to take or to send.
@@ -184,7 +184,7 @@ def _told(chain: Sequence[Wait]) -> list[str]:
 
 
 def wait_graph(waits: Sequence[Wait]) -> str:
-    """Who waits for whom, as text for Graphviz; the circle is red."""
+    """The graph of all waits as text for Graphviz; the circle is red."""
     chain = cycle(waits)
     hot = set(chain) if chain and chain[-1].by == chain[0].actor else set()
     look = {"work": ", style=bold", "queue": ", style=dashed"}

@@ -81,11 +81,11 @@ class Actor:
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """What it does, in the order in which each comes first; a plain actor has one, without a name."""
+        """The cases of an actor in the order in which each comes first; a plain actor has one, without a name."""
         return tuple(dict.fromkeys(self.sequence)) or ("",)
 
     def key(self, firing: int) -> tuple[int, ...]:
-        """What a queue goes by."""
+        """The key of a queue: rank and name."""
         unit, group = self.unit, self.group
         return firing // unit if unit else 0, self.kind, firing // group if group else 0, self.place, firing
 

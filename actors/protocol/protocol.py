@@ -122,7 +122,7 @@ def _ports(actor: Actor, listed: "list[tuple[Take | Give, int]]", case: str) -> 
 
 
 def _told(outs: tuple[Port, ...], takes: tuple[Port, ...]) -> tuple[Message, ...]:
-    """What a firing of a case tells at its end, were it the last of every group."""
+    """The messages at the end of a firing of a case, were it the last of every group."""
     filled = (Message("filled", port.at, port.slots) for port in outs)
     return (*filled, *(Message("freed", port.at, port.slots) for port in takes))
 
@@ -224,7 +224,7 @@ def _closes(wired: Wired, fired: int, message: Message) -> bool:
 
 
 def _phase(wired: Wired, fired: int, have: tuple[int, ...], ended: tuple[bool, ...], credits: tuple[int, ...]) -> Phase:
-    """What an actor is that runs nothing: ended if it can never fire again, ready if it can now."""
+    """The phase of an actor that runs nothing: ended if it can never fire again, ready if it can now."""
     if fired >= wired.limit:
         return "ended"
     case = wired.sequence[fired % wired.round]

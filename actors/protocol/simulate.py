@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation found. `peak` is by register the most slots that were in use at once."""
+    """The outcome of a simulation. `peak` is by register the most slots that were in use at once."""
 
     network: Network
     firings: tuple[Ran, ...]
@@ -52,7 +52,7 @@ class Simulation:
         return max((ran.end for ran in self.firings), default=0.0)
 
     def of(self, queue: str) -> tuple[Ran, ...]:
-        """What a queue ran, in order."""
+        """The firings of a queue, in order."""
         return tuple(ran for ran in self.firings if ran.queue == queue)
 
     def busy(self, queue: str) -> float:

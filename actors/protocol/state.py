@@ -1,4 +1,4 @@
-"""The desk of a process or a simulation: the states of its actors, what their slots hold, and who runs next.
+"""The state of a process or a simulation: the states of its actors, what their slots hold, and who runs next.
 
 It applies the protocol's messages and keeps, for each queue, the actors that are ready. It has no clock and no thread;
 whoever drives it says what begins and what is done, and carries messages that travel.
@@ -13,7 +13,7 @@ __all__ = ["Desk", "Firing", "Slot"]
 
 
 class Slot(NamedTuple):
-    """What lies in a filled slot: its number in the register's own stream, and the value."""
+    """The content of a filled slot: its number in the register's own stream, and the value."""
 
     label: int
     value: Any = None

@@ -1,1 +1,9 @@
-"""Networks that run: on threads or inline, in one process or as partitions of many, on the host or on CUDA."""
+"""Networks that run.
+
+partition, ranked       a network on several processes, and the whole as its ranks run it
+runtime on threads, queues     a thread a queue, where the order is open
+inline on static_order  the calling thread alone, where it is known
+channel, bus, answers   values between processes, errors on all, what may be let go
+job, progress, interrupts      what a step needs, whether it goes on, the keyboard
+cuda                    streams and events in the place of waits
+"""

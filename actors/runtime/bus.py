@@ -178,7 +178,7 @@ class Bus:
         )
 
     def _fault(self, *, remote: bool = True) -> str | None:
-        """What made another rank give up, as it told."""
+        """The cause for which another rank gave up, as it told."""
         for rank in self.others:
             told = self.ledger.fault(rank)
             if told:

@@ -1,4 +1,4 @@
-"""Links: how the values of one register travel between processes, as posted sends and receives.
+"""Channels: how the values of one register travel between processes, as posted sends and receives.
 
 Gloo's send is over when a posted receive has taken it, so the producer's slot is free when the send is done; and a
 receive is posted when its register has a free slot. So the slots of a register bound what is under way.
@@ -256,7 +256,7 @@ class Receive:
                 self.most = self.most or ahead(bytes_of(works))
 
     def wait(self, turn: int) -> Any:
-        """What comes in this turn, when it is there."""
+        """The value of this turn, when it is there."""
         works, value, since = self.posted.pop(turn)
         for work in works:
             work.wait()

@@ -1,4 +1,4 @@
-"""Solos: steps that the calling thread makes alone, from a tape."""
+"""Inline steps: the calling thread makes them alone, in a static order."""
 
 import threading
 from collections.abc import Sequence

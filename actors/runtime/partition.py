@@ -1,4 +1,4 @@
-"""The cut: a network that lies on several processes, in parts that each of them runs.
+"""The partition of a network that lies on several processes, in parts that each of them runs.
 
 A register between two processes becomes a register on each side, with as many slots: on the side of its producer an
 actor reads it and sends, on the side of its consumers an actor receives and fills it. No other message travels: what
@@ -33,7 +33,7 @@ class RegisterEnd:
 
 @dataclass(frozen=True)
 class Partition:
-    """What one process runs of a network."""
+    """The part of a network that one process runs."""
 
     network: Network
     edges: tuple[RegisterEnd, ...]

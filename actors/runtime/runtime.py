@@ -29,7 +29,7 @@ __all__ = ["RunRecord", "Runtime", "Work", "order_of", "settled"]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a step did, with times of `perf_counter`."""
+    """The record of a step, with times of `perf_counter`."""
 
     network: Network
     raw: Sequence[Raw] = field(repr=False)
@@ -54,7 +54,7 @@ class RunRecord:
         return self.end - self.start
 
     def of(self, queue: str) -> tuple[Ran, ...]:
-        """What a queue ran, in order."""
+        """The firings of a queue, in order."""
         return tuple(ran for ran in self.firings if ran.queue == queue)
 
 

@@ -1,4 +1,4 @@
-"""The tape: a step of one queue, and of what it sends and receives, as a list that is run from the first to the last.
+"""A static order: a step of one queue, with what it sends and receives, as a list that is run from first to last.
 
 Where one queue goes by an order, or is alone, nothing is left to decide: what it does next, what it has to wait for and
 which slot holds what is the same in every step. So the protocol runs once, without values, and what it did is written
@@ -87,7 +87,7 @@ class StaticOrder:
         return len(self.readers) - 1
 
     def pick(self) -> int | None:
-        """What is done next: what the order says, or what that waits for; behind it all, the waits that are left."""
+        """The next thing to do: what the order says, or what that waits for; behind it all, the waits that are left."""
         ready, queue = self.desk.ready, self.desk.queue
         if self.order is None:
             return self.desk.next(self.home)

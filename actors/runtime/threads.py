@@ -1,4 +1,4 @@
-"""The crew of a runtime: the threads, one a queue, and the step that they are at.
+"""The threads of a runtime, one a queue, and the step that they are at.
 
     one lock    guards the desk; a firing takes it once, to end what was done and to begin what comes next
     bells       a queue with nothing ready is parked and sleeps on its own; who makes something ready rings it

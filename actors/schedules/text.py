@@ -101,7 +101,7 @@ def read(text: str, kinds: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def write(fields: Mapping[str, Value], usual: Mapping[str, Value]) -> str:
-    """What `read` reads: the name, and every field that is not as usual."""
+    """The text that `read` reads: the name, and every field that is not as usual."""
     lines = [f"schedule {fields['name']}"]
     rows: Sequence[str] = ()
     for name, value in fields.items():

@@ -1,1 +1,6 @@
-"""What a step did: its records on one clock, replayed, beside the simulation, and what to try."""
+"""Records of a step.
+
+clocks       of all ranks on one clock
+timeline     what ran when, beside the simulation; chart: as a picture
+replay       on the network: what each firing waited for; advice: what to try
+"""

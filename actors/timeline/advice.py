@@ -53,7 +53,7 @@ class StepRecords:
 
     @cached_property
     def queues(self) -> dict[tuple[int, str], tuple[Did, ...]]:
-        """What each queue of each rank ran, in order; queues as in the network."""
+        """The firings of each queue of each rank, in order; queues as in the network."""
         found: dict[tuple[int, str], list[Did]] = defaultdict(list)
         for did in self.replay.done:
             found[did.rank, did.ran.queue].append(did)
@@ -89,7 +89,7 @@ class StepRecords:
         return *key, shares[key]
 
     def why(self, did: Did, usual: "Usual | None" = None) -> tuple[str, str]:
-        """What a firing waited for last, as `busy`, `filled`, `freed`, `way`, `late` or `first`, and in words."""
+        """The last wait of a firing, as `busy`, `filled`, `freed`, `way`, `late` or `first`, and in words."""
         here = self.queues[did.rank, did.ran.queue]
         at = here.index(did)
         before = here[at - 1] if at else None

@@ -21,7 +21,7 @@ def part(buffer: Tensor, box: Box, side: int) -> Tensor:
 
 
 def pack(buffer: Tensor, boxes: tuple[Box, ...]) -> Tensor:
-    """What is to be sent: a view of the one box, or all boxes one after the other in a new flat buffer."""
+    """The boxes to be sent: a view of the one box, or all boxes one after the other in a new flat buffer."""
     if len(boxes) == 1:
         return part(buffer, boxes[0], 0)
     return torch.cat([part(buffer, box, 0).reshape(-1) for box in boxes])

@@ -85,7 +85,7 @@ def _empty(layout: Layout, rank: int) -> Tensor:
 
 
 def token(layout: Layout, rank: int | None = None) -> Tensor:
-    """What a process holds of a tensor none of whose ranks it owns: nothing, but a place in the autograd graph."""
+    """The token of a tensor none of whose ranks this process owns: no values, but a place in the autograd graph."""
     where = "cpu" if rank is None else device(layout.placement, rank)
     return torch.empty(0, dtype=layout.dtype, device=where)
 

@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """What the exchange is part of, and where it was asked for."""
+        """The exchange in words: what it is part of, and where it was asked for."""
         what, _, where = self.text.decode().partition("\n")
         return what, where
 

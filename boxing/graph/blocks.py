@@ -37,7 +37,7 @@ class Repetition(NamedTuple):
 
 
 class _Block:
-    """What belongs to one block; values are numbered in order, sources first."""
+    """The ops and values of one block; values are numbered in order, sources first."""
 
     def __init__(self) -> None:
         self.sources: list[Source] = []

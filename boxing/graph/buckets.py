@@ -59,7 +59,7 @@ def bucketed(
 
 @lru_cache(4096)
 def _kind(src: Layout, dst: Layout) -> Kind | None:
-    """What a move may be put together with; None if it has to go alone."""
+    """The kind of moves that share a bucket with this one; None if it has to go alone."""
     axes = src.state.partial
     if not axes or dst.state.partial or src.state.reduction != "sum" or src.placement is not dst.placement:
         return None

@@ -29,7 +29,7 @@ NOWHERE = Origin()
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: for each source and op in order, and by number for tensors of several users and results."""
+    """All that was chosen: for each source and op in order, and by number for tensors of several users and results."""
 
     sources: Sequence[Stored]
     ops: Sequence[Option | Spread]

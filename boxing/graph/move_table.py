@@ -74,7 +74,7 @@ class MoveRow:
 
     @property
     def route(self) -> str:
-        """What is sent, as `reduce_scatter over data`."""
+        """The collectives of a move, as `reduce_scatter over data`."""
         return ", then ".join(map(str, self.ways)) or "nothing sent"
 
     @property
@@ -135,7 +135,7 @@ class MoveTotal:
 
 
 def totals(rows: Iterable[MoveRow]) -> list[MoveTotal]:
-    """What is spent by direction and by kind of collective and axes, the heaviest first; free moves are left out."""
+    """Totals by direction and by kind of collective and axes, the heaviest first; free moves are left out."""
     found: dict[tuple[Direction, tuple[CollectiveKind, ...]], list[MoveRow]] = {}
     for row in rows:
         if not row.free:

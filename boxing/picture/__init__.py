@@ -1,1 +1,6 @@
-"""Pictures of moves: the graph of a plan, the matrix of all moves, the colours of both."""
+"""Pictures of moves.
+
+draw         a plan as a graph
+matrix       all moves between signatures
+palette      colours, bytes and seconds in words, for every picture and table
+"""

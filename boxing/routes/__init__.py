@@ -1,1 +1,7 @@
-"""Which moves lead from one layout to another: the cheapest route, its price, its bytes, the bound below them."""
+"""Routes from one layout to another.
+
+moves        of a tensor, on one placement or between two
+route        the cheapest collectives on one; price: their bytes and seconds
+program      what each rank sends, receives and keeps
+bound        the bytes that no route can do without
+"""

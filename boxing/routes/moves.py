@@ -157,7 +157,7 @@ def _whole_sources(src: Layout, cluster: Cluster) -> Iterator[list[Move]]:
 
 
 def _targets(dst: Layout) -> Iterator[Layout]:
-    """What to receive: the target itself, or a piece each where ranks are to hold the same (or addends)."""
+    """The layout to receive: the target itself, or a piece each where ranks are to hold the same (or addends)."""
     if not dst.state.partial:
         yield dst
     split = dst.state.split

@@ -1,4 +1,4 @@
-"""What a move costs: bytes received by the busiest rank, and seconds by latency and bandwidth of the links used.
+"""The price of a move: bytes received by the busiest rank, and seconds by latency and bandwidth of the links used.
 
 n ranks, L the local buffer in bytes after the step (before it for all_reduce):
 

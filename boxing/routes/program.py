@@ -1,4 +1,4 @@
-"""What each rank sends, receives and keeps in one step: boxes of elements, worked out from who holds what.
+"""Programs of ranks: what each sends, receives and keeps in one step, as boxes worked out from who holds what.
 
 A `Box` names a rectangle twice, by its offsets in the buffer it is read from and in the one it is written to. All that
 moves, from an all_gather to a transfer between placements, is a list of such boxes for each peer. Pure: no tensors.
@@ -167,7 +167,7 @@ def _start(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> int | None:
 
 
 def _read(boxes: tuple[Box, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """What the boxes read, wherever they write it."""
+    """The elements that the boxes read, wherever they write them."""
     return tuple(tuple((offset, length) for offset, _, length in box) for box in boxes)
 
 

@@ -1,4 +1,4 @@
-"""Ghosts: global tensors without shards. Where one lies is known, its values are not; `explain` computes with them."""
+"""Abstract tensors: global tensors without shards. Where one lies is known, its values are not, for `explain`."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -41,7 +41,7 @@ __all__ = ["explain"]
 
 
 def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """What `func(*args, **kwargs)` would do on these global tensors; it prints itself. Nothing is computed or sent.
+    """The calls that `func(*args, **kwargs)` would make on global tensors; prints itself. Nothing is computed or sent.
 
     `func` is a torch function, a module, or any function of tensors. What it does with plain tensors, it does.
 

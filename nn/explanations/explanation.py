@@ -1,4 +1,4 @@
-"""What `flow.explain` gives: the calls of a function, the signatures each could have, and which one it gets."""
+"""The result of `flow.explain`: the calls of a function, the signatures each could have, and which one it gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +118,7 @@ class Explanation:
 
     @property
     def bytes(self) -> int:
-        """What the busiest ranks receive, all forward moves together; what several calls share counts in each."""
+        """Bytes that the busiest ranks receive, all forward moves together; what several calls share counts in each."""
         return sum(step.chosen.bytes for step in self.steps if step.chosen is not None)
 
     @property
@@ -173,7 +173,7 @@ def _route(way: Plan) -> str:
 
 
 def input_names(call: Call) -> tuple[str, ...]:
-    """What the op's schema calls each tensor input, those of a list by their place in it."""
+    """The schema's name of each tensor input, those of a list by their place in it."""
     names = []
     for name, value in call.bound.items():
         here = tensors_in(value)

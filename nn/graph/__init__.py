@@ -1,4 +1,18 @@
-"""Graphs: a model captured, its signatures chosen together, and run."""
+"""Graphs: a model captured, its signatures chosen together, and run.
+
+Data passes through the folders in this order:
+
+capture      a step of Python -> a logical graph of ATen calls
+choose       -> a physical graph: ops taken apart, signatures chosen, moves inserted, within a limit of memory
+microbatch   (in pipelines) -> the graph of one micro-batch, and how results of all are joined
+lower        -> segments, local calls of a rank, one order of instructions
+compiler     -> segments as functions, the step as Python source
+memory       what all of that takes at its peak, before and after it is compiled
+run          -> a step that runs: one function, or actors under a schedule
+optimizer    torch's optimizers on the graph's parameters
+
+`graph` and `compiled` are what users call, `step` and `microbatched` lead one through the folders, `explain` tells.
+"""
 
 from .compiled import compile
 from .graph import Graph

@@ -1,4 +1,4 @@
-"""What `explain` tells of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
+"""The explanation of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf

@@ -69,7 +69,7 @@ class Graph:
         self._last: Step | None = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """What a step computes; every subclass has its own."""
+        """The computation of a step; every subclass has its own."""
         raise NotImplementedError(
             f"{type(self).__name__} has no build(self, ...)\n  write what one step computes there"
         )
@@ -203,7 +203,7 @@ class Graph:
         return self.step.draw_actors(path)
 
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
-        """What the last step did and when, on every rank and queue: print its `.text()` or `.summary()`.
+        """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
 
         With a path it is also written: as a picture beside the simulation (.svg), or for ui.perfetto.dev. With several
         processes all of them ask, and the first rank gets it.
@@ -214,7 +214,7 @@ class Graph:
         return made
 
     def explain(self) -> Report:
-        """What was chosen and why: signatures, moves, memory, what would have been next. Print it, or `.html(path)`."""
+        """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.html(path)`."""
         return self.step.explain()
 
     def costs(self) -> tuple[Costs, ...]:
@@ -245,7 +245,7 @@ def _check_options(placement: object, memory: object, clip: object) -> None:
 
 
 def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
-    """What decides what `build` does besides its arguments: which modules train, which parameters do, autocast."""
+    """Modes by which `build` differs besides its arguments: which modules train, which parameters do, autocast."""
     found: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
     if torch._C._is_any_autocast_enabled():
         found += [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -92,7 +92,7 @@ class Sized:
 
 
 class PipedStep(Step):
-    """What a graph does for arguments of one kind, a micro-batch at a time."""
+    """A step for arguments of one kind, a micro-batch at a time."""
 
     each: list[Sized]  # of the micro-batches
     in_micro_batches = True

@@ -49,7 +49,7 @@ __all__ = ["Step"]
 
 
 class Step:
-    """What a graph does for arguments of one kind."""
+    """A step for arguments of one kind."""
 
     many = 1  # micro-batches
     in_micro_batches = False  # as actors do; every rank then takes arguments from its caller, and not from another
@@ -98,7 +98,7 @@ class Step:
         self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
-        """What `build` computes of such arguments, as layers were placed."""
+        """The captured computation of `build` on such arguments, as layers were placed."""
         owner = getattr(build, "__self__", None)
         with reading(nn.Module, *([] if owner is None else [type(owner)])) as self.reads:
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
@@ -141,7 +141,7 @@ class Step:
 
     @cached_property
     def program(self) -> Any:
-        """What runs."""
+        """The program that runs."""
         return Program(self.graph, backend=self.backend)
 
     def stands(self) -> bool:
@@ -292,7 +292,7 @@ class Step:
         return svg(self.graph)
 
     def timeline(self) -> Any:
-        """What the last run did and when, where it was run by actors."""
+        """The timeline of the last run, where it was run by actors."""
         raise SbpError(
             f"{self.name} runs as one function, which has no timeline\n"
             "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
@@ -318,7 +318,7 @@ class Step:
         return layer_costs(self.decided, [paths[id(part)] for part in listed])
 
     def explain(self) -> Report:
-        """What was chosen and why."""
+        """The plan and its reasons."""
         again = self.program.again
         ranks, estimates = self.held_by_rank()
         made = report(self.graph, self.decided, ranks, estimates, self.limit, again)

@@ -1,1 +1,7 @@
-"""Models of global parameters: annotated, printed as an outline, made global, given values."""
+"""Models of global parameters.
+
+annotate, outline       say where layers live and parameters lie; print it
+balance                 layers in runs, where nobody said where stages end
+to_global, replacement  make parameters global, with all that hangs on them
+materialise, initialisers   give values to a model that was built without
+"""

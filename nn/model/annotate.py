@@ -1,4 +1,4 @@
-"""What is said of a model without changing it: where its modules live, and how its parameters lie.
+"""Annotations of a model, which do not change it: where its modules live, and how its parameters lie.
 
     flow.nn.place(model.blocks[:6], pipe.at(pipe=0))           modules and all that is in them
     flow.nn.shard(model, {"blocks.*.attn.qkv": flow.S(0)})     parameters, by names

@@ -1,4 +1,4 @@
-"""What gives a module its values, and whether it did.
+"""Initialisers: the methods that give a module its values, and whether they did.
 
 A module is filled by `_init_weights` of the nearest module around it that has one, as Hugging Face's models are, then
 by its own `reset_parameters`, as torch's layers are. Memory is filled with NaN first, so that what stays empty shows.

@@ -83,7 +83,7 @@ class _Held:
 
 
 def _held(model: nn.Module) -> list[_Held]:
-    """What is not global yet."""
+    """The parameters and buffers that are not global yet."""
     found = []
     for path, module in _children_first(model):
         for table in (module._parameters, module._buffers):
@@ -265,7 +265,7 @@ class _Work:
         return _leaf(each, wrap(shards, there))
 
     def refuse_without(self, missing: list[_Held]) -> None:
-        """What nothing gives values to."""
+        """An error for tensors to which nothing gives values."""
         if not missing or self.init is not None:
             return
         kind = missing[0].kind

@@ -36,7 +36,7 @@ class OutlineRow:
 
 @dataclass(frozen=True)
 class Annotations:
-    """What is known of a model; prints as a table. Modules that hold nothing and are placed nowhere are left out."""
+    """The annotations of a model; prints as a table. Modules that hold nothing and are placed nowhere are left out."""
 
     lines: tuple[OutlineRow, ...]
     total: str

@@ -65,7 +65,7 @@ def named(call: Call, **labels: Labels | Sequence[Labels]) -> list[Labels]:
 
 
 def position(call: Call, name: str) -> int:
-    """Which of the call's tensor inputs an argument is."""
+    """The place of an argument among the call's tensor inputs."""
     at = 0
     for other, value in call.bound.items():
         if other == name:

@@ -1,4 +1,4 @@
-"""What torch tags as pointwise, and casts: every element of the result comes from the elements at its place."""
+"""Pointwise ops, as torch tags them, and casts: every element of the result comes from the elements at its place."""
 
 from dataclasses import replace
 

@@ -75,7 +75,7 @@ def scatter(call: Call) -> Match | None:
 
 
 def _adds(call: Call, labels: list[Hashable], others: list[list[Hashable]], line: Sequence[Hashable]) -> Match:
-    """What comes of a tensor and, as the last of the others, what is put into it."""
+    """The factors of a tensor and, as the last of the others, of what is put into it."""
     return labelled(
         call,
         [labels, *others],

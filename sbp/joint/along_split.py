@@ -1,4 +1,4 @@
-"""Ops along a dim that is split: taken apart into a formula, each op of which takes the option that is cheapest there.
+"""Ops along a split dim: taken apart into a formula, each op of which takes the option that is cheapest there.
 
 A softmax over split classes is a maximum and a sum of one number a row, which move, and the rest, which does not.
 """

@@ -46,7 +46,7 @@ class Lies(NamedTuple):
 
 @dataclass(frozen=True)
 class Demands:
-    """What the choice has to respect, and what it may do.
+    """Demands on a choice: what it has to respect, and what it may do.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not. `together` is how many bytes of gradients go at once, by the type of device.
@@ -366,7 +366,7 @@ class _Formulation:
         return small[np.ix_(at, to)], starts[np.ix_(at, to)]
 
     def _ends(self) -> None:
-        """What is returned is not left as addends; a buffer's new value goes to where the buffer lies."""
+        """The ends of a graph: results are not left as addends; a buffer's new value goes to where the buffer lies."""
         for number in dict.fromkeys(refs_in(self.logical.result)):
             self._uses(self._result(number), 0, number, self._result_lies(number), self.home(number))
         names = {s.name: n for n, s in enumerate(self.logical.sources)}

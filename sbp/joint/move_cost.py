@@ -28,7 +28,7 @@ class Lie(NamedTuple):
 
 
 class PlacementLinks(NamedTuple):
-    """What moves on a placement cost: its sizes, and for each axis latency and bandwidth."""
+    """The links of a placement, by which moves cost: its sizes, and for each axis latency and bandwidth."""
 
     placement: Placement
     sizes: tuple[int, ...]

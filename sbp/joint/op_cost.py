@@ -1,4 +1,4 @@
-"""What an op costs where it runs: the roofline of a device, for FLOPs and bytes of forward and backward."""
+"""The cost of an op where it runs: the roofline of a device, for FLOPs and bytes of forward and backward."""
 
 from collections.abc import Callable, Sequence
 from math import prod

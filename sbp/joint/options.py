@@ -39,7 +39,7 @@ class Option(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What is known of an input before anything is chosen: the states without addends that it may come in,
+    """An input before anything is chosen: the states without addends that it may come in,
     whether it may come as addends, and whether gradients flow back through it."""
 
     states: Collection[State]
@@ -48,7 +48,7 @@ class Reach(NamedTuple):
 
 
 def answer_of(call: Call) -> Match | Sequence[Way] | None:
-    """What the rule book says of a call; None also where its arguments do not fit the rule.
+    """The rule book's answer for a call; None also where its arguments do not fit the rule.
 
     Random numbers of the shape of a tensor may be wanted in any pieces: they are drawn whole, as on one device.
     """
@@ -244,7 +244,7 @@ def _lies(call: Call, way: Way, same: frozenset[int]) -> tuple[tuple[Lie, ...], 
 
 
 def _held(call: Call, match: Match, outputs: tuple[State, ...], axis: int) -> list[Doing]:
-    """What an axis does in a call whose inputs and outputs lie so."""
+    """The role of an axis in a call whose inputs and outputs lie so."""
     for tensors, states in ((match.inputs, call.states), (match.outputs, outputs)):
         for dims, state in zip(tensors, states, strict=True):
             for f, factors in zip(dims, state.dims, strict=True):

@@ -1,4 +1,4 @@
-"""Where ops run and sources live: as annotated, and else where what they use is."""
+"""Placements of ops and sources: as annotated, and else where what they use is."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Wishes: how consumers would like a tensor to be cut where no plain signature says it.
+"""Preferred cuts: how consumers would like a tensor to be cut where no plain signature says it.
 
 A packed projection is viewed as (3, heads, width) or cut in three; to split heads over an axis its columns must be cut
 in three first, which is a state with a hole. Such a wish is carried back through the ops before it to the weight.

@@ -23,7 +23,7 @@ Ints: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """What the choices of two nodes cost together; many edges may share one matrix object."""
+    """The cost of two nodes' choices together; many edges may share one matrix object."""
 
     i: int
     j: int

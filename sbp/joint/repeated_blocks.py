@@ -1,4 +1,4 @@
-"""Which nodes choose alike: those at the same place of repeated blocks, but for the first and the last block."""
+"""Repeated blocks: nodes at the same place of them choose alike, but for the first and the last block."""
 
 from collections.abc import Hashable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The candidates of what comes from outside: how a parameter may be stored, and an input be cut."""
+"""Options of sources: how a parameter may be stored, and an input be cut."""
 
 from collections.abc import Collection, Iterator
 from itertools import product

@@ -1,1 +1,6 @@
-"""Pictures of a graph: what is painted, the nodes it becomes, the text Graphviz reads, the file."""
+"""Pictures of a graph.
+
+paint -> scene      what is drawn of a graph, as deep as asked; merged_nodes: ops that share a node
+dot -> draw         in Graphviz' language, and into a file
+overview            about one screen of it
+"""

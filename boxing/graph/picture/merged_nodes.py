@@ -1,4 +1,4 @@
-"""Which steps share a node of a picture, so that one sees calls and moves, and not each of ATen's small ops.
+"""Merged nodes: steps that share a node of a picture, so that one sees calls and moves, not each small ATen op.
 
     module     below a depth, all of a module is one node, if it runs on one placement
     joined     ops of one line of the user's code but layers with parameters; a module that has few ops and no parts

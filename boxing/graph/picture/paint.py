@@ -1,4 +1,4 @@
-"""From a graph to what is drawn of it.
+"""Painting: from a graph to what is drawn of it.
 
 Steps become nodes, some of them together (`joined`), and of blocks that are alike one is shown. The parameters of a
 node share a note beside it, which says how their gradients are brought together.
@@ -269,7 +269,7 @@ class _Painter:
             told |= {s.value.name for s in sources}
 
     def _note(self, user: str, sources: Sequence[Source], told: set[str]) -> None:
-        """What uses them, where they lie, how they arrive, and how their gradients and updates are moved."""
+        """A note on sources: their users, where they lie, how they arrive, and how gradients and updates are moved."""
         node, lines, backs, moved = self.scene.nodes[user], [], [], []
         for source in sources:
             name, there = source.value.name, source.value.layout
@@ -346,7 +346,7 @@ class _Painter:
             self.scene.join(origin, head, text, tip=tip)
 
     def _ends(self) -> None:
-        """What is returned, and what goes on outside of the picture."""
+        """The results, and what goes on outside of the picture."""
         given = dict.fromkeys(map(self.stand, vars_in(self.graph.result)))
         losses = {self.stand(name) for name, _ in self.graph.losses}
         for step in self.steps:

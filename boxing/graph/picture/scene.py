@@ -1,4 +1,4 @@
-"""What a picture of a graph shows, before it is written in any language: nodes, edges, and the words in them."""
+"""The scene of a picture, before it is written in any language: nodes, edges, and the words in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class Scene:
         self.nodes.setdefault(node.name, node)
 
     def beside(self, name: str) -> list[str]:
-        """What stands at the side of a node."""
+        """The nodes and edges at the side of a node."""
         return [tail for tail, head, _, side in self.ways if side and head == name]
 
     @property
@@ -99,7 +99,7 @@ def brief(of: Layout) -> str:
 
 
 def counted(names: Sequence[str], title: str = "") -> tuple[str, ...]:
-    """What a node of these ops says: each name once, a few on a line.
+    """The words in a node of these ops: each name once, a few on a line.
 
     >>> counted(["view", "mul", "view", "cat"], "attn: ")
     ('attn: view x 2', 'mul', 'cat')
@@ -198,7 +198,7 @@ def numbered(what: str, numbers: Sequence[int]) -> str:
 
 
 def tip_of(graph: Physical, steps: Sequence[Op]) -> str:
-    """What a pointer shows: every op with what goes in and comes out, and the user's line."""
+    """The tip that a pointer shows: every op with what goes in and comes out, and the user's line."""
     lines = []
     for step in steps[:40]:
         took = ", ".join(f"{shape_of(graph.layout(n))} {lie(graph.layout(n))}" for n in step.inputs)

@@ -1,1 +1,5 @@
-"""What a graph costs and why: as tables of text, and as one HTML page."""
+"""Reports: what a graph costs and why.
+
+report       the figures and reasons; roles: parallelism of modules in people's words
+summary      thirty lines; full: all tables; page: HTML; map: the model on one page
+"""

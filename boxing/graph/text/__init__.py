@@ -1,1 +1,5 @@
-"""A graph as text that parses back: written, and read by a grammar."""
+"""A graph as text that parses back.
+
+text         written
+syntax -> parse      read: the grammar's lines, then names, ops and layouts looked up
+"""

@@ -44,7 +44,7 @@ def parse(text: str) -> Physical:
 
 
 class _Reader:
-    """What is known at a line of the text: the placements and the values above it."""
+    """All that is known at a line of the text: the placements and the values above it."""
 
     def __init__(self, lines: list[Any]) -> None:
         self.lines = lines

@@ -54,7 +54,7 @@ _ORIGIN = re.compile(rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_
 
 
 class Misread(Exception):
-    """What is wrong at a token; becomes an error with the line once the text is at hand."""
+    """A mistake at a token; becomes an error with the line once the text is at hand."""
 
     def __init__(self, at: Token, message: str, fix: str = "", *, offset: int = 0) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ def near(word: str, known: list[str]) -> str:
 
 @v_args(inline=True)
 class _Build(Transformer[Token, Any]):
-    """What the grammar's rules, which carry the names of these methods, make of their parts."""
+    """Lines from the grammar's rules, which carry the names of these methods."""
 
     def start(self, *parts: Any) -> list[Any]:
         label = next(part for part in parts if isinstance(part, Token) and part.type == "LABEL")
@@ -263,7 +263,7 @@ def _origin(end: Token) -> Origin:
 
 
 def read(text: str) -> list[Any]:
-    """What the lines say, in order."""
+    """The lines of a text, in order."""
     try:
         return _grammar().parse(f"{text}\n")  # type: ignore[return-value]
     except Misread as error:

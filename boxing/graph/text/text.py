@@ -175,7 +175,7 @@ def _layouts(graph: Physical) -> Iterator[Layout]:
 
 
 def _way(src: Layout, dst: Layout) -> str:
-    """What is sent, for the reader; a move that is refused says so when the graph runs, not when it is printed."""
+    """The collectives of a move, for the reader; one that is refused says so when the graph runs, not in print."""
     try:
         how = plan(src, dst)
     except SbpflowError:

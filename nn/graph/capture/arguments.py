@@ -85,7 +85,7 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], modes: tuple[Any, ...]) -> Hashable:
-    """What a compiled step depends on: shapes and dtypes of tensors, every other value, and the modes of modules."""
+    """The key of a compiled step: shapes and dtypes of tensors, every other value, and the modes of modules."""
     return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]), modes
 
 

@@ -169,7 +169,7 @@ def _into_range(whole: Geometry, part: Geometry) -> Back | None:
 
 
 def _order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> list[int]:
-    """Which dim of its input each dim of a permuting op's output is: seen on a tensor whose sizes all differ."""
+    """The dim of its input that each dim of a permuting op's output is: seen on a tensor whose sizes all differ."""
     probe = torch.empty(_PRIMES[:dims], device="meta")
     shape = op(probe, *args[1:], **kwargs).shape
     return [_PRIMES.index(n) for n in shape]

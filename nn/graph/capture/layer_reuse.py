@@ -42,7 +42,7 @@ class _LayerCall:
 
 @dataclass(frozen=True, eq=False)
 class _Traced:
-    """What a call did."""
+    """The ops and results of a call."""
 
     key: Any
     path: str
@@ -71,7 +71,7 @@ class Repeats:
         self.losses: list[Any] = []
 
     def call(self, run: Run, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module returns; stands in for `nn.Module.__call__`."""
+        """The result of the module; stands in for `nn.Module.__call__`."""
         watch = self.watch
         before = watch.module, watch.block, watch.inner
         path = self.held.paths.get(id(module))

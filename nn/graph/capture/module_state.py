@@ -1,4 +1,4 @@
-"""What modules hold while a graph is captured: fakes in the place of parameters and buffers, under their names."""
+"""The state of modules while a graph is captured: fakes in the place of parameters and buffers, under their names."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping

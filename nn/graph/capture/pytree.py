@@ -1,4 +1,4 @@
-"""What functions take and return, as structures around tensors: the same with others in their place."""
+"""Structures around tensors, as functions take and return them: the same with others in their place."""
 
 import copy
 import dataclasses

@@ -31,7 +31,7 @@ Op = torch._ops.OpOverload
 
 @dataclass(eq=False)
 class Storage:
-    """What tensors share. `fixed` says why nothing may be written to it."""
+    """The memory that tensors share. `fixed` says why nothing may be written to it."""
 
     born: int  # the number of its first value
     version: int = 0
@@ -70,7 +70,7 @@ class View:
 
 
 class Tape:
-    """What was recorded, and which tensor is which value."""
+    """The ops that were recorded, and which tensor is which value."""
 
     def __init__(self) -> None:
         self.ops: list[LogicalOp] = []
@@ -97,7 +97,7 @@ class Tape:
         self._root(fake, number)
 
     def view(self, tensor: Tensor) -> View:
-        """What is known of a tensor; one that torch made without an op (`x.data`) is found by where it lies."""
+        """The view that a tensor is; one that torch made without an op (`x.data`) is found by where it lies."""
         view = self._views.get(id(tensor))
         if view is not None and view.storage != _storage(tensor):
             raise SbpError(

@@ -50,7 +50,7 @@ def trace(
     reuse: bool = True,
     samples_apart: bool = False,
 ) -> tuple[Logical, Constants]:
-    """What `function(*args, **kwargs)` computes with the tensors of `modules`, which are named after their keys.
+    """The logical graph of `function(*args, **kwargs)` with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
@@ -200,7 +200,7 @@ class _Tracing:
     # The end
 
     def _writes(self, slots: Mapping[str, int]) -> dict[str, int]:
-        """What buffers hold at the end, of those that were written to or assigned."""
+        """The final values of buffers that were written to or assigned."""
         writes = {}
         for slot in self.held.slots:
             if slot.kind == "buffer" and self.tape.number(slot.fake) != slots[slot.name]:

@@ -1,4 +1,4 @@
-"""What a captured step finds in the place of autograd and optimizers: a backward that is noted, a step that waits.
+"""Training calls in a captured step, instead of autograd and optimizers: a backward is noted, a step waits.
 
 The graph does the backward and the optimizer's step itself. What can not be captured of them is refused with a fix.
 """

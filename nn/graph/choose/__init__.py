@@ -1,1 +1,7 @@
-"""From a logical graph to a physical one: ops taken apart, signatures chosen together, moves inserted."""
+"""From a logical graph to a physical one.
+
+choose       all of it: decompose ops, copy what is made of arguments (replicas), formulate and solve, insert the moves
+parameters   where a model's parameters live, how they are to lie, and how they are made to
+memory_limit the cheapest plan below a limit; shortage: the error where there is none
+stage_balance  layers of a pipeline cut by what they take in the captured step
+"""

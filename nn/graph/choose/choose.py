@@ -1,4 +1,4 @@
-"""Deciding: a captured graph, its placements and limits in; the physical graph that costs least out."""
+"""Choosing: a captured graph, its placements and limits in; the physical graph that costs least out."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name
 
 
 class _Formulas:
-    """What ops are along a split dim; equal ones are captured once."""
+    """Formulas of ops along a split dim; equal ones are captured once."""
 
     def __init__(self, logical: Logical) -> None:
         self.logical = logical

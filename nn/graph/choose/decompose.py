@@ -107,7 +107,7 @@ class _Apart:
 
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
-    """What a call is to be replaced by, as a function of its own arguments."""
+    """The formula that replaces a call, as a function of its own arguments."""
     name = call.name
     if name == "dropout":
         return _dropout
@@ -134,7 +134,7 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
 
 
 def formula_of(op: LogicalOp, call: Call) -> Logical | None:
-    """What an op does along a dim that is split, as a graph of its own; None if it has no such formula."""
+    """The formula of an op along a dim that is split, as a graph of its own; None if it has no such formula."""
     if call.name not in ALONG or len(call.inputs) != 1 or not call.inputs[0].numel():
         return None
     function = formulas.formula_named(call.name)

@@ -1,4 +1,4 @@
-"""Room: the cheapest plan whose peak stays below a limit, by the same account that `explain` shows.
+"""The limit of memory: the cheapest plan whose peak stays below it, by the same account that `explain` shows.
 
 What a choice adds to the peak depends on all others, so the chooser counts something simpler: parameters, gradients and
 states as they lie, and of activations a share of what the backward keeps and of the weights that are gathered for what

@@ -91,7 +91,7 @@ def said_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
 def pins_of(
     modules: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
 ) -> dict[str, tuple[Sbp, ...] | State]:
-    """What must lie in a certain way: hinted parameters, and what is global already."""
+    """The sources that must lie in a certain way: hinted parameters, and what is global already."""
     pins: dict[str, tuple[Sbp, ...] | State] = {}
     homes = _under_all_names(homes, named_values(modules))
     for prefix, module in modules.items():
@@ -106,13 +106,13 @@ def pins_of(
 
 
 def _under_all_names(said: Mapping[str, T], values: Mapping[str, Tensor]) -> dict[str, T]:
-    """What is said of parameters under one of their names, under all of them: a graph knows tied ones by the first."""
+    """Hints given under one name of a parameter, under all its names: a graph knows tied ones by the first."""
     known = {id(values[name]): what for name, what in said.items() if name in values}
     return {name: known[id(value)] for name, value in values.items() if id(value) in known}
 
 
 def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
-    """What is global stays as it is: another graph may count on it."""
+    """A refusal where a global parameter would lie otherwise: another graph may count on it."""
     axes = [a for a, n in enumerate(value.placement.shape) if n > 1]
     if any(value.sbp[a] != hint[a] for a in axes):
         raise SbpError(

@@ -1,1 +1,7 @@
-"""Segments as functions: forward and backward, simplified, given to a backend; the step as Python source."""
+"""Segments as functions.
+
+joint            forward and backward of a segment as two traced graphs; split_backward: the second in two
+simplify         fewer views, torch's own functions for ATen ops
+backends         a callable: by autograd, as code, by inductor; inside: its bytes
+codegen          a whole order as one Python function; generated_calls: what that calls
+"""

@@ -1,4 +1,4 @@
-"""What a generated step calls besides segments and moves: seeds of gradients, buckets, maxima's way back."""
+"""Runtime support for generated code: initial gradients, packed gradient buckets, the backward of max and min."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,1 +1,7 @@
-"""From a physical graph to what one rank runs: segments, local ops, and one order of instructions."""
+"""From a physical graph to what one rank runs.
+
+segments     runs of ops between which nothing moves; random: numbers drawn between them
+localise     ops of a segment on a rank's shards
+order        forward and backward as one list, with what is gathered or run again (saved_inputs, recompute)
+overlap      which moves go on beside the work, and when values are let go
+"""

@@ -1,4 +1,4 @@
-"""What one rank runs of an op and of a segment: the rule book's local functions, bound once to what the rank holds."""
+"""Local calls: what one rank runs of an op or a segment, by the rule book's functions bound once to its shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ __all__ = ["Local", "LocalCall", "Spec", "Localiser", "metas", "part", "renamed"
 
 
 class Spec(NamedTuple):
-    """What is known of a local tensor."""
+    """Shape, dtype and device of a local tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Spec(NamedTuple):
 
 
 class LocalCall(NamedTuple):
-    """What a rank calls; `Ref`s number the wires of its segment: the inputs first, then all that calls make."""
+    """A call on one rank; `Ref`s number the wires of its segment: the inputs first, then all that calls make."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Local:
 
     @property
     def makes(self) -> list[Spec]:
-        """What every output is to be."""
+        """The specs of all outputs."""
         wires = [*self.inputs, *(spec for call in self.calls for spec in call.makes)]
         return [wires[n] for n in self.outputs]
 
@@ -98,7 +98,7 @@ class Localiser:
         )
 
     def call(self, op: Op, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-        """What a rank calls for an op; `Ref`s number the op's inputs."""
+        """The call of a rank for an op; `Ref`s number the op's inputs."""
         number: dict[str, int] = {}
         for i, name in enumerate(op.inputs):
             number.setdefault(name, i)
@@ -222,7 +222,7 @@ def placed(op: torch._ops.OpOverload, kwargs: Mapping[str, Any], where: torch.de
 
 
 def part(whole: Tensor, layout: Layout, rank: int) -> Tensor:
-    """What a rank holds of a tensor that is known whole; a view where that is one."""
+    """The part of a whole tensor that a rank holds; a view where that is one."""
     if any(layout.placement.coords(rank)[axis] for axis in layout.state.partial) and layout.state.reduction == "sum":
         return whole.new_zeros(layout.local_shape(rank))
     for dim, spans in enumerate(layout.spans(rank)):

@@ -1,4 +1,4 @@
-"""Draws: random numbers of whole tensors, of which every rank keeps its part; the numbers are those of one device."""
+"""Random numbers of whole tensors, of which every rank keeps its part; the numbers are those of one device."""
 
 from collections.abc import Mapping, Sequence
 from threading import Lock

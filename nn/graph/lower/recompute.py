@@ -1,4 +1,4 @@
-"""Recomputing: the parts of a forward that are run once more for the backward, so that little of them is kept.
+"""Recomputation: the parts of a forward that are run once more for the backward, so that little of them is kept.
 
 An op whose origin names a region belongs to it; `torch.utils.checkpoint` makes regions, and a plan may. The forward
 keeps what goes into a region, and what the region makes is let go when nobody needs it any more. The backward runs the

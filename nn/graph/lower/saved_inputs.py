@@ -1,4 +1,4 @@
-"""What a segment's backward reads of its inputs, found by running it on tensors without values."""
+"""Saved inputs: those that a segment's backward reads, found by running it on tensors without values."""
 
 import logging
 from collections.abc import Iterator

@@ -117,7 +117,7 @@ class _Rank:
         return parameters
 
     def behind(self) -> Kept:
-        """What is live between forward and backward."""
+        """The values that are live between forward and backward."""
         self.sources()
         runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and " again " not in do.writes[0])
         last = max(runs, default=-1)

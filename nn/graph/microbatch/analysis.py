@@ -1,4 +1,4 @@
-"""What the rule book says of a step: which part of the batch's every value of a micro-batch is.
+"""Analysis of a step by the rule book: which part of the batch's value every value of a micro-batch is.
 
 Where it says nothing of an op on arguments alone, the result is known before the step: made of the batch, and cut.
 """
@@ -120,7 +120,7 @@ class Analysis:
         return of_given and torch.Tag.nondeterministic_seeded not in op.op.tags
 
     def of(self, op: LogicalOp, mine: LogicalOp | None, parts: Sequence[Part]) -> list[Part] | None:
-        """What an op makes of such parts; None where that takes more than one micro-batch."""
+        """The parts that an op makes of such parts; None where that takes more than one micro-batch."""
         if name_of(op) == ATTENTION and any(part.dim(TOKENS) is not None for part in parts[1:3]):
             return self.attention(op, mine, parts)
         if any(part.odd for part in parts):
@@ -182,7 +182,7 @@ class Analysis:
         return [Part(State((*dims[:-2], (TOKENS,), dims[-1])))]
 
     def indexed(self, op: LogicalOp, parts: Sequence[Part], rows: int) -> list[Part] | None:
-        """What an op makes of the numbers of samples: the same seen otherwise, or the samples that they number."""
+        """The parts that an op makes of the numbers of samples: the same seen otherwise, or the samples they number."""
         name = name_of(op)
         if len(parts) == 1 and name.partition(".")[0] in SEEN:
             found = self.of(op, None, [parts[0]._replace(rows=None)])
@@ -201,7 +201,7 @@ class Analysis:
         raise Counted(rows)
 
     def fresh(self, op: LogicalOp, y: Tensor, mine: Tensor | None) -> Part:
-        """What is made of what is whole: whole, unless it measures what the batch does."""
+        """The parts of what is made of whole values: whole, unless it measures what the batch does."""
         name = name_of(op).partition(".")[0]
         whole = Part(State(((),) * y.ndim))
         shape = self.shown(op, y) if mine is None else mine.shape
@@ -274,7 +274,7 @@ class Analysis:
         return found
 
     def known(self, op: LogicalOp, mine: LogicalOp | None) -> list[Part] | None:
-        """What is made of arguments alone is made of the batch's, and cut; what cannot be cut may be used up later."""
+        """Values of arguments alone are made of the batch's, and cut; what cannot be cut may be used up later."""
         if not self.plain(op):
             return None
         found = []

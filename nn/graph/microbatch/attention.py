@@ -40,7 +40,7 @@ def reserved() -> int:
 
 
 def forget(held: Iterable[int]) -> None:
-    """What lies under these numbers, if it is still there, is not needed any more."""
+    """Lets go of what lies under these numbers, if it is still there."""
     for number in held:
         _pasts.pop(number, None)
 
@@ -56,7 +56,7 @@ def _attend(
     scale: float,
     trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What a slice sees, and the logarithms of the sums of its weights; `mask` has its rows, and all columns."""
+    """The attention of a slice, and the logarithms of the sums of its weights; `mask` has its rows, and all columns."""
     held, first = past.tolist()
     last = first + query.shape[-2]
     store = _pasts.get(held)
@@ -100,7 +100,7 @@ def _attend_backward(
 
 
 def _bias(query: Tensor, first: int, last: int, mask: Tensor | None) -> Tensor:
-    """What is added to the weights' logarithms: minus infinity for tokens that come later, or that a mask hides."""
+    """The bias of the weights' logarithms: minus infinity for tokens that come later, or that a mask hides."""
     if mask is None:
         ahead = torch.arange(last, device=query.device) > torch.arange(first, last, device=query.device)[:, None]
         return query.new_zeros(ahead.shape).masked_fill_(ahead, -math.inf)

@@ -79,7 +79,7 @@ class Batch:
         return cls(sizes, inputs, pieces, prod(map(len, lengths[1:])))
 
     def piece(self, x: Tensor, dims: tuple[Factors, ...], piece: MicroBatch) -> Tensor:
-        """What a piece has of a value of the batch."""
+        """The part of a value of the batch that a piece has."""
         for d, factors in enumerate(dims):
             wholes = [-f if f < 0 else self.sizes[f] for f in factors]
             several = wholes not in ([], [x.shape[d]])  # samples and tokens in one dim
@@ -94,7 +94,7 @@ class Batch:
         return [{path: self.piece(x, self.inputs[path], piece) for path, x in tensors.items()} for piece in self.pieces]
 
     def shares(self, piece: MicroBatch, samples: int) -> tuple[float, ...]:
-        """Which part of so many samples, and of their tokens, a piece is."""
+        """The share of so many samples, and of their tokens, that a piece is."""
         wholes = (samples, *self.sizes[1:])
         return tuple(size / whole for size, whole in zip(piece.sizes, wholes, strict=True))
 
@@ -150,7 +150,7 @@ def _places(counts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
-    """What a graph makes of plain values by the names of its sources."""
+    """The results of a graph on plain values by the names of its sources."""
     known: dict[int, Any] = {}
     for number, source in enumerate(graph.sources):
         value = tensors.get(source.name)
@@ -187,7 +187,7 @@ def together(values: Sequence[Tensor], how: Part, batch: Batch, pieces: Sequence
 
 
 def weight_of(part: Part, shares: Sequence[float], name: str) -> float:
-    """What a loss of a piece counts in that of the batch."""
+    """The weight of a piece's loss in that of the batch."""
     weight = 1.0
     for axis, share in enumerate(shares):
         word = "odd" if part.odd else part.on(axis)

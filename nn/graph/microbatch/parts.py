@@ -101,7 +101,7 @@ class Part(NamedTuple):
 
 
 def part_of_rule(call: Call, match: Match, parts: Sequence[Part]) -> list[Part] | None:
-    """What an op makes of parts, where each axis splits one factor or carries the addends of one group of inputs.
+    """An op's part of its inputs' parts, where an axis splits one factor or carries the addends of one group of inputs.
 
     The op itself runs, and not what ranks would run in its place, so it must be one that does the same. None where that
     is not what all pieces make together.

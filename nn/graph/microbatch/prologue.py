@@ -1,4 +1,4 @@
-"""What is done before a step for its micro-batches: their arguments, and what they must know of the whole batch."""
+"""The prologue of a step: cuts the batch into micro-batches and computes, once, what they need of the whole batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -114,7 +114,7 @@ class Pasts:
         self.used: set[int] = set()
 
     def shards(self, k: int, name: str, layout: Layout) -> Shards:
-        """What ranks of a layout are told of a piece: their numbers, and where it begins."""
+        """The shards that tell ranks of a layout about a piece: their numbers, and where it begins."""
         first, start = self.first[k][name], self.batch.pieces[k].starts[-1]
         numbers = [first + rank for rank in owned(layout.placement)]
         self.used.update(numbers)

@@ -36,7 +36,7 @@ __all__ = ["Known", "Micro", "Share", "WholeValue", "separated"]
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is made of the batch before the step, of arguments alone: micro-batches get their pieces of it, as `dims`
+    """A value made of the batch before the step, of arguments alone: micro-batches get their pieces of it, as `dims`
     are cut. Where it is a mask that hides later tokens, it must do so."""
 
     name: str

@@ -1,1 +1,5 @@
-"""Optimizers of a graph: torch's own steps on plain shards, gradients clipped."""
+"""Optimizers of a graph.
+
+adopt        parameters and states of torch's optimizers as a graph has them
+on_shards    torch's own step on plain shards
+"""

@@ -124,7 +124,7 @@ class Trained:
 
 
 class _Served(NamedTuple):
-    """What an optimizer trains now: that of a graph, by the ids of parameters, and of it what is cut in pieces."""
+    """An optimizer's parameters as it trains them now: a graph's, by their ids, and of these what is cut in pieces."""
 
     graph: Mapping[int, Trained]
     all: dict[int, Trained]
@@ -211,7 +211,7 @@ def _adopted(optimizer: Optimizer, value: Tensor, trained: Trained) -> Tensor:
 
 
 def _state(part: Any, trained: Trained) -> Any:
-    """What an optimizer keeps for a parameter, as it lies from now on."""
+    """The state that an optimizer keeps for a parameter, as it lies from now on."""
     of = trained.home
     if not isinstance(part, Tensor) or part.ndim == 0:
         return part

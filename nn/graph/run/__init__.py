@@ -1,1 +1,8 @@
-"""Compiled steps as they run: as one function, or as a pipeline of actors."""
+"""Compiled steps as they run.
+
+program          a graph run as one function
+chunks -> tasks -> variant     parts of a pipeline, what is done for a micro-batch, and that compiled
+network          tasks as actors under a schedule's marks; transfers: what they hand to other ranks
+pipeline         all micro-batches under a schedule; weight_versions: without a flush
+costs, footprint, timeline     predicted seconds, bytes under way, and what a step did
+"""

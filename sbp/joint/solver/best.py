@@ -115,7 +115,7 @@ def _wide(model: Model, part: list[int], wide: Method, table: int) -> tuple[dict
 
 
 def _looks(model: Model, known: dict[int, int]) -> list[Elimination]:
-    """What the nodes that no step eliminated could take instead, one at a time."""
+    """The other candidates of nodes that no step eliminated, one at a time."""
     steps = []
     for n, own in known.items():
         others = model.lives[n][model.lives[n] != own]

@@ -1,4 +1,4 @@
-"""What one node costs while all others stay: the forward greedy, the price of each swap, and small improvements."""
+"""Local search: one node changes while all others stay, for the greedy, the price of swaps, and improvements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Swap:
 
 
 class Nearby:
-    """Who shares an edge with whom."""
+    """The neighbours of each node, which share an edge with it."""
 
     def __init__(self, problem: Problem) -> None:
         self.costs = list(problem.costs)

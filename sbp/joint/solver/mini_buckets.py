@@ -1,4 +1,4 @@
-"""Too wide for elimination and no scipy: a good plan, and a bound that says how good.
+"""Mini-buckets: where a graph is too wide for elimination and scipy is not there, a good plan, and a bound for it.
 
 Elimination goes on with tables that stay below the limit: where a node's tables together would pass it, they are
 parted into groups, and the node may take another candidate in each group. That can only be cheaper, so what is left is

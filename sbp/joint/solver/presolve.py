@@ -218,7 +218,7 @@ def _work(model: Model, node: int) -> int | None:
 
 
 def _undominated(node: int, model: Model) -> Kept:
-    """Which live candidates of a node are to stay.
+    """The live candidates of a node that are to stay.
 
     r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
     equals the first stays. Two entries of each table, where r is best and where t is worst, refute most pairs at no

@@ -158,7 +158,7 @@ class Search:
         return tuple(planes), least
 
     def warm(self, free: Best, near: Near) -> _Branch | None:
-        """What a look where the bound of another problem was highest tells of this one; none if nothing fits there."""
+        """A first look where the bound of another problem was highest; none if nothing fits there."""
         for choice in near.plans:
             self.offer(choice)
         found, plan = self.look(self.whole, near.at)

@@ -28,7 +28,7 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What was found, and how good that is. Equal problems give equal solutions in every process.
+    """The plan that was found, and how good it is. Equal problems give equal solutions in every process.
 
     `bound` holds for plans in which tied nodes choose alike: none of them that fits costs less. It equals `cost` where
     the choice is proven; of plans that break the ties it says nothing.

@@ -133,7 +133,7 @@ def sizes(node: int, tables: Sequence[Table], lives: Sequence[Ints]) -> dict[int
 
 
 def best_over(node: int, cost: Vector, tables: Sequence[Table], lives: Sequence[Ints]) -> Table:
-    """What is left of these tables when the node always takes what is best; `cost` has all its candidates."""
+    """The rest of these tables when the node always takes what is best; `cost` has all its candidates."""
     live = lives[node]
     _, group = refined([table.of(node)[live] for table in tables])
     order = np.lexsort((cost[live], group))  # stable: of equal candidates the first
