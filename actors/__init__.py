@@ -2,7 +2,7 @@
 
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
-from .schedules.pipeline import Costs, pipeline
+from .schedules.pipeline import Costs
 from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
 from .schedules.published import PUBLISHED, published
 from .schedules.schedule import Schedule, Shape
@@ -22,7 +22,6 @@ __all__ = [
     "bubble",
     "peak_bytes",
     "peak_slots",
-    "pipeline",
     "published",
     "simulate",
 ]

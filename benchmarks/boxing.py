@@ -154,7 +154,7 @@ def rank(job: dict[str, Any]) -> None:
                         found[move, way].append((time.perf_counter() - start) / calls * 1e6)
         times += [(side, move, way, us) for (move, way), us in found.items()]
     Path(job["folder"], f"{me}.json").write_text(json.dumps(times))
-    flow.close()
+    flow.boxing.close()
 
 
 def ways(move: str, side: int, me: int, ranks: int) -> dict[str, Way]:
@@ -163,14 +163,14 @@ def ways(move: str, side: int, me: int, ranks: int) -> dict[str, Way]:
     p = flow.placement("cpu", list(range(ranks)))
     whole = torch.arange(side * side, dtype=torch.float32).reshape(side, side) % 251  # sums of these are exact
     src, dst = flow.layout(p, SBP[a], whole.shape), flow.layout(p, SBP[b], whole.shape)
-    shards = flow.scatter(whole, src)
+    shards = flow.boxing.scatter(whole, src)
     if a == "P":
         shards, whole = (whole * (me + 1),), whole * (ranks * (ranks + 1) // 2)
     out = flow.box(shards, src, dst)
-    assert torch.equal(flow.gather(out, dst), whole), move
+    assert torch.equal(flow.boxing.gather(out, dst), whole), move
 
     table: dict[str, Way] = {"box": lambda: flow.box(shards, src, dst)}
-    route, group = flow.plan(src, dst).route, dist.group.WORLD
+    route, group = flow.boxing.plan(src, dst).route, dist.group.WORLD
     assert group is not None
     table["hand"] = hand = by_hand(move, route, shards[0], me, ranks, group)
     assert torch.equal(hand(), out[0]), f"{move} by hand"

@@ -46,7 +46,7 @@ def main() -> None:
     found = PARTS[options.part](options.device, options.quick)
     if found and os.environ.get("RANK", "0") == "0":
         print(json.dumps(found), flush=True)
-    flow.close()
+    flow.boxing.close()
 
 
 def measured(device: str, quick: bool, table: dict[str, dict[str, Call]], per_call: int = 1) -> Found:

@@ -110,7 +110,7 @@ def main(seconds: float) -> None:
             print(
                 f"{size:<10} {hand:7.1f}" + "".join(f"   {each:7.1f} {each / hand:5.2f}" for each in times), flush=True
             )
-    flow.close()
+    flow.boxing.close()
 
 
 if __name__ == "__main__":

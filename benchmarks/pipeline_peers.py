@@ -287,7 +287,7 @@ def schedules(rounds: int) -> Times:
 def watched(step: Callable[[], object], graph: Any, busy: list[float]) -> None:
     """A step, and how long this rank was at work in it."""
     step()
-    ran = graph.step.program.outcome.of(f"device {position()[0]}")
+    ran = graph.planned.program.outcome.of(f"device {position()[0]}")
     busy.append(sum(each.end - each.start for each in ran) * 1e6)
 
 
@@ -320,7 +320,7 @@ def firings(rounds: int) -> Times:
     with counted(time.thread_time) as spent:
         step, _, graph = compiled(replace(SMALLEST, micro_batches=MANY), "1f1b")
         step()
-    program = graph.step.program
+    program = graph.planned.program
     nothing = {actor.name: partial(_nothing, len(actor.gives)) for actor in program.network.actors}
     idle = Runtime(program.network, nothing)  # on one rank; of two this is both in one process
     run, took = program.runtime.run, [0.0]

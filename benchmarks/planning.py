@@ -58,17 +58,17 @@ def planning_times(most: int) -> Iterator[str]:
             shape = (next(sides), 96)
             src, dst = flow.layout(p, a, shape), flow.layout(p, b, shape)
             start = thread_time()
-            plan = flow.plan(src, dst)
+            plan = flow.boxing.plan(src, dst)
             planned = thread_time()
             plan.programs(p.flat[-1])
             cold.append((planned - start) * 1e3)
             programs.append((thread_time() - planned) * 1e3)
-            warm.append(min(timeit.repeat(lambda s=src, d=dst: flow.plan(s, d), number=20, repeat=3)) / 20 * 1e6)  # type: ignore[misc]
+            warm.append(min(timeit.repeat(lambda s=src, d=dst: flow.boxing.plan(s, d), number=20, repeat=3)) / 20 * 1e6)  # type: ignore[misc]
         figures = (statistics.median(cold), percentile(cold, 99), max(cold), statistics.median(programs), max(programs))
         rows.append((name(grid), str(len(chosen)), *(f"{ms:.2f}" for ms in figures), f"{statistics.median(warm):.2f}"))
     yield (
         "**Time of a plan.** Cold: each pair of a shape not seen before, then the program of the last rank, which is "
-        "made at the plan's first use; both in time on the core. Warm: the same `flow.plan(src, dst)` again."
+        "made at the plan's first use; both in time on the core. Warm: the same `flow.boxing.plan(src, dst)` again."
     )
     yield ""
     yield from aligned(rows)
@@ -86,7 +86,7 @@ def free_moves() -> Iterator[str]:
             continue
         p = placement((ranks,))
         src, dst = flow.layout(p, a, (32, 32)), flow.layout(p, b, (32, 32))
-        shards = flow.scatter(torch.ones(32, 32), src)
+        shards = flow.boxing.scatter(torch.ones(32, 32), src)
         rows.append((f"{a} -> {b}", str(ranks), f"{warm_us(lambda s=shards, x=src, y=dst: flow.box(s, x, y)):.2f}"))  # type: ignore[misc]
     yield from aligned(rows)
 
@@ -105,7 +105,7 @@ def bytes_moved(most: int | None) -> Iterator[str]:
                 if flow.P in b:
                     continue
                 src, dst = flow.layout(p, a, shape), flow.layout(p, b, shape)
-                moved, bound = flow.plan(src, dst).bytes, flow.lower_bound(src, dst)
+                moved, bound = flow.boxing.plan(src, dst).bytes, flow.boxing.lower_bound(src, dst)
                 whole.append(moved / bound if bound else inf if moved else 1.0)
                 if flow.P not in a:
                     plain.append(whole[-1])
@@ -118,7 +118,7 @@ def bytes_moved(most: int | None) -> Iterator[str]:
             )
             rows.append((*row, f"{max(whole):.2f}", str(len(plain)), share(plain)))
     yield (
-        "**Bytes.** What the busiest rank receives over `flow.lower_bound`, for every pair without P in the target, "
+        "**Bytes.** The busiest rank's, over `flow.boxing.lower_bound`, for every pair without P in the target, "
         "where all links are alike."
     )
     yield ""
@@ -164,7 +164,7 @@ def axis_by_axis(p: flow.Placement, a: tuple[Sbp, ...], b: tuple[Sbp, ...]) -> I
 
 
 def seconds(p: flow.Placement, a: tuple[Sbp, ...], b: tuple[Sbp, ...]) -> float:
-    return flow.plan(flow.layout(p, a, (96, 96)), flow.layout(p, b, (96, 96))).price.time
+    return flow.boxing.plan(flow.layout(p, a, (96, 96)), flow.layout(p, b, (96, 96))).price.time
 
 
 def p95(values: Sequence[float]) -> float:

@@ -1,24 +1,28 @@
-"""Moving tensors: price, route, plan and execution of every change of layout."""
+"""Moving tensors: price, route, plan and execution of every change of layout.
 
-from .box import Pending, box, box_async, gather, scatter
-from .infer_layout import layout_of
-from .plan import Plan, plan
-from .record import Moved, Moves, record
-from .routes.bound import lower_bound
-from .routes.moves import Move
+plan         how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
+box          along a plan, with gradients; record: every move that happened; infer_layout: of pieces that are there
+reductions   addends on one rank
+picture/     of moves; graph/: all moves of a step; demo: every move between signatures
+"""
+
+from ..placement.world import close as close
+from ..placement.world import owned as owned
+from .box import Pending as Pending
+from .box import box as box
+from .box import box_async as box_async
+from .box import gather as gather
+from .box import scatter as scatter
+from .infer_layout import layout_of as layout_of
+from .plan import Plan as Plan
+from .plan import plan as plan
+from .record import Moved as Moved
+from .record import Moves as Moves
+from .record import record as record
+from .routes.bound import lower_bound as lower_bound
+from .routes.moves import Move as Move
 
 __all__ = [
-    "Move",
-    "Moved",
-    "Moves",
-    "Pending",
-    "Plan",
-    "box",
-    "box_async",
-    "gather",
-    "layout_of",
-    "lower_bound",
-    "plan",
-    "record",
-    "scatter",
-]
+    "Move", "Moved", "Moves", "Pending", "Plan", "box_async", "close", "gather", "layout_of", "lower_bound", "owned",
+    "plan", "scatter",
+]  # fmt: skip

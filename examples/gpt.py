@@ -73,10 +73,10 @@ def train(epochs: int) -> list[float]:
     start, losses = time.perf_counter(), []
     for text, following in batches(epochs):
         losses.append(step(text, following).item())
-        if len(losses) % 20 == 1 and 0 in flow.owned(RANKS):
+        if len(losses) % 20 == 1 and 0 in flow.boxing.owned(RANKS):
             speed = len(losses) * ROWS * LENGTH / (time.perf_counter() - start)
             print(f"step {len(losses):3}  loss {losses[-1]:.4f}  {speed:7.0f} tokens/s")
-    if 0 in flow.owned(RANKS):
+    if 0 in flow.boxing.owned(RANKS):
         Path("out").mkdir(exist_ok=True)
         print(f"drew {step.draw('out/gpt.svg')}")
     return losses

@@ -36,7 +36,7 @@ def drawing(model: nn.Module, columns: int = 64, rows: int = 24) -> str:
 
 def main() -> None:
     torch.manual_seed(0)
-    first = 0 in flow.owned(RANKS)  # one process prints
+    first = 0 in flow.boxing.owned(RANKS)  # one process prints
     model = nn.Sequential(nn.Linear(2, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 2))
     flow.nn.to_global(model, RANKS, B)  # every rank has all weights
     criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-2)

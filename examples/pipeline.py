@@ -101,7 +101,7 @@ def train_alone() -> list[float]:
 
 
 def say(text: str) -> None:
-    if flow.owned(STAGES[0]):  # one process prints
+    if flow.boxing.owned(STAGES[0]):  # one process prints
         print(text)
 
 

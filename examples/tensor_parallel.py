@@ -63,13 +63,13 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         value = loss.item()
-        if 0 in flow.owned(GRID) and step % 20 == 0:
+        if 0 in flow.boxing.owned(GRID) and step % 20 == 0:
             print(f"step {step:3}  loss {value:.4f}")
     text = letters[:LENGTH]
     with torch.no_grad():
         while len(text) < len(RHYME):
             text = torch.cat([text, model(put(text[None, -LENGTH:]))[0, -1].argmax().full_tensor()[None]])
-    if 0 in flow.owned(GRID):  # one process prints
+    if 0 in flow.boxing.owned(GRID):  # one process prints
         steps = Counter(step for move in moves if move.bytes for step in move.route.split(", ")).items()
         print(f"\na step sent {moves.bytes} bytes to each rank, by {', '.join(f'{n} {step}' for step, n in steps)}")
         print(f"\nasked to go on after {RHYME[:LENGTH]!r}:\n\n" + "".join(LETTERS[i] for i in text.tolist()))

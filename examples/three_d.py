@@ -70,10 +70,10 @@ def main() -> None:
         with flow.record() as moves:
             loss, guess = step(*batch)
         value = loss.item()
-        if 0 in flow.owned(GRID) and number % 20 == 0:
+        if 0 in flow.boxing.owned(GRID) and number % 20 == 0:
             print(f"step {number:3}  loss {value:.5f}")
     days = guess.tolist()
-    if 0 not in flow.owned(GRID):
+    if 0 not in flow.boxing.owned(GRID):
         return  # one process prints
     print("\nweights of one block, and what one rank has of them:")
     for name, weight in model.blocks[0].named_parameters():

@@ -60,7 +60,7 @@ def train(sbp: flow.sbp.Sbp, steps: int = 80) -> Run:
 
 def main() -> None:
     whole, cut = train(B), train(S(0))
-    if 0 not in flow.owned(RANKS):
+    if 0 not in flow.boxing.owned(RANKS):
         return  # one process prints
     print("loss at step  0         20        40        60        79        kept      sent a step")
     for name, run in (("whole  B", whole), ("cut S(0)", cut)):

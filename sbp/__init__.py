@@ -18,7 +18,7 @@ split = S
 broadcast = B
 partial_sum = P
 
+# `B`, `P`, `S`, `Layout` and `layout` are exported by sbpflow itself.
 __all__ = [
-    "B", "Broadcast", "Layout", "P", "Partial", "S", "Sbp", "SbpLike", "Split", "State",
-    "broadcast", "layout", "partial_sum", "signature", "split",
+    "Broadcast", "Partial", "Sbp", "SbpLike", "Split", "State", "broadcast", "partial_sum", "signature", "split",
 ]  # fmt: skip

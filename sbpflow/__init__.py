@@ -4,43 +4,55 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
 from . import actors, boxing, nn, sbp
-from .actors import Schedule
-from .boxing import box, box_async, gather, layout_of, lower_bound, plan, record, scatter
-from .nn import (
-    GlobalTensor,
+from .boxing import box, record
+from .nn.eager.rules import check_rule, rule
+from .nn.explanations.explain import explain
+from .nn.explanations.explicit import explicit
+from .nn.graph import compile
+from .nn.tensors.dtensor import from_dtensor, to_dtensor
+from .nn.tensors.factories import (
     arange,
-    check_rule,
     empty,
-    empty_like,
-    explain,
-    explicit,
     eye,
-    from_dtensor,
     from_local,
     full,
+    linspace,
+    ones,
+    rand,
+    randint,
+    randn,
+    randperm,
+    tensor,
+    zeros,
+)
+from .nn.tensors.like_factories import (
+    empty_like,
     full_like,
     hann_window,
-    linspace,
     logspace,
     normal,
-    ones,
     ones_like,
-    rand,
     rand_like,
-    randint,
     randint_like,
-    randn,
     randn_like,
-    randperm,
-    rule,
-    to_dtensor,
-    zeros,
     zeros_like,
 )
-from .nn.graph import Graph, compile
-from .nn.tensors.factories import tensor  # not by way of nn, where type checkers see the module of that name
-from .placement import Cluster, Placement, SbpflowError, cluster, placement, use_cluster
-from .placement.world import close, init, owned
+from .nn.tensors.tensor import GlobalTensor
+from .placement import (
+    Cluster,
+    DtypeError,
+    MissingError,
+    Placement,
+    PlacementError,
+    SbpError,
+    SbpflowError,
+    ShapeError,
+    TransportError,
+    cluster,
+    placement,
+    use_cluster,
+)
+from .placement.world import init
 from .sbp import B, Layout, P, S, layout
 
 try:
@@ -51,22 +63,24 @@ except _NotFound:  # run from a checkout that was not installed
 __all__ = [
     "B",
     "Cluster",
+    "DtypeError",
     "GlobalTensor",
-    "Graph",
     "Layout",
+    "MissingError",
     "P",
     "Placement",
+    "PlacementError",
     "S",
+    "SbpError",
     "SbpflowError",
-    "Schedule",
+    "ShapeError",
+    "TransportError",
     "__version__",
     "actors",
     "arange",
     "box",
-    "box_async",
     "boxing",
     "check_rule",
-    "close",
     "cluster",
     "compile",
     "empty",
@@ -78,21 +92,16 @@ __all__ = [
     "from_local",
     "full",
     "full_like",
-    "gather",
     "hann_window",
     "init",
     "layout",
-    "layout_of",
     "linspace",
     "logspace",
-    "lower_bound",
     "nn",
     "normal",
     "ones",
     "ones_like",
-    "owned",
     "placement",
-    "plan",
     "rand",
     "rand_like",
     "randint",
@@ -103,7 +112,6 @@ __all__ = [
     "record",
     "rule",
     "sbp",
-    "scatter",
     "tensor",
     "to_dtensor",
     "use_cluster",

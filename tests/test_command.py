@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sbpflow import Schedule
 from sbpflow.__main__ import main
+from sbpflow.actors import Schedule
 
 
 def test_a_schedule_is_shown_by_its_name_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

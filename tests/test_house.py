@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -141,6 +142,16 @@ def test_every_public_name_is_there(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__all__
     assert not [public for public in module.__all__ if not hasattr(module, public)]
+
+
+def test_nothing_is_exported_twice() -> None:
+    names = [(room, name) for room in ("", ".nn", ".boxing", ".actors", ".sbp") for name in exported(f"sbpflow{room}")]
+    twice = Counter(name for _, name in names)
+    assert not [(room, name) for room, name in names if twice[name] > 1]
+
+
+def exported(name: str) -> list[str]:
+    return list(importlib.import_module(name).__all__)
 
 
 def test_the_core_needs_four_packages() -> None:

@@ -38,7 +38,7 @@ def by_name(model: nn.Module, **batch: Tensor) -> Tensor:
     return loss
 
 
-class Training(flow.Graph):
+class Training(flow.nn.Graph):
     def __init__(self, model: Net) -> None:
         super().__init__()
         self.model = model

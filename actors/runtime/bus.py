@@ -140,7 +140,7 @@ class Bus:
         self._over.set()
         self._thread.join()
         self._interrupts.close()
-        self.broken = "the world was left by flow.close()"
+        self.broken = "the world was left by flow.boxing.close()"
         _known.pop(self.ranks, None)
 
     def _watch(self) -> None:

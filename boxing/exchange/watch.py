@@ -45,7 +45,7 @@ class Watch:
         """Stop looking; the world is being left."""
         self._over.set()
         self._thread.join()  # a thread that is inside torch when Python ends takes the process down with it
-        self.broken = "the world was left by flow.close()"
+        self.broken = "the world was left by flow.boxing.close()"
 
     def check(self) -> None:
         """Refuse to start on a group that broke before."""

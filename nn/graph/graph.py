@@ -154,7 +154,7 @@ class Graph:
         )
 
     @property
-    def step(self) -> Step:
+    def planned(self) -> Step:
         """The step that ran last."""
         if self._last is None:
             raise SbpError(
@@ -166,7 +166,7 @@ class Graph:
     @property
     def grad_norm(self) -> Tensor:
         """The norm that all gradients together had in the step that ran last, before it clipped them."""
-        step = self.step
+        step = self.planned
         if self._clip is None or not any(self._optimizers()):
             lacks = "clip_grad_norm=" if self._clip is None else "optimizer, before whose step gradients are clipped"
             raise SbpError(
@@ -180,11 +180,11 @@ class Graph:
     @property
     def physical(self) -> Physical:
         """The graph that runs."""
-        return self.step.graph
+        return self.planned.graph
 
     def text(self) -> str:
         """The physical graph as text, which `boxing.graph.from_text` reads back."""
-        return self.step.text()
+        return self.planned.text()
 
     def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
         """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot.
@@ -192,15 +192,15 @@ class Graph:
         It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
         module completely, and `full=True` every op.
         """
-        return self.step.draw(path, depth=depth, focus=focus, full=full)
+        return self.planned.draw(path, depth=depth, focus=focus, full=full)
 
     def draw_map(self, path: str | Path) -> Path:
         """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
-        return self.step.draw_map(path)
+        return self.planned.draw_map(path)
 
     def draw_actors(self, path: str | Path) -> Path:
         """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
-        return self.step.draw_actors(path)
+        return self.planned.draw_actors(path)
 
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
@@ -208,24 +208,24 @@ class Graph:
         With a path it is also written: as a picture beside the simulation (.svg), or for ui.perfetto.dev. With several
         processes all of them ask, and the first rank gets it.
         """
-        made: Timeline | None = self.step.timeline()
+        made: Timeline | None = self.planned.timeline()
         if made is not None and path is not None:
             made.write(path)
         return made
 
     def explain(self) -> Report:
         """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.html(path)`."""
-        return self.step.explain()
+        return self.planned.explain()
 
     def costs(self) -> tuple[Costs, ...]:
         """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
         with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
-        return self.step.costs()
+        return self.planned.costs()
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
         """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in
         `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
-        return self.step.layer_costs(layers)
+        return self.planned.layer_costs(layers)
 
     def _repr_svg_(self) -> str | None:
         return None if self._last is None else self._last.svg()

@@ -164,7 +164,7 @@ def ask_only(moves: Sequence[Sequence[Move]], limit: float) -> Told:
 
 def ask_and_leave(moves: Sequence[Sequence[Move]], limit: float) -> Told:
     said = ask_only(moves, limit)
-    flow.close()
+    flow.boxing.close()
     return said
 
 

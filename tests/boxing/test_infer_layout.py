@@ -19,22 +19,22 @@ def test_the_layout_of_scattered_pieces_is_the_one_they_were_scattered_by(
     sbp: tuple[Sbp, Sbp], shape: tuple[int, int]
 ) -> None:
     lies = flow.layout(GRID, sbp, shape)
-    assert flow.layout_of(flow.scatter(torch.ones(shape), lies), GRID, sbp) is lies
+    assert flow.boxing.layout_of(flow.boxing.scatter(torch.ones(shape), lies), GRID, sbp) is lies
 
 
 def test_negative_dims_and_names_are_understood() -> None:
     pieces = [torch.ones(3, 2)] * 4
-    assert flow.layout_of(pieces, GRID, {"tensor": S(-1)}) is flow.layout(GRID, (B, S(1)), (3, 4))
+    assert flow.boxing.layout_of(pieces, GRID, {"tensor": S(-1)}) is flow.layout(GRID, (B, S(1)), (3, 4))
 
 
 def test_an_unbalanced_piece_is_named_with_the_shape_it_should_have() -> None:
     with pytest.raises(flow.SbpflowError, match=r"rank 0 holds a piece of shape \(1,\)\n.*gives it \(2,\)"):
-        flow.layout_of([torch.ones(1), torch.ones(2)], flow.placement("cpu:[0-1]"), S(0))
+        flow.boxing.layout_of([torch.ones(1), torch.ones(2)], flow.placement("cpu:[0-1]"), S(0))
 
 
 def test_pieces_that_differ_on_a_broadcast_axis_are_refused() -> None:
     with pytest.raises(flow.SbpflowError, match="rank 1 holds a piece"):
-        flow.layout_of([torch.ones(2), torch.ones(3)], flow.placement("cpu:[0-1]"), B)
+        flow.boxing.layout_of([torch.ones(2), torch.ones(3)], flow.placement("cpu:[0-1]"), B)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_pieces_that_differ_on_a_broadcast_axis_are_refused() -> None:
 )
 def test_pieces_of_different_tensors_are_refused(pieces: list[torch.Tensor], message: str) -> None:
     with pytest.raises(flow.SbpflowError, match=message):
-        flow.layout_of(pieces, flow.placement("cpu:[0-1]"), S(0))
+        flow.boxing.layout_of(pieces, flow.placement("cpu:[0-1]"), S(0))
 
 
 def test_a_given_shape_must_fit_the_pieces() -> None:
     with pytest.raises(flow.SbpflowError, match="gives it"):
-        flow.layout_of([torch.ones(2)] * 2, flow.placement("cpu:[0-1]"), S(0), shape=(5,))
+        flow.boxing.layout_of([torch.ones(2)] * 2, flow.placement("cpu:[0-1]"), S(0), shape=(5,))

@@ -161,7 +161,7 @@ def test_a_plan_is_remembered_with_its_source() -> None:
     src, dst = layout(grid(4), S(0), (8, 8)), layout(grid(4), B, (8, 8))
     assert plan(src, dst) is plan(src, dst)
     assert plan(src, dst) is not plan(dst, src)
-    assert flow.plan(src, dst) is plan(src, dst)
+    assert flow.boxing.plan(src, dst) is plan(src, dst)
 
 
 def test_plans_do_not_keep_their_layouts_alive() -> None:

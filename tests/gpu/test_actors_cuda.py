@@ -86,5 +86,5 @@ def over_nccl() -> list[float]:
         runtime.run()
     torch.cuda.synchronize()
     found = [value.item() for value in got]
-    flow.close()
+    flow.boxing.close()
     return found

@@ -20,17 +20,17 @@ def test_boxing_on_one_card_keeps_the_value(src: flow.sbp.Sbp, dst: flow.sbp.Sbp
     p = flow.placement("cuda:[0-3]")
     whole = torch.arange(float(shape[0] * shape[1])).reshape(shape).cuda()
     a, b = flow.layout(p, src, shape), flow.layout(p, dst, shape)
-    assert torch.equal(flow.gather(flow.box(flow.scatter(whole, a), a, b), b), whole)
+    assert torch.equal(flow.boxing.gather(flow.box(flow.boxing.scatter(whole, a), a, b), b), whole)
 
 
 def test_an_asynchronous_move_runs_on_a_side_stream_and_syncs_no_host() -> None:
     p = flow.placement("cuda:[0-3]")
     whole = torch.randn(512, 512, device="cuda")
     a, b = flow.layout(p, P, (512, 512)), flow.layout(p, B, (512, 512))
-    shards = flow.scatter(whole, a)
+    shards = flow.boxing.scatter(whole, a)
     torch.cuda.set_sync_debug_mode("error")  # a hidden synchronisation raises
     try:
-        moved = flow.box_async(shards, a, b).wait()
+        moved = flow.boxing.box_async(shards, a, b).wait()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(moved[3], whole)
@@ -40,9 +40,9 @@ def test_a_move_between_host_and_card_keeps_the_value() -> None:
     whole = torch.arange(35.0).reshape(5, 7)
     host, card = flow.placement("cpu:[0-1]"), flow.placement("cuda:[0-3]")
     there, back = flow.layout(card, S(1), (5, 7)), flow.layout(host, S(0), (5, 7))
-    shards = flow.box(flow.scatter(whole, back), back, there)
+    shards = flow.box(flow.boxing.scatter(whole, back), back, there)
     assert all(shard.is_cuda for shard in shards)
-    assert torch.equal(flow.gather(flow.box(shards, there, back), back), whole)
+    assert torch.equal(flow.boxing.gather(flow.box(shards, there, back), back), whole)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -63,5 +63,9 @@ def every_pair_over_nccl(ranks: int) -> int:
         whole = torch.arange(float(shape[0] * shape[1])).reshape(shape).cuda()
         for src, dst in PAIRS:
             a, b = flow.layout(p, src, shape), flow.layout(p, dst, shape)
-            assert torch.equal(flow.gather(flow.box(flow.scatter(whole, a), a, b), b), whole), (src, dst, shape)
+            assert torch.equal(flow.boxing.gather(flow.box(flow.boxing.scatter(whole, a), a, b), b), whole), (
+                src,
+                dst,
+                shape,
+            )
     return len(PAIRS) * len(SHAPES)

@@ -80,7 +80,9 @@ class Sbpflow(System):
         whole = tensor.full_tensor().detach()
         layout = tensor.layout_
         if not layout.state.partial and whole.layout is torch.strided:
-            for rank, held, due in zip(layout.placement.flat, shards(tensor), flow.scatter(whole, layout), strict=True):
+            for rank, held, due in zip(
+                layout.placement.flat, shards(tensor), flow.boxing.scatter(whole, layout), strict=True
+            ):
                 if held.shape != due.shape or not torch.allclose(held, due, 1e-3, 1e-4, equal_nan=True):
                     raise Disagree(f"rank {rank} holds something else than its part")
         return whole

@@ -63,7 +63,7 @@ def test_numbers_that_are_counted_are_no_leaves() -> None:
 
 def of_leaves(sbp: Any) -> list[Any]:
     """A global tensor of leaf shards is computed from them: it retains its gradient, and may be written to."""
-    made = [torch.full((2, 3), float(r + 1), requires_grad=True) for r in flow.owned(LINE)]
+    made = [torch.full((2, 3), float(r + 1), requires_grad=True) for r in flow.boxing.owned(LINE)]
     x = flow.from_local(made, placement=LINE, sbp=sbp)
     x.retain_grad()
     found: list[Any] = [x.is_leaf, x.requires_grad]
@@ -146,7 +146,7 @@ def of_one_value(name: str) -> Tensor:
     w = torch.arange(1.0, 13.0).reshape(4, 3).requires_grad_()
     h = w * 2
     halves: dict[int | None, Tensor] = {None: h, **dict(enumerate(h.chunk(2)))}
-    x = flow.from_local([halves[rows(rank)] for rank in flow.owned(GRID)], placement=GRID, sbp=sbp)
+    x = flow.from_local([halves[rows(rank)] for rank in flow.boxing.owned(GRID)], placement=GRID, sbp=sbp)
     x.square().sum().backward()
     assert w.grad is not None
     return w.grad

@@ -85,7 +85,7 @@ def test_devices_without_placements() -> None:
 
 def own_weights() -> list[str]:
     """Ranks that did not seed alike, and those that did."""
-    torch.manual_seed(flow.owned(LINE)[0])
+    torch.manual_seed(flow.boxing.owned(LINE)[0])
     models = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3)), nn.LayerNorm(3)
     texts = said(lambda: flow.nn.to_global(models[0], LINE, S(0)))
     flow.nn.to_global(models[1], LINE)
@@ -104,7 +104,7 @@ def sent_by_torch() -> list[str]:
     texts = said(
         lambda: dist.all_reduce(x),
         lambda: dist.all_gather(pieces, x),
-        lambda: dist.send(x, (flow.owned(LINE)[0] + 1) % 4),
+        lambda: dist.send(x, (flow.boxing.owned(LINE)[0] + 1) % 4),
         lambda: nn.parallel.DistributedDataParallel(model),
     )
     assert torch.equal(x.full_tensor(), torch.ones(4))
@@ -120,7 +120,7 @@ def asked_on_one_rank() -> str:
     x = ones(8, 3)
     try:
         total = x.sum()
-        if 0 in flow.owned(LINE):
+        if 0 in flow.boxing.owned(LINE):
             total.item()
         x.sum(0).tolist()
     except flow.SbpflowError as error:
@@ -138,7 +138,7 @@ def test_a_value_asked_for_on_one_rank_is_an_error_soon(fresh: Fresh) -> None:
 def saved_on(rank: int) -> bytes | None:
     file = io.BytesIO()
     torch.save(ones(6), file)
-    return file.getvalue() if rank in flow.owned(LINE) else None
+    return file.getvalue() if rank in flow.boxing.owned(LINE) else None
 
 
 def test_a_file_of_one_rank_read_where_others_are(ranks4: Ranks) -> None:

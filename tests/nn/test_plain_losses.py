@@ -168,7 +168,7 @@ def test_the_inputs_of_a_plain_backward_are_the_only_ones_filled(sbp: Any) -> No
 
 def pieces(sbp: Any) -> list[Any]:
     """Gradients of the pieces that ranks passed, one a rank."""
-    made = [torch.full((2, 3), float(r + 1), requires_grad=True) for r in flow.owned(LINE)]
+    made = [torch.full((2, 3), float(r + 1), requires_grad=True) for r in flow.boxing.owned(LINE)]
     x = flow.from_local(made, placement=LINE, sbp=sbp)
     (x.full_tensor() * torch.arange(float(x.shape[1]))).sum().backward()
     return [w.grad for w in made]

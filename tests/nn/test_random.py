@@ -259,7 +259,7 @@ def drawn_unseeded(seed_of: Callable[[int], int]) -> list[str]:
             lambda: torch.multinomial(flow.ones(8, placement=line, sbp=B), 2),
         ]
     ):
-        torch.manual_seed(100 * n + seed_of(flow.owned(line)[0]))
+        torch.manual_seed(100 * n + seed_of(flow.boxing.owned(line)[0]))
         said += [told(draw), told(draw)]
     return said
 
@@ -287,7 +287,7 @@ def test_seeds_are_compared_once(ranks4: Ranks) -> None:
 
 def seeded_by_the_call() -> list[str]:
     line = flow.placement(LINE4)
-    torch.manual_seed(flow.owned(line)[0])
+    torch.manual_seed(flow.boxing.owned(line)[0])
     mine = torch.Generator().manual_seed(5)
     return [
         told(lambda: flow.rand(8, placement=line, sbp=B, seed=3)),

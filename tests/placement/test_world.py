@@ -144,10 +144,10 @@ def come_and_go() -> list[object]:
         flow.init()
         found.append(works())
         first = transport()
-        flow.close()
+        flow.boxing.close()
         found += [not dist.is_initialized(), works(), transport() is not first]
-        flow.close()
-        flow.close()
+        flow.boxing.close()
+        flow.boxing.close()
     return found
 
 
@@ -169,7 +169,7 @@ def as_guest() -> list[object]:
         pair = layout(placement("cpu", [0, 1]), P, (2,))
         box([torch.ones(2) if owned(pair.placement) else torch.empty(0)], pair, pair.to(B))
         found.append(works())
-        flow.close()
+        flow.boxing.close()
         dist.all_reduce(mine)
         found.append(dist.is_initialized())
     found.append(mine.tolist() == [9.0, 9.0])
@@ -265,9 +265,9 @@ from sbpflow import B, S
 p = flow.placement("cpu", range(2))
 rows = flow.layout(p, S(0), (3,))
 for _ in range(2):
-    (rank,) = flow.owned(p)
+    (rank,) = flow.boxing.owned(p)
     whole, = flow.box([torch.full(rows.local_shape(rank), float(rank))], rows, rows.to(B))
-    flow.close()
+    flow.boxing.close()
 print(f"rank {rank} has {whole.tolist()}\\n", end="")  # the line and its end at once, or two ranks' may mix
 """
 

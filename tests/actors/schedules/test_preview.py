@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sbpflow.actors import PUBLISHED, Costs, Schedule, pipeline, published
+from sbpflow.actors import PUBLISHED, Costs, Schedule, published
 from sbpflow.actors.protocol.diagram import KINDS, SHADES, drawn
 from sbpflow.actors.schedules.formula import fault
+from sbpflow.actors.schedules.pipeline import pipeline
 from sbpflow.actors.schedules.preview import ticks
 from sbpflow.placement.errors import ScheduleError
 

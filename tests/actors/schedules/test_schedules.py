@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sbpflow.actors import Costs, Network, Preview, Schedule, Shape, bubble, peak_slots, pipeline, published, simulate
+from sbpflow.actors import Costs, Network, Preview, Schedule, Shape, bubble, peak_slots, published, simulate
 from sbpflow.actors.protocol.state import Desk, Firing
-from sbpflow.actors.schedules.pipeline import version
+from sbpflow.actors.schedules.pipeline import pipeline, version
 from sbpflow.actors.schedules.v_orders import slots
 from sbpflow.placement.errors import ScheduleError
 

@@ -60,7 +60,7 @@ def same_grads(mine: nn.Module, one: nn.Module) -> None:
             same(p.grad, q.grad)
 
 
-def compiled(graph: flow.Graph) -> int:
+def compiled(graph: flow.nn.Graph) -> int:
     """How many steps were captured."""
     return sum(map(len, graph._steps.values()))
 
@@ -91,7 +91,7 @@ def trains_alike(
     steps: int = 3,
     tolerance: float = 1e-10,
     **options: Any,
-) -> flow.Graph:
+) -> flow.nn.Graph:
     one = copy.deepcopy(model)
     ones, mine = make(one), make(model)
     step = flow.compile(model, loss, mine, placement=where, **options)

@@ -213,7 +213,7 @@ def whole(value: Any) -> Any:
     """A value as one tensor, also on ranks that have nothing of it."""
     if isinstance(value, flow.GlobalTensor):
         value = value.detach()
-        if flow.owned(everywhere()) != tuple(range(4)):
+        if flow.boxing.owned(everywhere()) != tuple(range(4)):
             return value.to_global(placement=everywhere(), sbp=B).to_local()
         return value.full_tensor()
     if isinstance(value, dict):

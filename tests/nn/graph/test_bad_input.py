@@ -23,7 +23,7 @@ def refused(pattern: str, run: Callable[[], object], kind: type[Exception] = flo
     assert not isinstance(caught.value, flow.SbpflowError) or "\n  " in str(caught.value)
 
 
-class Train(flow.Graph):
+class Train(flow.nn.Graph):
     """A step whose body is given."""
 
     def __init__(self, body: Callable[..., Any], **options: Any) -> None:
@@ -80,7 +80,7 @@ def test_an_op_without_a_fake() -> None:
 def test_a_module_that_the_graph_does_not_have() -> None:
     model = net()
 
-    class Outside(flow.Graph):
+    class Outside(flow.nn.Graph):
         def build(self, x: Tensor) -> Any:
             return model(x)
 
@@ -279,11 +279,11 @@ def test_shapes_that_do_not_fit_are_torchs_errors_with_the_line() -> None:
 
 
 def test_a_graph_without_build_or_init() -> None:
-    class Nothing(flow.Graph):
+    class Nothing(flow.nn.Graph):
         def __init__(self) -> None:
             self.model = net()
 
-    refused("^Graph has no build", lambda: flow.Graph(placement=LINE)(1), NotImplementedError)
+    refused("^Graph has no build", lambda: flow.nn.Graph(placement=LINE)(1), NotImplementedError)
     refused(r"^Nothing was not initialised\n  call super\(\).__init__\(\)", lambda: Nothing()(1))
 
 

@@ -98,7 +98,7 @@ def test_gradients_that_someone_keeps_do_not_change(ranks4: Ranks) -> None:
     ranks4(kept_gradients)
 
 
-class Losses(flow.Graph):
+class Losses(flow.nn.Graph):
     """Two losses on one model, and results in all sorts of containers."""
 
     def __init__(self, model: nn.Module, optimizer: Any = None, **options: Any) -> None:
@@ -153,7 +153,7 @@ def nested(model: nn.Module, given: Any, *, scale: float, extra: Any = None) -> 
 def test_arguments_and_results_may_be_nested(where: flow.Placement) -> None:
     model, one = net(), net()
 
-    class Nested(flow.Graph):
+    class Nested(flow.nn.Graph):
         def __init__(self) -> None:
             super().__init__(placement=where)
             self.model = model
@@ -184,7 +184,7 @@ def test_arguments_and_results_may_be_nested(where: flow.Placement) -> None:
 def test_a_dataclass_and_a_models_own_output_as_arguments_and_results(where: flow.Placement) -> None:
     from transformers.modeling_outputs import BaseModelOutput
 
-    class Doubles(flow.Graph):
+    class Doubles(flow.nn.Graph):
         def build(self, given: Any, record: Record) -> Any:
             return BaseModelOutput(last_hidden_state=given.last_hidden_state * 2), Record(
                 record.logits + 1, record.note

@@ -117,7 +117,7 @@ def trained(name: str, where: str, way: str) -> Trained:
 
 def bytes_of(step: flow.nn.Graph) -> int:
     """What all ranks send in a step, move by move: forward, once more for the backward, gradients, and updates."""
-    graph, program = step.physical, step.step.program
+    graph, program = step.physical, step.planned.program
     boxes = {box.output.name: graph.plan(box).total for box in graph.boxes}
     updates = [way.total for source in graph.sources if (way := update_of(source)) is not None]
     backs = [exchange(together).total for together in buckets(graph.backs)]  # of a bucket another route may be quickest
@@ -200,10 +200,10 @@ def measured(name: str, where: str, way: Way) -> tuple[int, int]:
         step = graph_of(name, flow.placement(where), way, model, batches[0])
         for batch in batches[:2]:
             step(**batch)
-        (optimizer,) = step.step.optimizers
+        (optimizer,) = step.planned.optimizers
         kept = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, flow.GlobalTensor)]
         held = {x.untyped_storage()._cdata: x.untyped_storage().nbytes()
-                for of in (*kept, *step.step.held.values()) for x in of._shards}  # fmt: skip
+                for of in (*kept, *step.planned.held.values()) for x in of._shards}  # fmt: skip
         live = Live()
         live.known.update(held)
         with live:

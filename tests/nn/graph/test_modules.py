@@ -73,7 +73,7 @@ def test_arguments_that_require_grad_get_it() -> None:
 # Modules and optimizers
 
 
-class Both(flow.Graph):
+class Both(flow.nn.Graph):
     """Two models, each with its optimizer."""
 
     def __init__(self, **options: Any) -> None:
@@ -102,7 +102,7 @@ def test_two_modules_and_two_optimizers(where: flow.Placement) -> None:
     assert names == ["front.weight", "front.bias", "back.weight", "back.bias"]
 
 
-class Shared(flow.Graph):
+class Shared(flow.nn.Graph):
     """Modules in a list, of which two share a weight."""
 
     def __init__(self, **options: Any) -> None:
@@ -154,7 +154,7 @@ def test_tied_and_unused_parameters(where: flow.Placement) -> None:
     assert model.first.weight is model.second.weight
     assert isinstance(model.spare, flow.GlobalTensor)
     assert model.spare.grad is None
-    assert step.step.trains
+    assert step.planned.trains
 
 
 def test_unused_parameters_have_no_gradient() -> None:

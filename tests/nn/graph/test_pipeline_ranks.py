@@ -149,7 +149,7 @@ def sent_home(schedule: str, hints: dict[str, Any]) -> tuple[list[str], list[int
         step(*batch)
         with flow.record() as moves:
             step(*batch)
-    held = Counter(back.bucket for back in step.step.graph.backs if back.bucket is not None)
+    held = Counter(back.bucket for back in step.planned.graph.backs if back.bucket is not None)
     return [f"{m.op} {m.plan.moves[0].kind}" for m in moves if m.op == "bucket" or m.op.startswith("d ")], [
         *held.values()
     ]
@@ -190,7 +190,7 @@ def test_chunks_of_one_placement_that_update_by_themselves_have_buckets_of_their
     _, alone, none = trained(*ALONE2)
     step, pairs, moves = trained(*PAIRS)
     buckets: dict[int, set[str]] = {}
-    for back in step.step.graph.backs:
+    for back in step.planned.graph.backs:
         if back.bucket is not None:
             buckets.setdefault(back.bucket, set()).add(back.into.partition(".")[0])
     assert len(buckets) >= 3

@@ -35,7 +35,7 @@ def test_an_inference_graph_is_the_models_forward(where: flow.Placement) -> None
         y = forward(x)
     same(y, one(x))
     assert not y.requires_grad
-    assert not forward.step.trains
+    assert not forward.planned.trains
 
 
 def test_under_no_grad_a_training_graph_only_tells_the_loss() -> None:
@@ -105,7 +105,7 @@ def test_other_shapes_are_captured_once_each() -> None:
     assert compiled(step) == 2
     built: list[int] = []
 
-    class Counts(flow.Graph):
+    class Counts(flow.nn.Graph):
         def build(self, x: Tensor, flag: bool) -> Tensor:
             built.append(len(x))
             return x + 1 if flag else x - 1
@@ -117,7 +117,7 @@ def test_other_shapes_are_captured_once_each() -> None:
 
 
 def test_numbers_of_other_types_are_other_arguments() -> None:
-    class Adds(flow.Graph):
+    class Adds(flow.nn.Graph):
         def build(self, x: Tensor, n: Any) -> Tensor:
             return x + n  # type: ignore[no-any-return]
 
@@ -163,7 +163,7 @@ def test_numbers_that_modules_hold_are_noticed_when_they_change() -> None:
     assert compiled(forward) == 3
 
 
-class Weighted(flow.Graph):
+class Weighted(flow.nn.Graph):
     def __init__(self, weight: float) -> None:
         super().__init__(placement=LINE)
         self.weight, self.calls = weight, 0

@@ -105,7 +105,7 @@ def differing_seeds() -> str:
 
 
 def differing_plans() -> str:
-    class Differs(flow.Graph):
+    class Differs(flow.nn.Graph):
         def build(self, x: Tensor) -> Tensor:
             return x + torch.distributed.get_rank()
 

@@ -338,7 +338,7 @@ def stages() -> list[tuple[str, Tensor]]:
     torch.manual_seed(3)
     materialise(model, {"2.0.num_batches_tracked": B})
     held: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, v.to_local().detach()) for name, v in held if flow.owned(v.placement)]
+    return [(name, v.to_local().detach()) for name, v in held if flow.boxing.owned(v.placement)]
 
 
 def test_every_stage_of_a_pipeline_draws_as_one_process_does(ranks4: Ranks) -> None:
@@ -353,7 +353,7 @@ def test_every_stage_of_a_pipeline_draws_as_one_process_does(ranks4: Ranks) -> N
 
 
 def unseeded() -> str:
-    rank = flow.owned(LINE)[0]
+    rank = flow.boxing.owned(LINE)[0]
     torch.manual_seed(rank // 2)  # alike in each stage
     model = on_meta(tower)
     place(model[:8], flow.placement("cpu:[0-1]"))
@@ -373,7 +373,7 @@ def other_values() -> str:
     model = on_meta(tower)
     model[0] = nn.Linear(64, 64)
     with torch.no_grad():
-        model[0].bias.fill_(flow.owned(LINE)[0])
+        model[0].bias.fill_(flow.boxing.owned(LINE)[0])
     torch.manual_seed(0)
     with pytest.raises(SbpError) as caught:
         materialise(place(model, LINE))

@@ -246,7 +246,7 @@ def test_what_cannot_come_along_is_an_error() -> None:
 
 def own_gradients() -> str:
     model = linear()
-    model.bias.grad = torch.full((4,), float(flow.owned(LINE)[0]), dtype=torch.float64)
+    model.bias.grad = torch.full((4,), float(flow.boxing.owned(LINE)[0]), dtype=torch.float64)
     with pytest.raises(SbpError) as caught:
         flow.nn.to_global(model, LINE)
     return str(caught.value)

@@ -17,7 +17,7 @@ LINE = flow.placement("cpu", range(4))
 
 
 def me() -> int:
-    return flow.owned(LINE)[0]
+    return flow.boxing.owned(LINE)[0]
 
 
 def loads(differs: str, at: int, steps: int, check: bool = True) -> tuple[int, str]:

@@ -39,7 +39,7 @@ def test_a_plan_takes_about_as_long_and_what_sends_nothing_is_free(place: flow.P
     found = moved(lies, lies, shape, 4, net, net)
     for i, a in enumerate(lies):
         for j, b in enumerate(lies):
-            plan = flow.plan(*(Layout(place, x.state, shape, torch.float32) for x in (a, b)))
+            plan = flow.boxing.plan(*(Layout(place, x.state, shape, torch.float32) for x in (a, b)))
             assert (found[i, j] == 0) == (plan.price.time == 0)
             assert 0.7 * plan.price.time <= found[i, j] <= 4 * plan.price.time + 1e-12
 

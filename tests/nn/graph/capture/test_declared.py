@@ -13,7 +13,7 @@ from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import GRID, LINE, batch, net, same, sgd
 
 
-class Built(flow.Graph):
+class Built(flow.nn.Graph):
     """A graph of one function."""
 
     def __init__(self, function: Callable[..., Any], placement: flow.Placement | None = None) -> None:
@@ -79,8 +79,8 @@ def test_what_build_says_of_a_tensor_holds() -> None:
     graph = flow.compile(model, step, sgd(model), placement=LINE)
     wanted = torch.nn.functional.cross_entropy(one(batch()[0]), batch()[1])
     same(graph(*batch()), wanted)
-    (op,) = [op for op in graph.step.decided.logical.ops if op.lies is not None]
-    assert graph.step.graph.layout(graph.step.decided.names[op.numbers[0]]).sbp == (S(1),)
+    (op,) = [op for op in graph.planned.decided.logical.ops if op.lies is not None]
+    assert graph.planned.graph.layout(graph.planned.decided.names[op.numbers[0]]).sbp == (S(1),)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Words(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), text.flatten())
 
 
-def compiled(limit: float | None) -> flow.Graph:
+def compiled(limit: float | None) -> flow.nn.Graph:
     model = flow.nn.shard(Words(), {"*": B})  # whole parameters, of which a limit leaves the states in pieces
     loss = lambda model, text: model(text)  # noqa: E731
     return flow.compile(model, loss, torch.optim.AdamW(model.parameters()), placement=LINE, memory=limit)
@@ -37,7 +37,7 @@ def text() -> Tensor:
     return torch.zeros(8, 64, dtype=torch.long)
 
 
-def most(step: flow.Graph) -> float:
+def most(step: flow.nn.Graph) -> float:
     """Bytes of the fullest rank, as `explain` says."""
     memory = step.explain().memory
     assert memory is not None
@@ -63,11 +63,11 @@ def test_a_limit_is_kept_by_a_step_that_runs() -> None:
     step = compiled(limit)
     for _ in range(2):
         step(text())
-    (optimizer,) = step.step.optimizers
+    (optimizer,) = step.planned.optimizers
     states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, flow.GlobalTensor)]
     kept = {
         x.untyped_storage()._cdata: x.untyped_storage().nbytes()
-        for of in (*states, *step.step.held.values())
+        for of in (*states, *step.planned.held.values())
         for x in of._shards
     }
     live = Live()
@@ -95,7 +95,7 @@ def test_a_head_is_split_along_its_words_where_gathering_it_takes_too_much() -> 
     loss = lambda model, text: model(text)  # noqa: E731
     grid = flow.placement("cuda", range(4))
 
-    def make(limit: float | None) -> flow.Graph:
+    def make(limit: float | None) -> flow.nn.Graph:
         return flow.compile(model, loss, torch.optim.AdamW(model.parameters()), placement=grid, memory=limit)
 
     given = torch.zeros(8, 16, dtype=torch.long, device="meta")

@@ -125,7 +125,7 @@ def learn(kind: str, stages: Sequence[Sequence[int]], schedule: str) -> None:
         torch.autograd.backward(wanted)
         ones.step()
         ones.zero_grad()
-    graph: Any = step.step
+    graph: Any = step.planned
     for variant in graph.variants.values():
         sent = [variant.stages[at].output for at in variant.where.hops]
         assert sent

@@ -147,7 +147,7 @@ def test_a_pipeline_recomputes(schedule: str) -> None:
     alike(make, values(), micro_batches=4, schedule=schedule)
 
     def kept(kind: bool | None) -> int:
-        step = flow.compile(make(kind), call, micro_batches=4, schedule=schedule).plan(values()).step
+        step = flow.compile(make(kind), call, micro_batches=4, schedule=schedule).plan(values()).planned
         return int(step.memory()[0].activations)
 
     assert kept(False) < 0.6 * kept(None)
@@ -224,7 +224,7 @@ def test_memory_falls_as_it_does_without_a_graph(backend: str) -> None:
 
 def test_the_account_of_memory_knows_of_regions() -> None:
     def counted(kind: bool | None) -> int:
-        step = flow.compile(Deep(kind, 64, 8), call, placement=ONE).plan(values(64, 64).float()).step
+        step = flow.compile(Deep(kind, 64, 8), call, placement=ONE).plan(values(64, 64).float()).planned
         return int(step.memory()[0].activations)
 
     assert counted(False) < 0.4 * counted(None)

@@ -45,7 +45,7 @@ def wide() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 4)).double()
 
 
-def cut(graph: flow.Graph) -> list[str]:
+def cut(graph: flow.nn.Graph) -> list[str]:
     """The parameters of which each rank updates a piece."""
     return [s.value.name for s in graph.physical.sources if s.update is not None]
 
@@ -55,7 +55,7 @@ def tight(mine: optim.Optimizer, where: flow.Placement = LINE) -> float:
     return (21_500.0 if where is LINE else 23_000.0) + 1_760 * states_of([mine])
 
 
-def pieces(name: str, model: nn.Module, where: flow.Placement = LINE, **options: Any) -> tuple[flow.Graph, Any]:
+def pieces(name: str, model: nn.Module, where: flow.Placement = LINE, **options: Any) -> tuple[flow.nn.Graph, Any]:
     """A step in which parameters are whole and states are not."""
     flow.nn.shard(model, {"*": (B,) * where.ndim})
     mine = made(name, model)

@@ -23,7 +23,7 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-def planned(layers: nn.Sequential, stages: int, schedule: str, m: int = 4) -> flow.Graph:
+def planned(layers: nn.Sequential, stages: int, schedule: str, m: int = 4) -> flow.nn.Graph:
     flow.nn.pipeline(layers, [flow.placement("cpu", [rank]) for rank in range(stages)], schedule)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     step = flow.compile(layers, loss_fn, optimizer, micro_batches=m, schedule=schedule)

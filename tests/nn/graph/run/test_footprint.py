@@ -28,11 +28,11 @@ def peaks(schedule: str, pieces: int, width: int, rows: int, pairs: bool = False
     rank = world().rank
     assert rank is not None
     live = Live()
-    held = [x for of in step.step.held.values() for x in of._shards]
+    held = [x for of in step.planned.held.values() for x in of._shards]
     live.known.update(x.untyped_storage()._cdata for x in held)
     with live:
         step(*batch)
-    return live.peak + sum(x.nbytes for x in held), step.step.memory()[rank].total
+    return live.peak + sum(x.nbytes for x in held), step.planned.memory()[rank].total
 
 
 @pytest.mark.parametrize("pieces", [4, 8])

@@ -41,7 +41,7 @@ def ranks(count: int) -> list[flow.Placement]:
 
 def piped(
     model: nn.Sequential, stages: int, schedule: str | Schedule, micro_batches: int, optimizer: type = torch.optim.SGD
-) -> flow.Graph:
+) -> flow.nn.Graph:
     flow.nn.pipeline(model, ranks(stages), schedule)
     return flow.compile(
         model, loss_fn, optimizer(model.parameters(), lr=0.1), micro_batches=micro_batches, schedule=schedule
@@ -181,7 +181,7 @@ def test_a_pipeline_that_nobody_has_leaves_no_thread() -> None:
     step = piped(model, 4, "pipedream", 4)
     step(*batch(8))
     assert threading.active_count() > before
-    program = weakref.ref(step.step.program)
+    program = weakref.ref(step.planned.program)
     del step, model
     gc.collect()
     assert program() is None
