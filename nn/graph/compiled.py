@@ -1,38 +1,23 @@
 """Compile: a graph of a model and its loss function, typed as these are."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...actors.schedules.schedule import Schedule
-from ...placement import Placement
 from ...placement.errors import SbpError
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import parameter_names
-from .compiler.backends import Backend
 from .graph import Graph
+from .options import GivenOptions
 
 __all__ = ["compile"]
 
 M = TypeVar("M", bound=nn.Module)
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-
-
-class Options(TypedDict, total=False):
-    """Arguments that `Graph` and `compile` take by name."""
-
-    placement: Placement | None
-    backend: Backend
-    memory: float | None
-    clip_grad_norm: float | None
-    micro_batches: int
-    schedule: str | Schedule | None
-    slices: int | Sequence[int] | None
-    name: str | None
 
 
 class _Compiled(Graph, Generic[M, Args, Result]):
@@ -43,7 +28,8 @@ class _Compiled(Graph, Generic[M, Args, Result]):
 
     model: M
 
-    def __init__(self, model: M, loss: Callable[..., Any] | None, optimizer: Any, options: Options) -> None:
+    def __init__(self, model: M, loss: Callable[..., Any] | None, optimizer: Any, options: GivenOptions) -> None:
+        options["name"] = options.get("name") or type(model).__name__
         super().__init__(**options)
         self.model, self.loss, self.optimizer = model, loss, optimizer
 
@@ -91,50 +77,43 @@ def compile(
     model: M,
     loss_fn: Callable[Concatenate[M, Args], Tensor],
     optimizer: _Optimizers = None,
-    **options: Unpack[Options],
+    **options: Unpack[GivenOptions],
 ) -> _Compiled[M, Args, GlobalTensor]: ...
 @overload
 def compile(
     model: M,
     loss_fn: Callable[Concatenate[M, Args], Result],
     optimizer: _Optimizers = None,
-    **options: Unpack[Options],
+    **options: Unpack[GivenOptions],
 ) -> _Compiled[M, Args, Result]: ...
 @overload
 def compile(
     model: M,
     loss_fn: Callable[..., Tensor],  # as of `loss_fn(model, **batch)`, whose arguments have no types of their own
     optimizer: _Optimizers = None,
-    **options: Unpack[Options],
+    **options: Unpack[GivenOptions],
 ) -> _Compiled[M, ..., GlobalTensor]: ...
 @overload
 def compile(
     model: M,
     loss_fn: Callable[..., Any],
     optimizer: _Optimizers = None,
-    **options: Unpack[Options],
+    **options: Unpack[GivenOptions],
 ) -> _Compiled[M, ..., Any]: ...
 @overload
 def compile(
-    model: M, loss_fn: None = None, optimizer: None = None, **options: Unpack[Options]
+    model: M, loss_fn: None = None, optimizer: None = None, **options: Unpack[GivenOptions]
 ) -> _Compiled[M, ..., Any]: ...
 def compile(
     model: nn.Module,
     loss_fn: Callable[..., Any] | None = None,
     optimizer: _Optimizers = None,
-    *,
-    placement: Placement | None = None,
-    backend: Backend = "auto",
-    memory: float | None = None,
-    clip_grad_norm: float | None = None,
-    micro_batches: int = 1,
-    schedule: str | Schedule | None = None,
-    slices: int | Sequence[int] | None = None,
-    name: str | None = None,
+    **options: Unpack[GivenOptions],
 ) -> _Compiled[Any, ..., Any]:
     """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.
 
-    Without a loss function it is an inference: `step(*args)` is `model(*args)`.
+    Without a loss function it is an inference: `step(*args)` is `model(*args)`. There are the options placement=,
+    backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices= and name=, as `Options` explains them.
     """
     if not isinstance(model, nn.Module):
         raise SbpError(
@@ -149,14 +128,4 @@ def compile(
             )
     if optimizer is not None and loss_fn is None:
         raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
-    options: Options = {
-        "placement": placement,
-        "backend": backend,
-        "memory": memory,
-        "clip_grad_norm": clip_grad_norm,
-        "micro_batches": micro_batches,
-        "schedule": schedule,
-        "slices": slices,
-        "name": name or type(model).__name__,
-    }
     return _Compiled(model, loss_fn, optimizer, options)

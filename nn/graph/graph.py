@@ -1,27 +1,25 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...actors.schedules.pipeline import Costs
-from ...actors.schedules.schedule import Schedule
 from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Physical as Physical
 from ...boxing.graph.report.report import Report
 from ...boxing.record import user_line
-from ...placement import Placement
-from ...placement.errors import PlacementError, SbpError
+from ...placement.errors import SbpError
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .choose.parameters import building
-from .compiler.backends import Backend
-from .microbatched import PipedStep, schedule_of
+from .microbatched import PipedStep
+from .options import GivenOptions, Options
 from .step import Step
 
 __all__ = ["Graph"]
@@ -32,7 +30,7 @@ class Graph:
 
     `build` runs once for each shape of its arguments, on tensors without values. Where it calls `loss.backward()`, the
     graph trains: with an optimizer it steps, without one gradients are left on the parameters. Parameters become
-    global tensors, and stay the modules' own.
+    global tensors, and stay the modules' own. `super().__init__` takes the options that `Options` lists.
 
     >>> import sbpflow as flow
     >>> class Double(Graph):
@@ -42,29 +40,8 @@ class Graph:
     array([2., 2.], dtype=float32)
     """
 
-    def __init__(
-        self,
-        *,
-        placement: Placement | None = None,
-        backend: Backend = "auto",
-        memory: float | None = None,
-        clip_grad_norm: float | None = None,
-        micro_batches: int = 1,
-        schedule: str | Schedule | None = None,
-        slices: int | Sequence[int] | None = None,
-        name: str | None = None,
-    ) -> None:
-        _check_options(placement, memory, clip_grad_norm)
-        if backend not in get_args(Backend):
-            raise SbpError(f"backend={backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
-        if type(micro_batches) is not int or micro_batches < 1:
-            raise SbpError(f"micro_batches={micro_batches!r}\n  give it how many to cut a batch into, as in 8")
-        self._piped: dict[str, Any] = {}
-        if micro_batches > 1 or schedule is not None or slices is not None:
-            made = schedule_of(schedule, slices)
-            self._piped = {"micro_batches": micro_batches, "schedule": made, "slices": slices}
-        self._placement, self._backend, self._memory = placement, backend, memory
-        self._clip, self._name = clip_grad_norm, name or type(self).__name__
+    def __init__(self, **options: Unpack[GivenOptions]) -> None:
+        self._options = Options.of(options, type(self).__name__)
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
         self._last: Step | None = None
 
@@ -86,7 +63,7 @@ class Graph:
             )
         if building():
             raise SbpError(
-                f"the graph {self._name} is called at {user_line()}, while another is captured\n"
+                f"the graph {self._options.name} is called at {user_line()}, while another is captured\n"
                 "  give that one the modules themselves, and call these"
             )
         modules = self._modules()
@@ -94,21 +71,8 @@ class Graph:
         step = next((step for step in known if step.reads.hold() and step.stands()), None)
         if step is None:
             known[:] = [step for step in known if step.stands()]
-            kind: type[Step] = PipedStep if self._piped else Step
-            step = kind(
-                self.build,
-                args,
-                kwargs,
-                modules,
-                list(self._optimizers()),
-                placement=self._placement,
-                backend=self._backend,
-                memory=self._memory,
-                clip_norm=self._clip,
-                name=self._name,
-                names=self._names(),
-                **self._piped,
-            )
+            kind: type[Step] = PipedStep if self._options.piped else Step
+            step = kind(self.build, args, kwargs, modules, list(self._optimizers()), self._options, self._names())
             known.append(step)
         self._last = step
         return step
@@ -143,13 +107,13 @@ class Graph:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A graph of copies of the modules and optimizers, that was not called yet."""
         made = memo[id(self)] = object.__new__(type(self))
-        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_placement": self._placement}
+        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_options": self._options}
         made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise SbpError(
-            f"{self._name}: a graph cannot be pickled, as it belongs to the ranks that made it\n"
+            f"{self._options.name}: a graph cannot be pickled, as it belongs to the ranks that made it\n"
             "  save model.state_dict() and optimizer.state_dict(), and make the graph anew"
         )
 
@@ -158,7 +122,7 @@ class Graph:
         """The step that ran last."""
         if self._last is None:
             raise SbpError(
-                f"{self._name} was not called yet, so there is nothing to look at\n"
+                f"{self._options.name} was not called yet, so there is nothing to look at\n"
                 "  call it, or graph.plan(*arguments) to see the plan before anything runs"
             )
         return self._last
@@ -167,14 +131,20 @@ class Graph:
     def grad_norm(self) -> Tensor:
         """The norm that all gradients together had in the step that ran last, before it clipped them."""
         step = self.planned
-        if self._clip is None or not any(self._optimizers()):
-            lacks = "clip_grad_norm=" if self._clip is None else "optimizer, before whose step gradients are clipped"
+        if self._options.clip_grad_norm is None or not any(self._optimizers()):
+            lacks = (
+                "clip_grad_norm="
+                if self._options.clip_grad_norm is None
+                else "optimizer, before whose step gradients are clipped"
+            )
             raise SbpError(
-                f"{self._name} has no {lacks}, so there is no norm of gradients\n"
+                f"{self._options.name} has no {lacks}, so there is no norm of gradients\n"
                 "  give it both; a norm that clips nothing is clip_grad_norm=float('inf')"
             )
         if step.norm is None:
-            raise SbpError(f"{self._name} did not train yet\n  call it first: its step clips, and keeps the norm")
+            raise SbpError(
+                f"{self._options.name} did not train yet\n  call it first: its step clips, and keeps the norm"
+            )
         return step.norm
 
     @property
@@ -232,16 +202,8 @@ class Graph:
 
     def __repr__(self) -> str:
         if self._last is None:
-            return f"{self._name}: not called yet"
+            return f"{self._options.name}: not called yet"
         return repr(self._last)
-
-
-def _check_options(placement: object, memory: object, clip: object) -> None:
-    if not (placement is None or isinstance(placement, Placement)):
-        raise PlacementError(f"placement={placement!r}\n  make one, as in flow.placement('cpu:[0-3]')")
-    for name, value, what in (("memory", memory, "bytes a rank, as in 80e9"), ("clip_grad_norm", clip, "a norm")):
-        if not (value is None or (isinstance(value, int | float) and value > 0)):
-            raise SbpError(f"{name}={value!r}\n  give it {what}, more than 0, or leave it out")
 
 
 def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:

@@ -8,12 +8,11 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...actors.protocol.diagram import drawn
 from ...actors.schedules.pipeline import Costs
-from ...actors.schedules.published import published
-from ...actors.schedules.schedule import Schedule
 from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Physical, Var, vars_in
 from ...boxing.graph.report.report import Report
@@ -41,6 +40,7 @@ from .microbatch.rewrite import Micro, separated
 from .microbatch.written_sizes import does_not_run
 from .optimizer.adopt import adopt, states_of
 from .optimizer.on_shards import step_on_shards
+from .options import Options
 from .run.chunks import Chunks
 from .run.costs import chunk_costs, course, once
 from .run.footprint import footprint, less, outgrown
@@ -50,26 +50,7 @@ from .run.variant import Variant
 from .run.weight_versions import Streamed
 from .step import Step
 
-__all__ = ["PipedStep", "schedule_of"]
-
-
-def schedule_of(given: "str | Schedule | None", slices: "int | Sequence[int] | None" = None) -> Schedule:
-    """A schedule by name, text or as it is; 1F1B where nothing is said, and that of slices where there are some."""
-    lengths = [slices] if isinstance(slices, int) else list(slices or [])
-    if slices is not None and not (lengths and all(type(n) is int and n > 0 for n in lengths)):
-        raise SbpError(f"slices={slices!r}\n  give it how many to cut a sequence into, as in 4, or the tokens of each")
-    if not (given is None or isinstance(given, str | Schedule)):
-        raise SbpError(f"schedule={given!r}\n  give the name of one, its text, or a Schedule")
-    if isinstance(given, str):
-        given = Schedule.read(given) if len(given.split()) > 1 else published(given)
-    made = given or published("1f1b" if slices is None else "terapipe")
-    if made.slices != (slices is not None):
-        what = (
-            "cuts sequences into slices" if made.slices else "goes back from the first part of a sequence to the last"
-        )
-        fix = "say how many by slices=, as in slices=4" if made.slices else "leave slices= out, or take 'terapipe'"
-        raise SbpError(f"schedule={made.name!r} with slices={slices!r}: {made.name} {what}\n  {fix}")
-    return made
+__all__ = ["PipedStep"]
 
 
 TURNS = 4  # of choosing again where a limit of memory is not kept
@@ -102,29 +83,28 @@ class PipedStep(Step):
         build: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        *rest: Any,
-        micro_batches: int,
-        schedule: Schedule,
-        slices: int | Sequence[int] | None = None,
-        **options: Any,
+        modules: Mapping[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        options: Options,
+        names: Sequence[str] = (),
     ) -> None:
-        self.batch = Batch.of(args, kwargs, micro_batches, options["name"], slices)
+        self.batch = Batch.of(args, kwargs, options.micro_batches, str(options.name), options.slices)
         for path, x in tensors_by_path(args, kwargs).items():
             if x.requires_grad and torch.is_grad_enabled():
                 raise SbpError(
                     f"the argument {path} requires grad, which a step in micro-batches does not give\n"
                     "  leave micro_batches= and schedule= out, or pass it detached"
                 )
-        self.schedule, self.many = schedule, micro_batches
+        self.schedule, self.many = options.policy, options.micro_batches
         self.size: Size = self.batch.pieces[0].sizes  # of the micro-batches that are looked at
         self.micros: dict[Size, Micro] = {}
         self.learning = Lock()
         self.whole = args, kwargs
         self.all: Logical | None = None  # the step of the batch
-        super().__init__(build, *self.micro(self.batch.pieces[0]), *rest, **options)
+        super().__init__(build, *self.micro(self.batch.pieces[0]), modules, optimizers, options, names)
         self._all_sizes(build)
-        if self.limit is not None:
-            self._fit(build, self.limit)
+        if options.memory is not None:
+            self._fit(build, options.memory)
         del self.whole, self.all
 
     def micro(self, piece: MicroBatch) -> tuple[list[Any], dict[str, Any]]:
@@ -228,7 +208,7 @@ class PipedStep(Step):
         numbers = list(range(len(self.batch.pieces)))
         if self.schedule.synchronous or not self.trains:
             return [numbers]
-        if not self.optimizers or self.most is not None:
+        if not self.optimizers or self.options.clip_grad_norm is not None:
             raise SbpError(
                 f"schedule {self.schedule.name} updates weights while a step goes on, "
                 f"{'without an optimizer' if not self.optimizers else 'and no norm of all gradients is ever known'}\n"

@@ -35,13 +35,13 @@ from .capture.trace import trace
 from .choose.choose import Decided, decide
 from .choose.parameters import default_placement, globalised, named_values, pins_of, placed, reading, said_of
 from .choose.stage_balance import Balance, even_stages, paths_of
-from .compiler.backends import Backend
 from .compiler.generated_calls import trimmed
 from .explain import report
 from .memory.account import with_states
 from .memory.liveness import RankMemory
 from .optimizer.adopt import Trained, adopt, clip, refuse_closures, states_of
 from .optimizer.on_shards import step_on_shards
+from .options import Options
 from .run.costs import layer_costs
 from .run.program import Program
 
@@ -61,19 +61,14 @@ class Step:
         kwargs: Mapping[str, Any],
         modules: Mapping[str, nn.Module],
         optimizers: Sequence[Optimizer],
-        *,
-        placement: Placement | None,
-        backend: Backend,
-        memory: float | None,
-        clip_norm: float | None,
-        name: str,
+        options: Options,
         names: Sequence[str] = (),
     ) -> None:
-        self.modules, self.optimizers, self.most, self.limit = dict(modules), list(optimizers), clip_norm, memory
-        self.room = memory  # for what is chosen: the limit, or less where more is held than a plan counts
-        self.name, self.backend = name, backend
+        self.modules, self.optimizers, self.options = dict(modules), list(optimizers), options
+        self.name, self.backend = str(options.name), options.backend
+        self.room = options.memory  # for what is chosen: the limit, or less where more is held than a plan counts
         self.norm: Tensor | None = None  # of the gradients, before the last step clipped them
-        self.rest = default_placement(modules, placement)
+        self.rest = default_placement(modules, options.placement)
         refuse_closures(optimizers)
         _refuse_history(tensors_by_path(args, kwargs))
         self.kept: dict[str, Layout] = {}  # how parameters and buffers lie, once that is decided
@@ -82,7 +77,7 @@ class Step:
         self.trains, self.rebuild = bool(logical.losses), logical.rebuild
         if optimizers and not self.trains and torch.is_grad_enabled():
             raise SbpError(
-                f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
+                f"{self.name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
                 "  call loss.backward() in it, or run the graph under torch.no_grad()"
             )
         self.said = said_of(modules)
@@ -229,7 +224,7 @@ class Step:
         if self.optimizers:
             adopt(self.optimizers, self.known, self.changed)
         mine = {id(self.trained[name].master): shards for name, shards in grads.items() if name in self.trained}
-        whole = self.most is not None or self._hooked()
+        whole = self.options.clip_grad_norm is not None or self._hooked()
         steps = [o for o in self.optimizers if whole or not step_on_shards(o, mine)]
         if steps or not self.optimizers:
             for each in self.trained.values():
@@ -238,8 +233,8 @@ class Step:
         for name, shards in grads.items():
             if name not in self.trained:
                 self._leave(given[name], shards, self.homes[name])
-        if self.most is not None and steps:
-            self.norm = clip(self.trained.values(), self.most)
+        if self.options.clip_grad_norm is not None and steps:
+            self.norm = clip(self.trained.values(), self.options.clip_grad_norm)
         for optimizer in steps:
             optimizer.step()
         for optimizer in self.optimizers if steps else ():
@@ -321,7 +316,7 @@ class Step:
         """The plan and its reasons."""
         again = self.program.again
         ranks, estimates = self.held_by_rank()
-        made = report(self.graph, self.decided, ranks, estimates, self.limit, again)
+        made = report(self.graph, self.decided, ranks, estimates, self.options.memory, again)
         return replace(made, cut=self.balance.said if self.balance else "")
 
     def homes_of_trained(self) -> dict[str, Layout]:

@@ -1,0 +1,107 @@
+"""Options: what a graph is to be made with, checked once, as `Graph` and `compile` take it by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, TypedDict, get_args
+
+from ...actors.schedules.published import published
+from ...actors.schedules.schedule import Schedule
+from ...placement import Placement
+from ...placement.errors import PlacementError, SbpError
+from .compiler.backends import Backend
+
+__all__ = ["GivenOptions", "Options", "schedule_of"]
+
+
+class GivenOptions(TypedDict, total=False):
+    """The options by name, for type checkers to read a `**options`."""
+
+    placement: Placement | None
+    backend: Backend
+    memory: float | None
+    clip_grad_norm: float | None
+    micro_batches: int
+    schedule: str | Schedule | None
+    slices: int | Sequence[int] | None
+    name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a graph; making them refuses what cannot be.
+
+    placement         where layers live that nobody placed
+    backend           by which segments are run
+    memory            bytes of a rank within which everything has to fit
+    clip_grad_norm    the norm to which gradients are clipped before optimizers step
+    micro_batches     into how many parts a batch is cut; these are run by actors, under a `schedule`
+    slices            into how many parts each sequence is cut, or how long these are
+    """
+
+    placement: Placement | None = None
+    backend: Backend = "auto"
+    memory: float | None = None
+    clip_grad_norm: float | None = None
+    micro_batches: int = 1
+    schedule: str | Schedule | None = None
+    slices: int | Sequence[int] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.placement is None or isinstance(self.placement, Placement)):
+            raise PlacementError(f"placement={self.placement!r}\n  make one, as in flow.placement('cpu:[0-3]')")
+        _check_positive("memory", self.memory, "bytes a rank, as in 80e9")
+        _check_positive("clip_grad_norm", self.clip_grad_norm, "a norm")
+        if self.backend not in get_args(Backend):
+            raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
+        if type(self.micro_batches) is not int or self.micro_batches < 1:
+            raise SbpError(f"micro_batches={self.micro_batches!r}\n  give it how many to cut a batch into, as in 8")
+        if self.piped:
+            _ = self.policy
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], name: str) -> "Options":
+        """Options by name; `name` is the graph's where nothing else is said."""
+        name = given.get("name") or name
+        known = [field.name for field in fields(cls)]
+        for strange in given.keys() - {*known}:
+            near = get_close_matches(strange, known, 1)
+            meant = f"did you mean {near[0]}=?" if near else f"there are {', '.join(f'{each}=' for each in known)}"
+            raise SbpError(f"{name}: there is no option {strange}=\n  {meant}")
+        return cls(**{**given, "name": name})
+
+    @cached_property
+    def policy(self) -> Schedule:
+        """The schedule of the actors: by name, by text or as it is; 1F1B where nothing is said."""
+        return schedule_of(self.schedule, self.slices)
+
+    @property
+    def piped(self) -> bool:
+        """Whether actors run the step, a micro-batch at a time."""
+        return self.micro_batches > 1 or self.schedule is not None or self.slices is not None
+
+
+def _check_positive(name: str, value: object, what: str) -> None:
+    if not (value is None or (isinstance(value, int | float) and value > 0)):
+        raise SbpError(f"{name}={value!r}\n  give it {what}, more than 0, or leave it out")
+
+
+def schedule_of(given: "str | Schedule | None", slices: "int | Sequence[int] | None" = None) -> Schedule:
+    """A schedule by name, text or as it is; 1F1B where nothing is said, and that of slices where there are some."""
+    lengths = [slices] if isinstance(slices, int) else list(slices or [])
+    if slices is not None and not (lengths and all(type(n) is int and n > 0 for n in lengths)):
+        raise SbpError(f"slices={slices!r}\n  give it how many to cut a sequence into, as in 4, or the tokens of each")
+    if not (given is None or isinstance(given, str | Schedule)):
+        raise SbpError(f"schedule={given!r}\n  give the name of one, its text, or a Schedule")
+    if isinstance(given, str):
+        given = Schedule.read(given) if len(given.split()) > 1 else published(given)
+    made = given or published("1f1b" if slices is None else "terapipe")
+    if made.slices != (slices is not None):
+        what = (
+            "cuts sequences into slices" if made.slices else "goes back from the first part of a sequence to the last"
+        )
+        fix = "say how many by slices=, as in slices=4" if made.slices else "leave slices= out, or take 'terapipe'"
+        raise SbpError(f"schedule={made.name!r} with slices={slices!r}: {made.name} {what}\n  {fix}")
+    return made
