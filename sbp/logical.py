@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
-from .call import Call, fill, refs_in
+from .call import Call, Ref, fill, refs_in
 from .state import State
 
 __all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
@@ -105,9 +105,40 @@ class Logical:
                 found.update(floats)
         return frozenset(found)
 
+    def __str__(self) -> str:
+        """A line for each value: its number, the call that makes it, dtype, shape, and where it comes from."""
+        lines = [f"%{n} = {s.kind} {s.name}: {_type(s.fake)}{_at(s.placement)}" for n, s in enumerate(self.sources)]
+        for op in self.ops:
+            args = ", ".join([*map(_text, op.args), *(f"{name}={_text(value)}" for name, value in op.kwargs.items())])
+            made = ", ".join(f"%{n}" for n in op.numbers)
+            types = ", ".join(map(_type, op.outputs))
+            said = "  ".join(filter(None, (op.origin.module, op.origin.line)))
+            lines.append(f"{made} = {op.op}({args}): {types}{_at(op.placement)}  # {said}")
+        lines += [f"loss %{loss.number}" for loss in self.losses]
+        lines += [f"write {name} = %{number}" for name, number in self.writes.items()]
+        return "\n".join([*lines, f"return {_text(self.result)}"])
+
     def call(self, op: LogicalOp) -> Call:
         """The op as rules look at it."""
         return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+
+
+def _type(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+def _at(placement: Placement | None) -> str:
+    return f" on {placement}" if placement is not None else ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Ref):
+        return f"%{value.number}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_text(part)}' for name, part in value.items())}}}"
+    return str(value)
 
 
 def _differentiable(y: Tensor) -> bool:

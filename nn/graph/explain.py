@@ -8,9 +8,10 @@ from ...boxing.graph.report.report import Cost, Held, MemoryReport, Report, Sear
 from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
 from ...sbp.joint.solver.local_search import swaps
+from ...sbp.joint.source_options import Stored
 from .choose.choose import Decided
 
-__all__ = ["report"]
+__all__ = ["report", "said"]
 
 
 def report(
@@ -58,7 +59,7 @@ def _costs(decided: Decided) -> Iterator[Cost]:
                 yield Cost(
                     decided.names[number],
                     seconds,
-                    _told(node.candidates[swap.candidate], len(_sizes(decided, at))),
+                    said(node.candidates[swap.candidate], len(_sizes(decided, at))),
                     swap.seconds,
                 )
 
@@ -69,9 +70,13 @@ def _sizes(decided: Decided, at: int) -> tuple[int, ...]:
     return decided.graph.layout(name).placement.shape
 
 
-def _told(option: Option, axes: int) -> str:
-    def said(lie: Lie) -> str:
-        sbp = lie.state.sbp(axes)
+def said(taken: Stored | Option | Lie, axes: int) -> str:
+    """A candidate in the signatures that users write."""
+    if isinstance(taken, Lie):
+        sbp = taken.state.sbp(axes)
         return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
-
-    return f"{', '.join(map(said, option.inputs))} -> {', '.join(dict.fromkeys(map(said, option.outputs)))}"
+    if isinstance(taken, Stored):
+        lie, home = said(taken.lie, axes), said(taken.home, axes)
+        return lie if lie == home else f"{lie}, updated as {home}"
+    ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))
+    return f"{', '.join(ins)} -> {', '.join(dict.fromkeys(outs))}"

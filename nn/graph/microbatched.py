@@ -41,6 +41,7 @@ from .microbatch.written_sizes import does_not_run
 from .optimizer.adopt import adopt, states_of
 from .optimizer.on_shards import step_on_shards
 from .options import Options
+from .passes import stage_text
 from .run.chunks import Chunks
 from .run.costs import chunk_costs, course, once
 from .run.footprint import footprint, less, outgrown
@@ -128,6 +129,7 @@ class PipedStep(Step):
             raise does_not_run(error, self.batch.sizes, self.size, self.name) from error
         micro = separated(logical, self.all, Axes(self.batch.sizes, self.size, self.batch.inputs))
         self.micros[self.size] = micro
+        self.dump("microbatch", lambda: str(micro.logical))
         return micro.logical
 
     def _all_sizes(self, build: Callable[..., Any]) -> None:
@@ -202,6 +204,12 @@ class PipedStep(Step):
             for samples in (sum(self.batch.pieces[k].sizes[0] for k in group[:: self.batch.slices]),)
             for k in group
         ]
+
+    def _dump_program(self) -> None:
+        for one in self.variants.values():
+            self.dump("segments", lambda one=one: "\n".join(map(stage_text, one.stages)))  # type: ignore[misc]
+            self.dump("order", lambda one=one: "\n".join(map(str, one.tasks.tasks.values())))  # type: ignore[misc]
+        self.dump("source", lambda: self.program.network.text)
 
     def _groups(self) -> list[list[int]]:
         """The micro-batches that make up each update of the weights."""

@@ -42,6 +42,7 @@ from .memory.liveness import RankMemory
 from .optimizer.adopt import Trained, adopt, clip, refuse_closures, states_of
 from .optimizer.on_shards import step_on_shards
 from .options import Options
+from .passes import Dump, stage_text
 from .run.costs import layer_costs
 from .run.program import Program
 
@@ -71,6 +72,7 @@ class Step:
         self.rest = default_placement(modules, options.placement)
         refuse_closures(optimizers)
         _refuse_history(tensors_by_path(args, kwargs))
+        self.dump = Dump(self.name)
         self.kept: dict[str, Layout] = {}  # how parameters and buffers lie, once that is decided
         self.balance: Balance | None = None  # of the stages of pipelines, once a step was captured
         logical = self.captured(build, args, kwargs)
@@ -90,6 +92,7 @@ class Step:
         self.kept = {}
         self.decided: Decided = self.decide(logical, args, kwargs)
         self.graph: Physical = replace(bucketed(self.decided.graph), called=self.titles)
+        self.dump("physical", self.text)
         self.kept = {s.value.name: s.value.layout for s in self.graph.sources if s.kind in ("parameter", "buffer")}
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
@@ -115,15 +118,18 @@ class Step:
         self.reads.settle([owner, *(part for module in self.modules.values() for part in module.modules())])
         if self.balance is None:
             self.balance = even_stages(logical, self.modules, self.many)
+        self.dump("captured", lambda: str(logical))
         homes = {name: of.placement for name, of in self.kept.items()}
-        return placed(logical, self.modules, homes, self.balance.moved)
+        known = placed(logical, self.modules, homes, self.balance.moved)
+        self.dump("placed", lambda: str(known))
+        return known
 
     def decide(
         self, logical: Logical, args: Sequence[Any], kwargs: Mapping[str, Any], rest: Placement | None = None
     ) -> Decided:
         """The signatures, and all moves."""
         inputs = tensors_by_path(args, kwargs)
-        return decide(
+        decided = decide(
             logical,
             rest or self.rest,
             pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in self.kept.items()},
@@ -133,6 +139,8 @@ class Step:
             name=self.name,
             arguments_everywhere=self.in_micro_batches,
         )
+        self.dump.decided(decided)
+        return decided
 
     @cached_property
     def program(self) -> Any:
@@ -157,8 +165,15 @@ class Step:
                 device(where, rank)  # there has to be one
         self._agree()
         self.program.prepare()
+        self._dump_program()
         self._adopt(self.rest)
         self.ready = True
+
+    def _dump_program(self) -> None:
+        program: Program = self.program
+        self.dump("segments", lambda: "\n".join(map(stage_text, program.stages)))
+        self.dump("order", lambda: str(program.schedule))
+        self.dump("source", lambda: program.text)
 
     def _agree(self) -> None:
         """All ranks must have made the same plan, or they would wait for each other for ever."""

@@ -66,6 +66,9 @@ class Task:
     values: tuple[str, ...]
     sums: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return "\n".join([f"{self.name}:", *(f"  {do}" for do in self.todo)])
+
 
 @dataclass(frozen=True)
 class Tasks:
