@@ -2,10 +2,11 @@
 
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
+from .schedules.definition import Shape
 from .schedules.pipeline import Costs
 from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
 from .schedules.published import PUBLISHED, published
-from .schedules.schedule import Schedule, Shape
+from .schedules.schedule import Schedule
 
 __all__ = [
     "PUBLISHED",

@@ -6,21 +6,22 @@ message only adds slots; so all orders of events, whatever things take, lead to 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ...placement.errors import ScheduleError
-from ..runtime.channel import Receive, Send
 from .network import Give, Network, Take
 from .protocol import ActorState, Wired
 from .reorder import sooner
 from .simulate import Simulation, simulate
 from .state import Desk
 
-__all__ = ["Mark", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "wait_graph", "waits"]
+__all__ = ["Mark", "Travel", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "wait_graph", "waits"]
 
 MOST = 24  # lines of waits that a message shows
 FREE = 1 << 40  # slots that no run fills
 FEW = 50_000  # firings of all runs of a search that takes a moment only
+
+Travel: TypeAlias = Literal["send", "receive"]  # what an actor does that goes to other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Waits(tuple[Wait, ...]):
         return "\n".join(f"  {line}" for line in lines[:MOST] + more)
 
 
-def waits(desk: Desk, travel: Sequence[Send | Receive | None] = ()) -> Waits:
-    """Each actor that has not ended, with what it waits for. `travel` has for each what it sends or receives, if any.
+def waits(desk: Desk, travel: Sequence[Travel | None] = ()) -> Waits:
+    """Each actor that has not ended, with what it waits for. `travel` has for each whether it sends or receives.
 
     What was sent is posted before anybody waits for it, and may have been taken long ago: only those are named whose
     slots are missing.
@@ -83,16 +84,16 @@ def waits(desk: Desk, travel: Sequence[Send | Receive | None] = ()) -> Waits:
       and so in a circle
     """
     found = list(_waits(desk))
-    known = {actor.name: link for actor, link in zip(desk.wiring.network.actors, travel, strict=False)}
+    known = {actor.name: way for actor, way in zip(desk.wiring.network.actors, travel, strict=False)}
     asked = {wait.by for wait in found}
     listed: list[Wait] = []
     for wait in found:
-        link = known.get(wait.actor)
-        if link is None or wait.what not in ("work", "queue"):
+        way = known.get(wait.actor)
+        if way is None or wait.what not in ("work", "queue"):
             listed.append(wait)
-        elif wait.actor in asked or (isinstance(link, Receive) and wait.what == "work"):
+        elif wait.actor in asked or (way == "receive" and wait.what == "work"):
             peers = wait.actor.partition(":")[0].partition(" ")[2]
-            what: Literal["take", "send", "ask"] = "take" if isinstance(link, Send) else "send"
+            what: Literal["take", "send", "ask"] = "take" if way == "send" else "send"
             if what == "send" and wait.what == "queue":
                 what = "ask"
             listed.append(replace(wait, what=what, by=peers if what != "ask" else ""))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,13 +20,10 @@ from ...boxing.exchange.dist import Dist
 from ...boxing.exchange.execute import transport
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, store, world
+from ..protocol.network import Network
 from .channel import Broken, GlooLine
 from .interrupts import Interrupts
-from .progress import Dead
-
-if TYPE_CHECKING:
-    from ..protocol.network import Network
-    from .progress import Progress
+from .progress import Dead, Progress
 
 __all__ = ["Bus", "bus"]
 
@@ -80,7 +77,7 @@ class Bus:
         self._thread = threading.Thread(target=self._watch, name="sbpflow-bus", daemon=True)
         self._thread.start()
 
-    def agree(self, network: "Network") -> None:
+    def agree(self, network: Network) -> None:
         """Raise on every rank if not all have the same network, naming the first line that differs."""
         self._agreed += 1
         turn = f"agree/{self._agreed}"
@@ -104,7 +101,7 @@ class Bus:
             "  every rank must run the same program with the same model, placements and schedule"
         )
 
-    def enter(self, watch: "Progress") -> None:
+    def enter(self, watch: Progress) -> None:
         if self.broken is not None:
             raise TransportError(
                 f"the ranks no longer talk to each other since an earlier step failed\n  {self.broken}\n"

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ...placement.errors import ScheduleError
+from ..protocol.feasibility import Travel
 from ..protocol.state import Firing
 
 __all__ = [
@@ -169,6 +170,8 @@ class Send:
     Several threads may wait; what one has waited for is over for all.
     """
 
+    travel: ClassVar[Travel] = "send"
+
     def __init__(self, link: Link) -> None:
         self.link = link
         self.posting, self.waiting = Lock(), Lock()
@@ -228,6 +231,8 @@ class Send:
 
 class Receive:
     """The work of an actor that gives what arrives; `firings` times a step."""
+
+    travel: ClassVar[Travel] = "receive"
 
     def __init__(self, link: Link, firings: int) -> None:
         self.link, self.firings = link, firings

@@ -9,18 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...boxing.exchange.streams import side_stream
 from ..protocol.state import Firing
+from .bus import Bus
 from .channel import Broken, Link, UnderWay, bytes_of
 from .job import Work
-
-if TYPE_CHECKING:
-    from .bus import Bus
 
 __all__ = ["CardLine", "CardLink", "Later", "OnStream", "OnWire"]
 
@@ -73,7 +71,7 @@ class OnStream:
 class CardLine:
     """The NCCL communicator of one register, on a stream of its own, so that no register waits behind another."""
 
-    def __init__(self, bus: "Bus", number: int, ranks: Iterable[int], device: torch.device) -> None:
+    def __init__(self, bus: Bus, number: int, ranks: Iterable[int], device: torch.device) -> None:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupNCCL
 
         members = sorted(ranks)

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ...placement.errors import ScheduleError
+from ..protocol.feasibility import waits
 from ..protocol.state import Firing, Slot
 from .channel import Receive, Send
 from .job import Job, Raw, check_first, check_given
@@ -23,7 +24,7 @@ class Solo:
     """Steps of one queue. A thread beside it only lets large sends go, and is made when there are any."""
 
     def __init__(self, plan: Job) -> None:
-        self.plan, self.watch, self.tape = plan, Progress(plan, self), StaticOrder(plan)
+        self.plan, self.watch, self.tape = plan, Progress(self, plan.name, plan.guard, plan.timeout), StaticOrder(plan)
         self.fired = 0
         self.caller: threading.Thread | None = None  # makes a step
         self.large: SimpleQueue[Send | None] = SimpleQueue()
@@ -139,9 +140,7 @@ class Solo:
         return any(entry.link is not None for entry in self.tape.entries[self.fired : self.fired + 1])
 
     def describe(self) -> str:
-        from ..protocol.feasibility import waits  # it is needed only when something went wrong
-
-        travel = [work if isinstance(work, Send | Receive) else None for work in self.tape.work]
+        travel = [work.travel if isinstance(work, Send | Receive) else None for work in self.tape.work]
         return str(waits(StaticOrder(self.plan, self.fired).desk, travel))
 
     def close(self) -> None:

@@ -1,36 +1,18 @@
-"""What a step is made of, and what it needs of those around it."""
+"""What a step is made of."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ...placement.errors import ScheduleError
 from ..protocol.network import Network
 from ..protocol.state import Firing
+from .progress import Guard
 
-if TYPE_CHECKING:
-    from .progress import Progress
-
-__all__ = ["Guard", "Job", "Raw", "Work", "check_first", "check_given"]
+__all__ = ["Job", "Raw", "Work", "check_first", "check_given"]
 
 Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
 Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
-
-
-class Guard(Protocol):
-    """What a step needs whose network goes on in other processes."""
-
-    def enter(self, watch: "Progress") -> None:
-        """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
-
-    def leave(self) -> None:
-        """The step is over."""
-
-    def dead(self) -> int | None:
-        """A rank whose process has ended, if there is one."""
-
-    def tell(self, what: str, error: BaseException) -> BaseException:
-        """Have all processes give up, end the waits of this one, and return the error to raise here."""
 
 
 @dataclass

@@ -12,9 +12,8 @@ from typing import Protocol
 from ...boxing.record import user_line
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, world
-from .job import Job
 
-__all__ = ["Dead", "Doing", "Progress", "at_line", "where"]
+__all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
 LATER = 1.0  # seconds by which one who only waits for others gives up later, so that the stuck one is named
@@ -41,11 +40,27 @@ class Doing(Protocol):
         """Who waits for whom."""
 
 
-class Progress:
-    """What a guard knows of a step."""
+class Guard(Protocol):
+    """What a step needs whose network goes on in other processes."""
 
-    def __init__(self, plan: Job, doing: Doing) -> None:
-        self.plan, self.guard, self.doing = plan, plan.guard, doing
+    def enter(self, watch: "Progress") -> None:
+        """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
+
+    def leave(self) -> None:
+        """The step is over."""
+
+    def dead(self) -> int | None:
+        """A rank whose process has ended, if there is one."""
+
+    def tell(self, what: str, error: BaseException) -> BaseException:
+        """Have all processes give up, end the waits of this one, and return the error to raise here."""
+
+
+class Progress:
+    """What a guard knows of a step. `patience`: seconds without progress; None: those of flow.init."""
+
+    def __init__(self, doing: Doing, name: str, guard: Guard | None, patience: float | None) -> None:
+        self.doing, self.name, self.guard, self.patience = doing, name, guard, patience
         self.lock = threading.Lock()
         self.error: BaseException | None = None
         self.failed = self.progressed = self.timeout = 0.0
@@ -54,7 +69,7 @@ class Progress:
 
     def begin(self) -> None:
         self.error, self.seen, self.told, self.progressed = None, 0, False, monotonic()
-        self.timeout = world().timeout if self.plan.timeout is None else self.plan.timeout
+        self.timeout = world().timeout if self.patience is None else self.patience
         if self.guard is not None:
             self.guard.enter(self)
         else:
@@ -85,7 +100,7 @@ class Progress:
         elif self.error is None and now - self.progressed > self.timeout:
             if self.doing.idles() and now - self.progressed < self.timeout + LATER:
                 return
-            said = f"{self.plan.name} made no progress for {self.timeout:g} s; at work: {self.doing.at_work()}"
+            said = f"{self.name} made no progress for {self.timeout:g} s; at work: {self.doing.at_work()}"
             self.report(said)
             dead = self.guard.dead() if self.guard is not None else None
             if dead is not None:
@@ -102,7 +117,7 @@ class Progress:
                 return
             self.told = True
         rank = world().rank
-        here = self.plan.name if rank is None else f"rank {rank}, {self.plan.name}"
+        here = self.name if rank is None else f"rank {rank}, {self.name}"
         lines = [*([said] if said else []), f"{here}: who waits for whom", self.doing.describe()]
         print("\n".join(lines), file=sys.stderr, flush=True)
 

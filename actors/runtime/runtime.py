@@ -20,7 +20,8 @@ from ...placement.world import at_close
 from ..protocol.network import Network
 from ..protocol.simulate import Ran, Simulation, simulate
 from .inline import Solo
-from .job import Guard, Job, Raw, Work
+from .job import Job, Raw, Work
+from .progress import Guard
 from .static_order import fits
 from .threads import Crew
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...placement.errors import ScheduleError
+from ..protocol.feasibility import waits
 from ..protocol.protocol import Event, Message, Wiring
 from ..protocol.state import Desk, Firing, Slot
 from .channel import Receive, Send
@@ -34,7 +35,7 @@ class Crew:
 
     def __init__(self, plan: Job) -> None:
         network = plan.network
-        self.plan, self.watch = plan, Progress(plan, self)
+        self.plan, self.watch = plan, Progress(self, plan.name, plan.guard, plan.timeout)
         self.wiring = wiring = Wiring(network)
         self.work = [plan.work[actor.name] for actor in network.actors]
         self.sends = [w if isinstance(w, Send) else None for w in self.work]
@@ -312,10 +313,9 @@ class Crew:
         return bool(busy) and links.issuperset(busy)
 
     def describe(self) -> str:
-        from ..protocol.feasibility import waits  # it is needed only when something went wrong
-
+        travel = [link.travel if link is not None else None for link in self.travel]
         with self.lock:
-            return str(waits(self.desk, self.travel))
+            return str(waits(self.desk, travel))
 
     def close(self) -> None:
         """End the threads; those that are still at work are left to end by themselves."""

@@ -15,7 +15,7 @@ from math import inf
 
 from ...placement.errors import ScheduleError
 from ..protocol.network import Actor, Give, Network, Register, Take
-from .schedule import Marks, Schedule, Shape
+from .definition import Definition, Marks, Shape
 
 __all__ = ["Chunk", "Costs", "chunks", "parts", "pipeline", "version"]
 
@@ -60,7 +60,7 @@ class Chunk:
         return f"device {self.device}"
 
 
-def pipeline(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
+def pipeline(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
     """The network of the schedule for one step; costs are those of every chunk, or of each."""
     actors, registers = parts(schedule, shape, costs)
     name = (
@@ -70,7 +70,7 @@ def pipeline(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = 
 
 
 def parts(
-    schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = Costs()
+    schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()
 ) -> tuple[list[Actor], list[Register]]:
     """The actors and registers of that network, for one who has more to add before it is whole."""
     listed = chunks(schedule, shape, costs)
@@ -88,7 +88,7 @@ def parts(
     return actors, registers
 
 
-def chunks(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> list[Chunk]:
+def chunks(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> list[Chunk]:
     """All chunks with what they are to do, in the order of the model, route by route."""
     routes = schedule.routes(shape)
     total = shape.p * (shape.v if schedule.way != "routes" else routes)
@@ -110,7 +110,7 @@ def chunks(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] = Co
     return found
 
 
-def version(schedule: Schedule, shape: Shape, chunk: int, number: int) -> int:
+def version(schedule: Definition, shape: Shape, chunk: int, number: int) -> int:
     """After how many updates are the weights that a micro-batch sees, forward and backward."""
     if schedule.synchronous:
         return 0
@@ -121,7 +121,7 @@ def version(schedule: Schedule, shape: Shape, chunk: int, number: int) -> int:
 class _Parts:
     """The actors of one chunk in the making, and the registers that they fill."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, chunk: Chunk, listed: Sequence[Chunk]) -> None:
+    def __init__(self, schedule: Definition, shape: Shape, chunk: Chunk, listed: Sequence[Chunk]) -> None:
         self.schedule, self.shape, self.chunk = schedule, shape, chunk
         self.registers: list[Register] = []
         self.takes: dict[str, list[Take]] = {"F": [], "B": [], "W": []}
@@ -233,7 +233,7 @@ class _Parts:
             yield Actor(f"U{c}", chunk.queue, takes, gives, time=costs.update, kind=UPDATE)
 
 
-def _ordered(schedule: Schedule, shape: Shape, actors: Sequence[Actor]) -> list[Actor]:
+def _ordered(schedule: Definition, shape: Shape, actors: Sequence[Actor]) -> list[Actor]:
     """One actor for each device, which does everything in order."""
     made: list[Actor] = []
     known = {actor.name: actor for actor in actors}
@@ -255,7 +255,7 @@ def _merged(name: str, of: Sequence[Actor], sequence: tuple[str, ...]) -> Actor:
 
 
 def _in_turn(
-    schedule: Schedule, shape: Shape, listed: Sequence[Chunk], actors: Sequence[Actor]
+    schedule: Definition, shape: Shape, listed: Sequence[Chunk], actors: Sequence[Actor]
 ) -> tuple[list[Actor], list[Register]]:
     """One actor for the forwards of each device and one for its backwards, with the pool of slots between the two."""
     made: list[Actor] = []

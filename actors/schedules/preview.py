@@ -13,8 +13,8 @@ from ...placement.errors import ScheduleError
 from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
+from .definition import Definition, Shape
 from .pipeline import Costs, pipeline
-from .schedule import Schedule, Shape
 from .text import Action
 
 __all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
@@ -90,7 +90,7 @@ class Preview:
     """Work of every device, with its times. Print it, or write it as SVG; notebooks draw it. Neither gets wider than a
     page, however much longer one stage takes than another."""
 
-    schedule: Schedule
+    schedule: Definition
     shape: Shape
     costs: Costs | tuple[Costs, ...]
     run: Simulation
@@ -253,7 +253,7 @@ def ticks(end: float, most: int = 10) -> list[float]:
     return [round(n * step, max(0, -places)) for n in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
-def preview(schedule: Schedule, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
+def preview(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
     """What a schedule would do; where it comes to a stop, an error says who waits for what."""
     each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
     network = pipeline(schedule, shape, each)

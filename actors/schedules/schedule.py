@@ -1,162 +1,24 @@
-"""Schedules as data: where chunks are placed, how many slots their registers have, and who goes first.
-
-    act     slots from F to B: how many micro-batches a chunk may have begun and not taken back
-    stash   slots from F to W, where W is apart from B
-    dy      slots from B to W
-    low_b   B takes slot k when F has filled slot k + low_b: a delay line that keeps the order whatever time things take
-    low_w   W takes slot k when B has filled slot k + low_w
-
-Of what is ready a device does what comes first in `first`; slots alone hold the forward back. Where marks do not say
-enough, an order says for each device what it does, thing by thing.
-"""
+"""Schedules, as users have them: a definition that shows what it would do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ...placement.errors import ScheduleError, caret
-from .formula import fault, formula, known_names
-from .text import Action, Value, ops, read, write
-from .v_orders import ORDERS
+from .definition import Definition
+from .pipeline import Costs
+from .preview import Preview, preview
 
-if TYPE_CHECKING:
-    from .pipeline import Costs
-    from .preview import Preview
-
-__all__ = ["Marks", "Schedule", "Shape", "Way"]
-
-# How chunks lie on p devices: round and round; down and up again; or two routes through all, from either end.
-Way: TypeAlias = Literal["loop", "vee", "routes"]
-
-WAYS = ("loop", "vee", "routes")
-FORMULAS = ("act", "stash", "dy", "low_b", "low_w", "group", "pool", "unit", "versions", "update")
+__all__ = ["Schedule"]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A pipeline: p devices, m micro-batches, v chunks on each device, each micro-batch in n slices."""
-
-    p: int
-    m: int
-    v: int = 1
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value in (("p", self.p), ("m", self.m), ("v", self.v), ("n", self.n)):
-            if value < 1:
-                raise ScheduleError(f"a pipeline of {name}={value}\n  give a number of 1 or more")
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The marks of one chunk."""
-
-    act: int
-    stash: int
-    dy: int
-    low_b: int = 0
-    low_w: int = 0
-
-
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Definition):
     """A schedule. Marks are formulas of p, s, m, v, c and n; `table` is an order for each device instead.
 
+    >>> from .definition import Shape
     >>> Schedule("mine", act="p-s+1").marks(Shape(p=4, m=8), chunk=0).act
     5
     >>> Schedule("pair", table=("F0 F1 B0 B1", "F0 B0 F1 B1")).marks(Shape(p=2, m=2), chunk=0).act
     2
     """
-
-    name: str
-    way: Way = "loop"
-    v: int = 1  # chunks on each device where the user says nothing
-    split: bool = False  # W apart from B
-    act: str = "m*n"
-    stash: str = "m*n"
-    dy: str = "m*n"
-    low_b: str = "0"
-    low_w: str = "0"
-    first: str = "FBW"  # of what is ready
-    deep: bool = False  # of the forwards that are ready too, the chunk nearest to the loss
-    group: str = "m"  # micro-batches that go through a chunk before the next chunk's turn
-    unit: str = ""  # micro-batches that go before all later ones
-    pool: str = ""  # one actor for the forwards of a device and one for its backwards, this far apart
-    lifo: bool = False  # backward from the newest micro-batch, all forwards being done
-    slices: bool = False  # of one sequence, backward from the last to the first
-    turns: bool = False  # a route begins its next micro-batch when the other has its loss
-    versions: str = ""  # of the weights, for a schedule without a flush
-    update: str = "1"  # micro-batches an update, for such a schedule
-    order: str = ""  # of a family that has an order for every p and m
-    table: tuple[str, ...] = ()  # a row for each device, in words: F0 F1 B0 f0 b0
-
-    def __post_init__(self) -> None:
-        def wrong(field: str, what: str, fix: str) -> ScheduleError:
-            return ScheduleError(f"{self.name}: {field} {getattr(self, field)!r} {what}\n  {fix}")
-
-        if len(self.name.split()) != 1 or "#" in self.name:
-            raise wrong("name", "is no name", "give one word without #")
-        if self.way not in WAYS:
-            raise wrong("way", "is no way of placing chunks", f"there are {', '.join(WAYS)}")
-        if sorted(self.first) != sorted("FBW"):
-            raise wrong("first", "does not order F, B and W", "write FBW, or BFW for backwards first")
-        if self.order and self.order not in ORDERS:
-            raise wrong("order", "is not known", f"there are {', '.join(ORDERS)}; others are given as a table")
-        for field in FORMULAS:
-            text = getattr(self, field)
-            found = fault(text) if text or field not in ("pool", "unit", "versions") else None
-            if found is not None:
-                raise ScheduleError(
-                    caret(text, found[0], f"{self.name}: {field}: {found[1]}") + f"\n  the names are {known_names()}"
-                )
-        if self.versions and (self.lifo or self.slices):
-            raise wrong("versions", "are read in order", "leave out lifo and slices")
-        if self.table:
-            inside = [op for row in self._table for op in row]
-            object.__setattr__(self, "v", max((op.chunk for op in inside), default=0) + 1)
-            object.__setattr__(self, "split", any(op.kind == "W" for op in inside))
-        if self.way != "loop" and self.v == 1:
-            object.__setattr__(self, "v", 2)
-        if self.v > 2 and (self.way == "routes" or self.order):
-            raise wrong("v", "is too much", "two routes, and a family's order, have 2 chunks on each device")
-        if self.table:
-            self._check_table()
-
-    @classmethod
-    def read(cls, text: str) -> "Schedule":
-        """The schedule that a text says; `str` writes what this reads.
-
-        >>> print(Schedule.read("schedule mine\\nact p-s   # as 1F1B\\n"))
-        schedule mine
-        act p-s
-        """
-        given: dict[str, Any] = dict(read(text, _usual()))
-        return cls(**given)
-
-    def __str__(self) -> str:
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.table:
-            said.update(v=1, split=False)  # the table says it
-        elif self.way != "loop" and self.v == 2:
-            said.update(v=1)
-        return write(said, _usual())
-
-    @cached_property
-    def synchronous(self) -> bool:
-        """Whether all micro-batches of a step see the same weights."""
-        return not self.versions
-
-    def with_chunks(self, v: int) -> "Schedule":
-        return replace(self, v=v)
-
-    def shape(self, p: int = 0, m: int = 0, *, v: int = 0, n: int = 1) -> Shape:
-        """A pipeline for this schedule; a table says p and m itself."""
-        if self.table:
-            rows = self._table
-            p, m = p or len(rows), m or 1 + max((op.number for row in rows for op in row), default=0)
-        return Shape(p, m, v or self.v, n)
 
     def show(
         self,
@@ -166,115 +28,10 @@ class Schedule:
         *,
         v: int = 0,
         n: int = 1,
-        costs: "Costs | Sequence[Costs] | None" = None,
-    ) -> "Preview":
+        costs: Costs | Sequence[Costs] | None = None,
+    ) -> Preview:
         """What p devices would do with m micro-batches, and when: print it, or give a path for a picture (SVG)."""
-        from .preview import preview
-
         drawn = preview(self, self.shape(p, m, v=v, n=n), costs)
         if path is not None:
             drawn.write(path)
         return drawn
-
-    def routes(self, shape: Shape) -> int:
-        """Routes that micro-batches take by turns; one micro-batch takes one."""
-        return min(2, shape.m) if self.way == "routes" else 1
-
-    def device(self, shape: Shape, chunk: int) -> int:
-        """Where a chunk lies. Of two routes the first has chunks 0 to p-1, the second p to 2p-1."""
-        turn, place = divmod(chunk, shape.p)
-        return shape.p - 1 - place if self.way != "loop" and turn % 2 else place
-
-    def value(self, text: str, shape: Shape, chunk: int) -> int:
-        names = {"p": shape.p, "m": shape.m, "v": shape.v, "n": shape.n, "c": chunk, "s": self.device(shape, chunk)}
-        if self.way == "routes":
-            names["s"] = chunk % shape.p  # along the route
-        return formula(text, names)
-
-    def rows(self, shape: Shape) -> tuple[tuple[Action, ...], ...]:
-        """What each device does in order, in chunks of the model; empty where marks say it."""
-        if self.order and (shape.v, shape.n) == (2, 1):
-            return ORDERS[self.order](shape.p, shape.m)
-        if self.order:
-            raise ScheduleError(f"{self.name} is not for {shape}\n  it is for v=2 n=1")
-        if not self.table:
-            return ()
-        mine = self.shape()
-        if shape != mine:
-            raise ScheduleError(
-                f"{self.name} is a table for p={mine.p} m={mine.m} v={mine.v}, not for {shape}\n"
-                "  ask for these, or use marks"
-            )
-        return tuple(
-            tuple(op._replace(chunk=self._chunk(shape, device, op.chunk)) for op in row)
-            for device, row in enumerate(self._table)
-        )
-
-    def marks(self, shape: Shape, chunk: int) -> Marks:
-        """The marks of a chunk; more slots than micro-batches are of no use. Of an order, what it needs."""
-        rows = self.rows(shape)
-        if rows:
-            return _needed(rows[self.device(shape, chunk)], chunk)
-        most = shape.m * shape.n
-
-        def quota(text: str) -> int:
-            return max(1, min(most, self.value(text, shape, chunk)))
-
-        def low(text: str) -> int:
-            return max(0, self.value(text, shape, chunk))
-
-        return Marks(quota(self.act), quota(self.stash), quota(self.dy), low(self.low_b), low(self.low_w))
-
-    def _chunk(self, shape: Shape, device: int, nth: int) -> int:
-        """The number in the model of a device's chunk."""
-        back = self.way != "loop" and nth % 2
-        return nth * shape.p + (shape.p - 1 - device if back else device)
-
-    @cached_property
-    def _table(self) -> tuple[tuple[Action, ...], ...]:
-        return tuple(ops(self.name, device, row) for device, row in enumerate(self.table))
-
-    def _check_table(self) -> None:
-        """Every chunk does everything once, in the order of micro-batches."""
-        shape = self.shape()
-        routes = self.routes(shape)
-        for device, row in enumerate(self._table):
-            for nth in range(self.v):
-                if self.way == "routes" and nth >= routes:
-                    continue
-                numbers = list(range(nth if self.way == "routes" else 0, shape.m, routes))
-                for kind in "FBW" if self.split else "FB":
-                    has = [op.number for op in row if op.kind == kind and op.chunk == nth]
-                    missing = [Action(kind, nth, k) for k in numbers if k not in has]
-                    if missing:
-                        raise ScheduleError(
-                            f"{self.name}: device {device} never does {missing[0]}\n  {self.table[device]}\n"
-                            f"  each device does {'F, B and W' if self.split else 'F and B'} of each of its "
-                            f"{self.v} chunk{'s' * (self.v > 1)} for micro-batches 0 to {shape.m - 1}"
-                        )
-                    if has != numbers:
-                        at = next(i for i, (k, want) in enumerate(zip(has, [*numbers, -1], strict=False)) if k != want)
-                        word = str(Action(kind, nth, has[at]))
-                        raise ScheduleError(
-                            caret(self.table[device], f" {self.table[device]} ".find(f" {word} "),
-                                  f"{self.name}: device {device} does {word} out of turn")
-                            + f"\n  what {kind} of a chunk leaves is read in order: number micro-batches as they come"
-                        )  # fmt: skip
-
-
-def _usual() -> dict[str, Value]:
-    return {field.name: "" if field.name == "name" else field.default for field in fields(Schedule)}  # type: ignore[misc]
-
-
-def _needed(row: Sequence[Action], chunk: int) -> Marks:
-    """The slots that an order uses."""
-
-    def most(begins: str, ends: str) -> int:
-        used = high = 0
-        for op in row:
-            if op.chunk == chunk:
-                used += (op.kind == begins) - (op.kind == ends)
-                high = max(high, used)
-        return max(1, high)
-
-    return Marks(most("F", "B"), most("F", "W"), most("B", "W"))

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.schedules.schedule import Marks
+from sbpflow.actors.schedules.definition import Marks
 
 __all__ = ["chain", "ends", "feasible", "fits", "loosened", "marks", "tightened"]
 

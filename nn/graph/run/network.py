@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Actor, Give, Network, Register, Take
+from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, parts
-from ....actors.schedules.schedule import Schedule, Shape
+from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..microbatch.parts import Size
 from .chunks import Chunks

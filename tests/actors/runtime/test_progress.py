@@ -95,7 +95,7 @@ def test_the_limit_set_behind_a_first_step_holds_for_the_next(stage: int, capfd:
     step(torch.ones(8, 4))
     flow.init(timeout=0.1)
     HANGS.append(capfd)
-    with pytest.raises(ScheduleError, match=rf"made no progress for 0.1 s; at work: device {stage} at .*test_watch"):
+    with pytest.raises(ScheduleError, match=rf"made no progress for 0.1 s; at work: device {stage} at .*test_progress"):
         step(torch.ones(8, 4))
     assert f"F{stage} (fired 0) is at work" in SAID.pop()
     step(torch.ones(8, 4))
