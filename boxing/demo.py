@@ -174,7 +174,7 @@ def draw(trials: Sequence[DemoMove], p: Placement, out: Path) -> Iterator[str]:
     yield f"{matrix}: the table above"
     most = max((one.plan for one in trials), key=lambda way: (len(way.moves), way.price.time))
     graphs = {
-        "axis.svg": (axis_graph(p.reshape((p.size,)), SHAPE), "the moves on a placement of one axis"),
+        "axis.svg": (axis_graph(p.reshape((p.size,)), SHAPE, plan), "the moves on a placement of one axis"),
         "plan.svg": (plan_graph(most), f"who holds what on the way {most.src.lie} -> {most.dst.lie}"),
     }
     for name, (text, about) in graphs.items():

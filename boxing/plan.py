@@ -1,6 +1,6 @@
 """Plans: the moves from one layout to another, their cost and each rank's share; remembered on the source layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -13,6 +13,7 @@ from ..placement import Cluster, default_cluster
 from ..placement.errors import SbpError
 from ..placement.world import owned, world
 from ..sbp import Layout
+from .picture.draw import picture, plan_graph
 from .reductions import check_carried, check_reducible
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.price import Price
@@ -44,8 +45,6 @@ class Plan:
 
     def draw(self, path: str | Path) -> Path:
         """Write the plan as a picture, one box a state and an arrow a move; the suffix says svg, png, pdf or dot."""
-        from .picture.draw import picture, plan_graph
-
         return picture(plan_graph(self), path)
 
     @property
@@ -91,6 +90,12 @@ class Plan:
         """Bytes that the busiest rank receives, exactly."""
         return max((self.received(rank) for rank in self.ranks), default=0)
 
+    @property
+    def busiest(self) -> list[int]:
+        """Bytes that the busiest rank receives in each move, exactly."""
+        each = zip(*(self.programs(rank) for rank in self.ranks), strict=True)
+        return [max(_received(exchanges) for exchanges in move) * self.src.dtype.itemsize for move in each]
+
     @cached_property
     def total(self) -> int:
         """Bytes that all ranks send, exactly."""
@@ -102,7 +107,7 @@ class Plan:
 
     def received(self, rank: int) -> int:
         """Bytes that one rank receives, exactly."""
-        return sum(part.numel for program in self._all(rank) for part in program.receives) * self.src.dtype.itemsize
+        return _received(self._all(rank)) * self.src.dtype.itemsize
 
     def programs(self, rank: int) -> tuple[tuple[RankProgram, ...], ...]:
         """For each move, the rank's exchanges (an all_reduce is two); none where the rank has no part in the move."""
@@ -129,6 +134,11 @@ def plan(src: Layout, dst: Layout) -> Plan:
         check_reducible(src.dtype, src.state.reduction)
     src.memo[dst] = made
     return made
+
+
+def _received(exchanges: Iterable[RankProgram]) -> int:
+    """Elements that a rank receives."""
+    return sum(part.numel for exchange in exchanges for part in exchange.receives)
 
 
 def _programs(move: Move, rank: int) -> tuple[RankProgram, ...]:

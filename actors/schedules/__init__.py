@@ -1,7 +1,8 @@
 """Schedules of pipelines.
 
-schedule on formula     marks and orders as data; text: as text
-published, v_orders     those of the literature
+definition on formula   marks and orders as data; text: as text
 pipeline                the network of a pipeline under one
 preview                 what it would do, before anything runs
+schedule                a definition that shows its preview
+published, v_orders     those of the literature
 """

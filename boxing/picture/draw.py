@@ -1,29 +1,28 @@
 """Pictures of moves: text builders for Graphviz, and the few lines that render.
 
     picture(plan_graph(plan(src, dst)), "plan.svg")          who holds what before and after each step of one plan
-    picture(axis_graph(placement, (512, 512)), "axis.svg")   S(0), S(1), B and P, and what lies between them
+    picture(axis_graph(placement, (512, 512), plan), "axis.svg")   S(0), S(1), B and P, and what lies between them
 
 Text stands on pale grounds of its own, so that a picture reads on a light and on a dark page.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import combinations
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, Protocol
 
 from ...placement import Placement
 from ...placement.errors import MissingError
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
-from ..plan import Plan, plan
+from ..routes.moves import Move
+from ..routes.price import Price
 from .palette import FAMILIES, duration, family, volume
 
-__all__ = ["axis_graph", "picture", "plan_graph", "written"]
+__all__ = ["Drawn", "axis_graph", "picture", "plan_graph", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
@@ -126,13 +125,28 @@ def _by_wasm(dot_source: str) -> bytes | None:
         return None
 
 
-def plan_graph(plan: Plan) -> str:
+class Drawn(Protocol):
+    """The parts of a plan that a picture shows."""
+
+    src: Layout
+    moves: tuple[Move, ...]
+    price: Price
+
+    @property
+    def route(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def busiest(self) -> Sequence[int]: ...
+
+
+def plan_graph(plan: Drawn) -> str:
     """One plan from left to right: the ranks of each state in their grid, of one colour where they hold one piece."""
     stops = [plan.src, *(move.dst for move in plan.moves)]
     several = len({stop.placement for stop in stops}) > 1
     body, at = _stop(0, plan.src, 0.0, several)
-    for k, move in enumerate(plan.moves, 1):
-        words, cost = str(move).partition(" -> ")[0], _cost(_received(plan, k - 1), move.price.time)
+    for k, (move, nbytes) in enumerate(zip(plan.moves, plan.busiest, strict=True), 1):
+        words, cost = str(move).partition(" -> ")[0], _cost(nbytes, move.price.time)
         wide = EM * max(len(words), len(cost)) + 0.8
         body += [
             _chip(f"c{k}", at + wide / 2, 0, move.kind, words, cost),
@@ -165,10 +179,10 @@ def _stop(k: int, stop: Layout, at: float, several: bool) -> tuple[list[str], fl
     return body, at + width
 
 
-def axis_graph(place: Placement, shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> str:
+def axis_graph(place: Placement, shape: tuple[int, int], plan: Callable[[Layout, Layout], Drawn]) -> str:
     """The four signatures of a matrix on a placement of one axis, and what it takes to get from one to another."""
     spots: dict[Sbp, tuple[float, float]] = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
-    known = {sbp: layout(place, sbp, shape, dtype) for sbp in spots}
+    known = {sbp: layout(place, sbp, shape) for sbp in spots}
     names = {sbp: f"n{k}" for k, sbp in enumerate(spots)}
     big = 'fontsize=16, fillcolor="#f6f8fa", width=0.9, height=0.5'
     body = [_node(names[sbp], *spots[sbp], (repr(sbp),), big) for sbp in spots]
@@ -219,12 +233,6 @@ def _cost(nbytes: int, seconds: float) -> str:
 
 def _kind(layout: Layout) -> str:
     return f"{str(layout.dtype).removeprefix('torch.')} {layout.shape} on {layout.placement}"
-
-
-def _received(plan: Plan, index: int) -> int:
-    """Bytes that the busiest rank receives in one move of a plan, exactly."""
-    ways = (plan.programs(rank)[index] for rank in plan.ranks)
-    return max(sum(part.numel for way in way for part in way.receives) for way in ways) * plan.src.dtype.itemsize
 
 
 class RankBox(NamedTuple):

