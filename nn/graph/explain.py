@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from ...boxing.graph.physical import Physical
-from ...boxing.graph.report.report import Cost, Held, MemoryReport, Report, SearchReport
+from ...boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport
+from ...boxing.graph.report.report import Report
 from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
 from ...sbp.joint.solver.local_search import swaps

@@ -19,7 +19,8 @@ from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Physical, Var
 from ...boxing.graph.picture.draw import draw, svg
-from ...boxing.graph.report.report import Held, Report
+from ...boxing.graph.report.facts import Held
+from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint, to_text
 from ...boxing.picture.draw import written
 from ...placement import Placement

@@ -3,22 +3,23 @@
 from collections.abc import Iterator
 
 from ...picture.palette import duration, user_path, volume
-from .report import MemoryReport, Report, headline, table, table_of_moves, time_line
+from .facts import GraphFacts, MemoryReport
+from .lines import headline, table, table_of_moves, time_line
 
 __all__ = ["full"]
 
 SHOWN = 24  # moves
 
 
-def full(report: Report) -> Iterator[str]:
+def full(facts: GraphFacts) -> Iterator[str]:
     """Its lines."""
-    yield headline(report)
-    yield f"  time    {time_line(report)}"
-    yield f"  choice  {report.solution or 'unknown'}"
+    yield headline(facts)
+    yield f"  time    {time_line(facts)}"
+    yield f"  choice  {facts.solution or 'unknown'}"
     yield ""
-    yield from _memory(report.memory)
-    sent = [row for row in report.moves if not row.free]
-    free = sum(row.count for row in report.moves if row.free)
+    yield from _memory(facts.memory)
+    sent = [row for row in facts.moves if not row.free]
+    free = sum(row.count for row in facts.moves if row.free)
     yield ""
     yield f"moves, the heaviest first{f' ({free} more send nothing)' if free else ''}"
     yield from table_of_moves(sent[:SHOWN])
@@ -27,11 +28,11 @@ def full(report: Report) -> Iterator[str]:
         yield f"  and {len(sent) - SHOWN} more of {duration(left)}"
     yield ""
     yield "totals"
-    of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in report.totals]
+    of = [(duration(t.seconds), volume(t.bytes), f"x {t.count}", t.direction, t.route) for t in facts.totals]
     yield from table(("time", "a rank", "", "", "route"), of, "rr")
     yield ""
     yield "ops"
-    yield from _ops(report)
+    yield from _ops(facts)
 
 
 def _memory(memory: MemoryReport | None) -> Iterator[str]:
@@ -51,9 +52,9 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
     yield from filter(None, [memory.doubt])
 
 
-def _ops(report: Report) -> Iterator[str]:
+def _ops(facts: GraphFacts) -> Iterator[str]:
     rows = []
-    for row in report.ops:
+    for row in facts.ops:
         cost = "?" if row.seconds is None else duration(row.seconds * row.count)
         other = f"{row.runner_up} (+{duration(row.extra)})" if row.runner_up else ""
         many = f"x {row.count}" if row.count > 1 else ""

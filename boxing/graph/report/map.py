@@ -8,7 +8,7 @@ from html import escape
 
 from ....sbp import Broadcast, Partial, Sbp
 from ...picture.palette import counted, volume
-from .report import Held, MemoryReport, Report
+from .facts import GraphFacts, Held, MemoryReport
 from .roles import Role, together
 from .summary import listed
 
@@ -26,17 +26,17 @@ STYLE = (  # in a page rules count for all of it, so that they name the map
 )
 
 
-def drawn_map(report: Report) -> str:
+def drawn_map(facts: GraphFacts) -> str:
     """The page as SVG."""
-    groups = list(together(report.roles))
-    axes = list(dict.fromkeys(axis for role in report.roles for axis in role.axes))
+    groups = list(together(facts.roles))
+    axes = list(dict.fromkeys(axis for role in facts.roles for axis in role.axes))
     # The largest are shown, in the order of the model.
     sized = sorted(groups, key=lambda group: -sum(role.numel * role.count for role in group))[:ROWS]
     shown = [group for group in groups if group in sized]
     names = [listed(group) for group in shown]
     wide = round(LETTER * max(map(len, ["modules", *names]), default=0)) + 110
-    bars = _ranks(report.memory)
-    body = [f'<text x="{LEFT}" y="22" font-size="15">{escape(report.graph.name)}</text>']
+    bars = _ranks(facts.memory)
+    body = [f'<text x="{LEFT}" y="22" font-size="15">{escape(facts.graph.name)}</text>']
     y = 40
     if shown and axes:
         body += _heads(axes, wide, y)
@@ -50,8 +50,8 @@ def drawn_map(report: Report) -> str:
         body += _key(y + 8)
         y += 44
     width = LEFT * 2 + max(wide + (CELL + GAP) * len(axes), 420)
-    if bars and report.memory is not None:
-        body += _memory(bars, report.memory, y)
+    if bars and facts.memory is not None:
+        body += _memory(bars, facts.memory, y)
         y += 44 + 20 * len(bars)
         width = max(width, LEFT * 2 + BAR + 190)
     head = (

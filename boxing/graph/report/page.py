@@ -8,8 +8,9 @@ from typing import NamedTuple
 from ...picture.palette import FAMILIES, duration, family, user_path, volume
 from ..move_table import CollectiveKind, MoveRow
 from ..picture.draw import svg
-from .map import PARTS
-from .report import MemoryReport, Report, change, headline, time_line
+from .facts import GraphFacts, MemoryReport
+from .lines import change, headline, time_line
+from .map import PARTS, drawn_map
 
 __all__ = ["page"]
 
@@ -68,27 +69,27 @@ class TableCell(NamedTuple):
     number: float | None = None
 
 
-def page(report: Report) -> str:
+def page(facts: GraphFacts) -> str:
     """The whole page."""
-    name = escape(report.graph.name)
+    name = escape(facts.graph.name)
     body = [
         f"<h1>{name}</h1>",
-        f'<div class="pale">{escape(headline(report).partition(": ")[2])}</div>',
-        *_summary(report),
+        f'<div class="pale">{escape(headline(facts).partition(": ")[2])}</div>',
+        *_summary(facts),
         '<nav><a href="#map">map</a><a href="#memory">memory</a><a href="#moves">moves</a><a href="#totals">totals</a>'
         '<a href="#ops">ops</a><a href="#picture">picture</a></nav>',
         '<h2 id="map">Map: modules, axes, memory</h2>',
-        f'<div class="wide">{report.map()}</div>',
+        f'<div class="wide">{drawn_map(facts)}</div>',
         '<h2 id="memory">Memory of each rank</h2>',
-        *_memory(report.memory),
+        *_memory(facts.memory),
         '<h2 id="moves">Moves, the heaviest first</h2>',
-        *_moves(report.moves),
+        *_moves(facts.moves),
         '<h2 id="totals">Totals by collective and axis</h2>',
-        *_totals(report),
+        *_totals(facts),
         '<h2 id="ops">Ops</h2>',
-        *_ops(report),
+        *_ops(facts),
         '<h2 id="picture">Picture</h2>',
-        *_picture(report),
+        *_picture(facts),
     ]
     head = f'<meta charset="utf-8"/><title>{name}</title><style>{STYLE}{_chips()}</style>'
     script = f"<script>//<![CDATA[{SORT}//]]></script>"
@@ -97,13 +98,13 @@ def page(report: Report) -> str:
     )
 
 
-def _summary(report: Report) -> Iterator[str]:
-    chosen = report.solution
+def _summary(facts: GraphFacts) -> Iterator[str]:
+    chosen = facts.solution
     cards = [
-        (_seconds(report.predicted), "a step, predicted"),
-        (_seconds(report.compute), "computing"),
-        (duration(report.moving), "moving"),
-        (_seconds(report.exposed), "of that exposed"),
+        (_seconds(facts.predicted), "a step, predicted"),
+        (_seconds(facts.compute), "computing"),
+        (duration(facts.moving), "moving"),
+        (_seconds(facts.exposed), "of that exposed"),
     ]
     if chosen:
         cards.append((duration(chosen.optimum), f"the choice{', proved best' if chosen.proved else ''}"))
@@ -114,7 +115,7 @@ def _summary(report: Report) -> Iterator[str]:
     yield '<div class="cards">'
     yield from (f'<div class="card"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in cards)
     yield "</div>"
-    yield f'<p class="pale">Time: {escape(time_line(report))}.<br/>Choice: {escape(str(chosen or "unknown"))}.</p>'
+    yield f'<p class="pale">Time: {escape(time_line(facts))}.<br/>Choice: {escape(str(chosen or "unknown"))}.</p>'
 
 
 def _seconds(seconds: float | None) -> str:
@@ -180,7 +181,7 @@ def _chip(ways: Sequence[CollectiveKind], direction: str) -> str:
     return " ".join(f'<span class="chip {family(way.kind)}{back}">{escape(str(way))}</span>' for way in ways)
 
 
-def _totals(report: Report) -> Iterator[str]:
+def _totals(facts: GraphFacts) -> Iterator[str]:
     rows = (
         (
             TableCell(duration(t.seconds), t.seconds),
@@ -190,13 +191,13 @@ def _totals(report: Report) -> Iterator[str]:
             TableCell(t.direction),
             TableCell(_chip(t.ways, t.direction)),
         )
-        for t in report.totals
+        for t in facts.totals
     )
     yield from _table(("time", "bytes a rank", "all ranks", "count", "direction", "route"), rows)
 
 
-def _ops(report: Report) -> Iterator[str]:
-    if not report.costs:
+def _ops(facts: GraphFacts) -> Iterator[str]:
+    if not facts.costs:
         yield '<p class="pale">What ops cost is unknown.</p>'
     rows = (
         (
@@ -211,13 +212,13 @@ def _ops(report: Report) -> Iterator[str]:
             TableCell(f"+{duration(r.extra)}" if r.runner_up else "", r.extra),
             _code(user_path(r.line)),
         )
-        for r in report.ops
+        for r in facts.ops
     )
     yield from _table(("time", "count", "module", "op", "signature", "runner-up", "costs more", "line"), rows)
 
 
-def _picture(report: Report) -> Iterator[str]:
-    image = svg(report.graph)
+def _picture(facts: GraphFacts) -> Iterator[str]:
+    image = svg(facts.graph)
     if image is None:
         yield "<p class=\"pale\">Nothing here can draw; pip install 'sbpflow[draw]', or install Graphviz.</p>"
         return

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from ...picture.palette import counted, duration, volume
-from .report import Held, MemoryReport, Report, headline, table, table_of_moves, time_line
+from .facts import GraphFacts, Held, MemoryReport
+from .lines import headline, table, table_of_moves, time_line
 from .roles import Role, together
 
 __all__ = ["summary"]
@@ -11,20 +12,20 @@ __all__ = ["summary"]
 LINES, MOVES, WIDE = 30, 5, 64
 
 
-def summary(report: Report) -> Iterator[str]:
+def summary(facts: GraphFacts) -> Iterator[str]:
     """Its lines; modules have what room is left by the rest."""
     head = [
-        headline(report),
-        f"  time    {time_line(report)}",
-        f"  choice  {report.solution or 'unknown'}",
-        *_memory(report.memory),
+        headline(facts),
+        f"  time    {time_line(facts)}",
+        f"  choice  {facts.solution or 'unknown'}",
+        *_memory(facts.memory),
     ]
     moves = [
-        *_moves(report),
+        *_moves(facts),
         "all of it: print(step.explain().full()), step.explain().html(path), step.explain().dict()",
     ]
     yield from head
-    yield from _modules(report.roles, LINES - len("\n".join([*head, *moves]).splitlines()) - 3)
+    yield from _modules(facts.roles, LINES - len("\n".join([*head, *moves]).splitlines()) - 3)
     yield from moves
 
 
@@ -101,12 +102,12 @@ def listed(group: Sequence[Role]) -> str:
     return f"{within}: {joined}" if len(group) > 1 else f"{within}.{joined}"
 
 
-def _moves(report: Report) -> Iterator[str]:
-    sent = [row for row in report.moves if not row.free]
+def _moves(facts: GraphFacts) -> Iterator[str]:
+    sent = [row for row in facts.moves if not row.free]
     yield ""
     if not sent:
         yield "nothing is sent"
         return
     of = sum(row.count for row in sent)
-    yield f"the largest of {of} moves, which take {duration(report.moving)}" if len(sent) > MOVES else "moves"
+    yield f"the largest of {of} moves, which take {duration(facts.moving)}" if len(sent) > MOVES else "moves"
     yield from table_of_moves(sent[:MOVES])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from ....boxing.graph.report.report import Held
+from ....boxing.graph.report.facts import Held
 from ....boxing.picture.palette import volume
 from ....placement.errors import SbpError
 from ....sbp.joint.formulate import Formulated

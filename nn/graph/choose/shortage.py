@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ....boxing.graph.report.report import Held
+from ....boxing.graph.report.facts import Held
 from ....boxing.picture.palette import volume
 from ....sbp.joint.formulate import Formulated
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ....boxing.graph.physical import Physical
-from ....boxing.graph.report.report import Held
+from ....boxing.graph.report.facts import Held
 from ....sbp import Layout
 from ..lower.localise import Localiser
 from ..lower.segments import segments

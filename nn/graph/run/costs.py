@@ -17,7 +17,7 @@ from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.buckets import exchange
 from ....boxing.graph.move_table import buckets, update_of
 from ....boxing.graph.physical import Box, Physical
-from ....boxing.graph.report.report import Course
+from ....boxing.graph.report.facts import Course
 from ....boxing.plan import plan
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each

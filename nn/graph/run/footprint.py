@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import ahead
 from ....boxing.graph.physical import vars_in
-from ....boxing.graph.report.report import Held
+from ....boxing.graph.report.facts import Held
 from ....boxing.picture.palette import volume
 from ....placement.errors import SbpError
 from ....sbp import Layout

@@ -16,8 +16,9 @@ import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.picture.dot import graph_dot
 from sbpflow.boxing.graph.picture.overview import overview
+from sbpflow.boxing.graph.report.facts import Held, MemoryReport
 from sbpflow.boxing.graph.report.map import PARTS
-from sbpflow.boxing.graph.report.report import Held, MemoryReport, Report
+from sbpflow.boxing.graph.report.report import Report
 from sbpflow.boxing.picture import draw as pictures
 from sbpflow.boxing.picture.draw import picture, written
 from tests.boxing.graph.gpt import gpt, piped, tiny

@@ -10,7 +10,8 @@ import pytest
 
 from sbpflow.boxing.graph.move_table import moves_of, totals
 from sbpflow.boxing.graph.physical import Op, Physical
-from sbpflow.boxing.graph.report.report import Cost, Held, MemoryReport, Report, SearchReport, ops_of
+from sbpflow.boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport, ops_of
+from sbpflow.boxing.graph.report.report import Report
 from tests.boxing.graph.gpt import gpt, piped, tiny
 from tests.counts import calls
 

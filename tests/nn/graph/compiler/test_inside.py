@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sbpflow import B
 from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
-from sbpflow.boxing.graph.report.report import Held, MemoryReport, Report
+from sbpflow.boxing.graph.report.facts import Held, MemoryReport
+from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.graph.compiler import inside, joint
 from sbpflow.nn.graph.compiler.backends import compiled
 from sbpflow.nn.graph.compiler.inside import estimated

@@ -1,0 +1,270 @@
+"""The facts of a graph: time, memory of each rank, every move, every op with the choice it was given.
+
+What nobody told (costs of ops, memory, how the choice was made) is said to be unknown, never guessed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ...picture.palette import duration
+from ..blocks import Blocks
+from ..move_table import MoveRow, MoveTotal, moves_of, totals
+from ..physical import Op, Physical
+from ..picture.scene import lie, op_name
+from .roles import Role, roles_of
+
+__all__ = ["Cost", "Course", "GraphFacts", "Held", "MemoryReport", "OpRow", "SearchReport", "ops_of"]
+
+STAGES = 4  # that are named, those that work most
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the chooser knows of one op: its seconds, and by how many more the next best signature would cost."""
+
+    of: int | str  # its place among the steps of the graph, or the name of what it makes
+    seconds: float
+    runner_up: str = ""
+    extra: float = 0.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes.
+    `moment` names the values of what runs then."""
+
+    parameters: int
+    gradients: int
+    states: int
+    activations: int
+    total: int
+    moment: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Of each rank, and how much there is on each, if that is known; why the inside of some segments is estimated."""
+
+    ranks: Mapping[int, Held]
+    limit: int | None = None
+    estimates: Sequence[str] = ()
+
+    @property
+    def doubt(self) -> str:
+        many = len(self.estimates)
+        return f"memory of {many} segment{'s' * (many > 1)} is an estimate: {self.estimates[0]}" if many else ""
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound."""
+
+    optimum: float
+    greedy: float | None = None
+    bound: float | None = None
+    method: str = ""
+    spent: float | None = None  # seconds that choosing took
+
+    @property
+    def proved(self) -> bool:
+        """Whether no choice can be better."""
+        return self.bound is not None and self.optimum <= self.bound * (1 + 1e-9)
+
+    def __str__(self) -> str:
+        text = duration(self.optimum) + (f" by {self.method}" if self.method else "")
+        text += f" in {duration(self.spent)}" if self.spent is not None else ""
+        if self.greedy is not None:
+            more = f" ({self.greedy / self.optimum - 1:+.0%})" if self.optimum else ""
+            text += f"; op after op would give {duration(self.greedy)}{more}"
+        if self.bound is not None:
+            text += "; proved best" if self.proved else f"; none is below {duration(self.bound)}"
+        return text
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op, or `count` equal ones of repeated blocks; seconds are of one of them."""
+
+    op: str
+    module: str
+    inputs: tuple[str, ...]  # signatures
+    outputs: tuple[str, ...]
+    seconds: float | None = None
+    runner_up: str = ""
+    extra: float = 0.0
+    line: str = ""
+    count: int = 1
+
+    @property
+    def signature(self) -> str:
+        return f"{', '.join(self.inputs)} -> {', '.join(dict.fromkeys(self.outputs))}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
+    still, and for each stage where it lies and the seconds that it works."""
+
+    schedule: str
+    micro_batches: int
+    seconds: float
+    bubble: float
+    stages: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        slowest = sorted(self.stages, key=lambda stage: -stage[1])[:STAGES]
+        kept = [stage for stage in self.stages if stage in slowest]
+        more = len(self.stages) - len(kept)
+        said = ", ".join(f"{where} {duration(busy)}" for where, busy in kept) + f", {more} more less" * bool(more)
+        under = f" under {self.schedule}" * bool(self.schedule)
+        return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}"
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """A graph with what is known of it.
+
+    `exposed` are seconds of moves during which nothing is computed, `hidden` those of moves beside the computing, and
+    `update` those of the optimizer: with the ops they are what the choice was made by. `again` names what is moved a
+    second time, as gathered parameters are for the backward. Each move's own seconds are those of its route.
+    """
+
+    graph: Physical
+    costs: Sequence[Cost] = ()
+    memory: MemoryReport | None = None
+    solution: SearchReport | None = None
+    exposed: float | None = None
+    hidden: float | None = None
+    update: float = 0.0
+    again: Sequence[str] = ()
+    course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
+    cut: str = ""  # how its layers were cut into stages, where nobody said it
+
+    @cached_property
+    def moves(self) -> list[MoveRow]:
+        return moves_of(self.graph, self.again)
+
+    @cached_property
+    def totals(self) -> list[MoveTotal]:
+        return totals(self.moves)
+
+    @cached_property
+    def ops(self) -> list[OpRow]:
+        return ops_of(self.graph, self.costs)
+
+    @property
+    def recomputed(self) -> tuple[int, int]:
+        """How many ops the backward runs again, and in how many regions."""
+        regions = [s.origin.recompute for s in self.graph.steps if isinstance(s, Op) and s.origin.recompute]
+        return len(regions), len(set(regions))
+
+    @property
+    def compute(self) -> float | None:
+        """Seconds of all ops, if any are known."""
+        return sum(cost.seconds for cost in self.costs) if self.costs else None
+
+    @property
+    def moving(self) -> float:
+        """Seconds of all moves, one after the other."""
+        if self.exposed is not None and self.hidden is not None:
+            return self.exposed + self.hidden
+        return sum(total.seconds for total in self.totals)
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds of a step; where nobody told what is exposed, as if nothing overlapped."""
+        if self.course is not None:
+            return self.course.seconds
+        exposed = self.moving if self.exposed is None else self.exposed
+        return None if self.compute is None else self.compute + self.update + exposed
+
+    @property
+    def placements(self) -> list[str]:
+        return list(dict.fromkeys(str(value.layout.placement) for value in self.graph.values.values()))
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        return roles_of(self.graph)
+
+    def dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts, numbers and text, as json has them."""
+        chosen = self.solution and {**asdict(self.solution), "proved": self.solution.proved}
+        return {
+            "name": self.graph.name,
+            "placements": self.placements,
+            "time": {
+                "predicted": self.predicted,
+                "compute": self.compute,
+                "update": self.update,
+                "hidden": self.hidden,
+                "moves": self.moving,
+                "exposed": self.exposed,
+                "course": self.course and asdict(self.course),
+            },
+            "cut": self.cut,
+            "choice": chosen,
+            "recomputed": {"ops": self.recomputed[0], "regions": self.recomputed[1]},
+            "memory": self.memory
+            and {
+                "limit": self.memory.limit,
+                "estimates": list(self.memory.estimates),
+                "ranks": {
+                    str(rank): asdict(held) | {"moment": list(held.moment)} for rank, held in self.memory.ranks.items()
+                },
+            },
+            "modules": [
+                {
+                    "module": role.module,
+                    "axes": dict(zip(role.axes, role.words, strict=True)),
+                    "sbp": list(map(str, role.sbp)),
+                    "numel": role.numel,
+                    "count": role.count,
+                }
+                for role in self.roles
+            ],
+            "moves": [_move(row) for row in self.moves],
+            "totals": [_total(total) for total in self.totals],
+            "ops": [{**asdict(row), "inputs": list(row.inputs), "outputs": list(row.outputs)} for row in self.ops],
+        }
+
+
+def ops_of(graph: Physical, costs: Iterable[Cost] = ()) -> list[OpRow]:
+    """Every op in the order of the graph; equal ones of repeated blocks are one row with a count."""
+    blocks, known = Blocks(graph), {cost.of: cost for cost in costs}
+    rows: dict[OpRow, OpRow] = {}
+    for at, step in enumerate(graph.steps):
+        if not isinstance(step, Op):
+            continue
+        names = (y.name for y in step.outputs)
+        cost = known.get(at) or next((known[name] for name in names if name in known), None)
+        module = blocks.generic(step.origin.module, step.origin.block)
+        inputs = tuple(lie(graph.layout(name)) for name in step.inputs)
+        outputs = tuple(lie(y.layout) for y in step.outputs)
+        row = OpRow(op_name(step.op), module, inputs, outputs, line=step.origin.line)
+        if cost:
+            row = replace(row, seconds=cost.seconds, runner_up=cost.runner_up, extra=cost.extra)
+        before = rows.get(row)
+        rows[row] = replace(row, count=before.count + 1) if before else replace(row, module=step.origin.module)
+    return list(rows.values())
+
+
+def _move(row: MoveRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "direction": row.direction,
+        "from": str(row.src),
+        "to": str(row.dst),
+        "route": [{"kind": way.kind, "axes": list(way.axes)} for way in row.ways],
+        "bytes": row.bytes,
+        "total": row.total,
+        "seconds": row.seconds,
+        "count": row.count,
+        "module": row.module,
+        "line": row.line,
+    }
+
+
+def _total(of: MoveTotal) -> dict[str, Any]:
+    return {**asdict(of), "ways": [{"kind": way.kind, "axes": list(way.axes)} for way in of.ways], "route": of.route}

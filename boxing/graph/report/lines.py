@@ -1,0 +1,62 @@
+"""Lines and tables of text that the summary, the whole and the page of a report share."""
+
+from collections.abc import Iterator, Sequence
+
+from ....sbp import Layout
+from ...picture.palette import duration, user_path, volume
+from ..move_table import MoveRow
+from ..physical import Op
+from ..picture.scene import lie, some
+from .facts import GraphFacts
+
+__all__ = ["change", "headline", "table", "table_of_moves", "time_line"]
+
+
+def change(src: Layout, dst: Layout) -> str:
+    """From which signature to which, and where to if that is elsewhere."""
+    there = "" if src.placement is dst.placement else f" on {dst.placement}"
+    return f"{lie(src)} -> {lie(dst)}{there}"
+
+
+def headline(facts: GraphFacts) -> str:
+    ops, places = sum(isinstance(step, Op) for step in facts.graph.steps), facts.placements
+    again, regions = facts.recomputed
+    many = f" ({again} of them again in the backward, in {some(regions, 'region')})" if again else ""
+    where = ", ".join(places) if len(places) < 5 else f"{len(places)} placements, {places[0]} to {places[-1]}"
+    return f"{facts.graph.name}: {ops} ops{many}, {len(facts.graph.boxes)} moves on {where}"
+
+
+def time_line(facts: GraphFacts) -> str:
+    """Seconds of a step in words."""
+    exposed = "exposed unknown" if facts.exposed is None else f"{duration(facts.exposed)} of them exposed"
+    moves = f"moves {duration(facts.moving)}, {exposed}"
+    if facts.compute is None or facts.predicted is None:
+        return f"compute unknown; {moves}"
+    update = f"optimizer {duration(facts.update)}, " if facts.update else ""
+    parts = f"compute {duration(facts.compute)}, {update}{moves}"
+    cut = f"\n          cut in {facts.cut}" if facts.cut else ""
+    if facts.course is not None:
+        return f"{duration(facts.predicted)} predicted: {facts.course}{cut}\n          of one micro-batch, {parts}"
+    return f"{duration(facts.predicted)} predicted: {parts}{cut}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> Iterator[str]:
+    """Rows in columns; the first ones to the right where `sides` says r. Columns without anything are left out."""
+    if not rows:
+        yield "  none"
+        return
+    kept = [c for c in range(len(heads)) if any(row[c] for row in rows)]
+    wide = {c: max(len(row[c]) for row in [heads, *rows]) for c in kept}
+    for row in [heads, *rows]:
+        cells = (row[c].rjust(wide[c]) if sides[c : c + 1] == "r" else row[c].ljust(wide[c]) for c in kept)
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def table_of_moves(moves: Sequence[MoveRow]) -> Iterator[str]:
+    """Moves in a table of text, a row each."""
+    rows = [
+        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
+         change(r.src, r.dst), r.route, user_path(r.line))
+        for r in moves
+    ]  # fmt: skip
+    yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")
