@@ -109,7 +109,7 @@ def _session(ranks: int, job: dict[str, Any], oneflow: Path | None) -> list[tupl
             environment |= {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "GLOG_minloglevel": "3"}
             environment.pop("PYTHONPATH", None)
             launch = [str(oneflow / "bin" / "python"), "-m", "oneflow.distributed.launch", "--nproc_per_node"]
-            launch += [str(ranks), "--master_port", port, str(HERE / "oneflow_boxing.py"), text]
+            launch += [str(ranks), "--master_port", port, str(HERE / "parts" / "oneflow_boxing.py"), text]
         said = _run(launch, environment)
         found = [Path(folder, f"{r}.json") for r in range(ranks)]
         if not all(file.exists() for file in found):

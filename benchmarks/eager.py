@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from benchmarks.alone import Times
-from benchmarks.eager_block import blocks, show_blocks
-from benchmarks.eager_ops import first, ops, show_first, show_ops
-from benchmarks.processes import launched, worker
+from benchmarks.parts.alone import Times
+from benchmarks.parts.eager_block import blocks, show_blocks
+from benchmarks.parts.eager_ops import first, ops, show_first, show_ops
+from benchmarks.parts.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"

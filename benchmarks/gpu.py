@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from benchmarks.alone import timed
+from benchmarks.parts.alone import timed
 from sbpflow import B, P, S
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import graph_peers, graph_planning, graph_steps
-from benchmarks.alone import Times, aligned
-from benchmarks.processes import launched, worker
+from benchmarks.parts import graph_peers, graph_planning, graph_steps
+from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import pipeline_peers
-from benchmarks.alone import Times, aligned
-from benchmarks.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
-from benchmarks.processes import launched, worker
+from benchmarks.parts import pipeline_peers
+from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
+from benchmarks.parts.processes import launched, worker
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / "benchmarks.md"

@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from benchmarks.alone import Times, aligned
-from benchmarks.graph_models import Size, adamw, batch, loss_of, made
-from benchmarks.processes import launched, worker
+from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.graph_models import Size, adamw, batch, loss_of, made
+from benchmarks.parts.processes import launched, worker
 from sbpflow import B, S
 from sbpflow.placement.cluster import Cluster
 from sbpflow.placement.measure import measure

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from time import thread_time
 
-from benchmarks.alone import aligned
+from benchmarks.parts.alone import aligned
 from sbpflow.actors.protocol.feasibility import proved
 from sbpflow.actors.protocol.network import Network
 from sbpflow.actors.protocol.simulate import simulate

@@ -228,7 +228,7 @@ def test_one_weird_trick() -> None:
 
 @pytest.mark.sweep
 def test_plans_for_many_ranks_are_the_best() -> None:
-    """96 layers on 64 and on 4096 ranks; how long that takes is in benchmarks/graph_planning.py."""
+    """96 layers on 64 and on 4096 ranks; how long that takes is in benchmarks/parts/graph_planning.py."""
     with torch.device("meta"):
         model = GPT(96, 1024, 64, 50304, 1024)
         text = torch.zeros(4096, 1024, dtype=torch.long)

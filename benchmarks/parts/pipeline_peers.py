@@ -23,8 +23,8 @@ from torch.distributed.pipelining import (
 )
 
 import sbpflow as flow
-from benchmarks import hop
-from benchmarks.alone import Times, timed
+from benchmarks.parts import hop
+from benchmarks.parts.alone import Times, timed
 from sbpflow.actors.runtime.runtime import Runtime
 from sbpflow.nn.graph.run.variant import Variant
 

@@ -1,4 +1,4 @@
-"""A transformer block whose weights are split as Megatron does: by hand, by sbpflow and by DTensor. See eager.py."""
+"""A transformer block whose weights are split as Megatron does: by hand, by sbpflow and by DTensor. See ../eager.py."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import sbpflow as flow
-from benchmarks.alone import Times, aligned, alone, timed
+from benchmarks.parts.alone import Times, aligned, alone, timed
 
 __all__ = ["blocks", "show_blocks"]
 

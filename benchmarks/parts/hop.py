@@ -1,6 +1,6 @@
 """The cost of a hop between two stages, against a plain isend and irecv of the same bytes.
 
-    torchrun --nproc-per-node 2 benchmarks/hop.py [seconds]
+    torchrun --nproc-per-node 2 benchmarks/parts/hop.py [seconds]
 
 A message goes from rank 0 to rank 1 and back, again and again: once by hand, once through a network of three actors
 (F on rank 0 fills x, G on rank 1 takes x and fills y, B on rank 0 takes y). The ways alternate; shown is what a fifth

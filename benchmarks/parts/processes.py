@@ -13,15 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.alone import Times
+from benchmarks.parts.alone import Times
 
 __all__ = ["launched", "worker"]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def launched(module: str, ranks: int, job: Mapping[str, Any]) -> Times:
-    """Run a job by a module of this folder; of several ranks the slowest one's time of each round counts."""
+    """Run a job by a command of benchmarks/; of several ranks the slowest one's time of each round counts."""
     with tempfile.TemporaryDirectory(prefix="sbpflow-bench-") as folder:
         told = json.dumps({**job, "folder": folder})
         launch = [sys.executable]

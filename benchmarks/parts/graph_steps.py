@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from benchmarks.alone import Times, timed
-from benchmarks.eager_block import whole_of
-from benchmarks.graph_models import Size, Step, adamw, agree, batch, loss_of, made, trainer
+from benchmarks.parts.alone import Times, timed
+from benchmarks.parts.eager_block import whole_of
+from benchmarks.parts.graph_models import Size, Step, adamw, agree, batch, loss_of, made, trainer
 from sbpflow.nn.graph.compiler.backends import Backend
 
 __all__ = ["SIZES", "fixed", "steps"]

@@ -1,7 +1,7 @@
-"""The OneFlow side of boxing.py: times of `to_global` on this rank, written to a folder.
+"""The OneFlow side of benchmarks/boxing.py: times of `to_global` on this rank, written to a folder.
 
-boxing.py starts it under OneFlow's own Python, through `oneflow.distributed.launch`, with the job as JSON. Each call is
-followed by a wait, since OneFlow hands its work to another thread.
+That script starts it under OneFlow's own Python, through `oneflow.distributed.launch`, with the job as JSON. Each call
+is followed by a wait, since OneFlow hands its work to another thread.
 """
 
 import json

@@ -13,9 +13,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import sbpflow as flow
-from benchmarks.alone import Times, timed
-from benchmarks.eager_block import Copy, Reduce, whole_of
-from benchmarks.graph_models import GPT, Batch, Size, Step, adamw, agree, batch, loss_of, made, trainer
+from benchmarks.parts.alone import Times, timed
+from benchmarks.parts.eager_block import Copy, Reduce, whole_of
+from benchmarks.parts.graph_models import GPT, Batch, Size, Step, adamw, agree, batch, loss_of, made, trainer
 
 __all__ = ["PARALLEL", "SIZES", "parallel"]
 

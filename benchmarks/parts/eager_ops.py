@@ -1,4 +1,4 @@
-"""Single ops on one rank of four: plain torch on its shard, sbpflow and DTensor. See eager.py."""
+"""Single ops on one rank of four: plain torch on its shard, sbpflow and DTensor. See ../eager.py."""
 
 import gc
 import statistics
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import sbpflow as flow
-from benchmarks.alone import RANKS, Times, aligned, alone, timed
+from benchmarks.parts.alone import RANKS, Times, aligned, alone, timed
 from sbpflow.sbp import Sbp
 
 __all__ = ["first", "ops", "show_first", "show_ops"]

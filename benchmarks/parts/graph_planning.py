@@ -6,8 +6,8 @@ import time
 import torch
 
 import sbpflow as flow
-from benchmarks.alone import Times
-from benchmarks.graph_models import GPT, Size, batch, loss_of
+from benchmarks.parts.alone import Times
+from benchmarks.parts.graph_models import GPT, Size, batch, loss_of
 
 __all__ = ["CASES", "planning"]
 
