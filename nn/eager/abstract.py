@@ -9,8 +9,9 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Layout, SbpLike
 from ...sbp.state import State
+from ..tensors.handle import plain
 from ..tensors.shell import shell
-from ..tensors.tensor import GlobalTensor, plain
+from ..tensors.tensor import GlobalTensor
 
 __all__ = ["Ghost", "Unknown", "ghost"]
 

@@ -13,7 +13,8 @@ from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.precision import adds_up, promotes, rounded
 from ...sbp.registry import find, has_rule
 from ...sbp.state import State
-from ..tensors.tensor import GlobalTensor, has_grad
+from ..tensors.handle import has_grad
+from ..tensors.tensor import GlobalTensor
 from .capture import Captured, CapturedCall, capture
 from .formulas import composite
 from .recipe import Recipe

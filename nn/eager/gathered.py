@@ -15,8 +15,9 @@ from ...sbp.call import map_tensors, tensors_in
 from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.state import State
 from ..tensors import seeds
+from ..tensors.handle import has_grad
 from ..tensors.moves import describe, flat, shards_as
-from ..tensors.tensor import GlobalTensor, has_grad, wrap
+from ..tensors.tensor import GlobalTensor, wrap
 from ..tensors.tokens import pass_tokens
 from .moved_views import Torn, after_write, any_severed, once, sever
 from .recipe import Recipe, each_rank

@@ -33,8 +33,9 @@ from ..eager.functions import Applied, node_of
 from ..eager.handlers import handler
 from ..eager.prepare import is_the_node
 from ..eager.recipe import wants_grad
+from ..tensors.handle import has_grad
 from ..tensors.moves import flat
-from ..tensors.tensor import GlobalTensor, has_grad
+from ..tensors.tensor import GlobalTensor
 from .explanation import CallChoice, ExplainedCall, Explanation, Kind, input_names, suggested
 
 __all__ = ["explain"]

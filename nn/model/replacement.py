@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensor
 from ...boxing.box import dense
 from ...placement.errors import SbpError
 from ..tensors.autograd import gradient_layout
-from ..tensors.copies import attributes
 from ..tensors.factories import whole_everywhere
+from ..tensors.handle import attributes
 from ..tensors.hooks import Hooks
 from ..tensors.moves import own_shards
 from ..tensors.tensor import GlobalTensor, wrap
@@ -57,7 +57,7 @@ def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
 
 
 def _hooks(old: Tensor) -> Hooks:
-    made = Hooks()
+    made = Hooks(GlobalTensor)
     if isinstance(old, GlobalTensor):
         return old._hooks or made
     calls: Any = old._backward_hooks

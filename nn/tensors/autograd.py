@@ -14,18 +14,20 @@ from torch import Tensor
 
 from ...boxing import box
 from ...boxing.box import dense
+from ...boxing.exchange.execute import token
 from ...boxing.record import Asker, user_line
 from ...placement.errors import SbpError, ShapeError
+from ...placement.world import device, owned
 from ...sbp import B, Layout
 from ...sbp.signature import Partial
 from ...sbp.state import State
-from .moves import describe, flat, shards_as
-from .tensor import GlobalTensor, on_backward, plain, wrap
+from .handle import AnyHandle, Handle, plain
+from .moves import describe, flat, own_shards, shards_as
 
 __all__ = ["Leaf", "accumulate", "backward", "become_leaf", "from_whole", "grad", "set_data"]
 
 # Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
-_leaves: "list[ref[GlobalTensor]]" = []
+_leaves: "list[ref[Handle]]" = []
 _pass = -1  # the backward pass at the end of which they will be
 
 
@@ -55,22 +57,22 @@ class Leaf:
         self.direct = direct
         self.aliases: dict[Layout, tuple[Tensor, ...]] = {}
 
-    def gathered(self, x: GlobalTensor) -> GlobalTensor | None:
+    def gathered(self, x: AnyHandle) -> AnyHandle | None:
         """The gradient that lies on the shards of a direct leaf."""
         grads = [shard.grad for shard in x._shards]
         if all(g is None for g in grads):
             return None
         if x._grad is None or any(a is not b for a, b in zip(x._grad._shards, grads, strict=True)):
-            x._grad = wrap(tuple(_grad_of(shard) for shard in x._shards), gradient_layout(x._layout))
+            x._grad = type(x)._wrap(tuple(_grad_of(shard) for shard in x._shards), gradient_layout(x._layout))
         return x._grad
 
-    def put(self, x: GlobalTensor, value: GlobalTensor | None) -> None:
+    def put(self, x: Handle, value: Handle | None) -> None:
         """Set the gradient of a direct leaf."""
         held = (None,) * len(x._shards) if value is None else shards_as(value, gradient_layout(x._layout), "grad")
         for shard, grad in zip(x._shards, held, strict=True):
             shard.grad = grad
 
-    def watch(self, x: GlobalTensor) -> None:
+    def watch(self, x: Handle) -> None:
         """From now on there is something to do after a backward pass: hooks to call, gradients to add up."""
         if self.direct:
             x._grad, self.direct = self.gathered(x), False
@@ -79,13 +81,13 @@ class Leaf:
             _heed(x._shards)
             _leaves.append(ref(x))
 
-    def alias(self, x: GlobalTensor, of: Layout) -> tuple[Tensor, ...]:
+    def alias(self, x: Handle, of: Layout) -> tuple[Tensor, ...]:
         known = self.aliases.get(of)
         if known is None:
             known = self.aliases[of] = _heed(tuple(shard.detach().requires_grad_() for shard in x._shards))
         return known
 
-    def source(self, x: GlobalTensor, dst: Layout) -> tuple[Layout, tuple[Tensor, ...]]:
+    def source(self, x: Handle, dst: Layout) -> tuple[Layout, tuple[Tensor, ...]]:
         """What to move from: the alias whose gradient comes back for nothing, or for least."""
         src = x._layout
         if src.placement is not dst.placement:
@@ -97,7 +99,7 @@ class Leaf:
         of = Layout(src.placement, src.state, src.shape, src.dtype, partial)
         return of, self.alias(x, of)
 
-    def held(self, x: GlobalTensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
+    def held(self, x: Handle) -> list[tuple[Layout, tuple[Tensor, ...]]]:
         """Every layout in which gradients may lie."""
         return [(x._layout, x._shards), *self.aliases.items()]
 
@@ -106,7 +108,7 @@ def _is_b(of: Layout, axis: int) -> bool:
     return of.placement.shape[axis] > 1 and axis not in of.state.split and axis not in of.state.partial
 
 
-def become_leaf(x: GlobalTensor, on: bool) -> None:
+def become_leaf(x: Handle, on: bool) -> None:
     """`requires_grad_`: torch's own checks first, on every shard."""
     if x.requires_grad is on:
         return
@@ -127,9 +129,9 @@ def become_leaf(x: GlobalTensor, on: bool) -> None:
     x.grad = grad
 
 
-def set_data(x: GlobalTensor, value: Tensor) -> None:
+def set_data(x: Handle, value: Tensor) -> None:
     """`x.data = value`: other values in the same tensor, which stays a leaf."""
-    if not isinstance(value, GlobalTensor):
+    if not isinstance(value, Handle):
         raise TypeError(
             f"data of a global tensor must be a global tensor, found {type(value).__name__}\n"
             "  make it one: flow.tensor(value, placement=x.placement, sbp=x.sbp)"
@@ -161,8 +163,8 @@ def backward(
     if (
         inputs is None
         and len(tensors) == 1
-        and given.__class__ is GlobalTensor
-        and y.__class__ is GlobalTensor
+        and isinstance(given, Handle)
+        and isinstance(y, Handle)
         and given._layout is y._layout.dual
         and y._layout.state.reduction == "sum"
         and y._shards[0].requires_grad
@@ -176,7 +178,7 @@ def backward(
     into = None
     if inputs is not None:
         for x in _listed(inputs):
-            if isinstance(x, GlobalTensor) and x._leaf is None:
+            if isinstance(x, Handle) and x._leaf is None:
                 x._asked = True
         into = [shard for x in _listed(inputs) for _, shards in _holders(x) for shard in shards if shard.requires_grad]
     torch.autograd.backward(roots, cotangents, retain_graph, create_graph, inputs=into)
@@ -186,12 +188,13 @@ def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tup
     roots: list[Tensor] = []
     cotangents: list[Tensor | None] = []
     for y, given in zip(tensors, gradients, strict=True):
-        if not isinstance(y, GlobalTensor):
+        if not isinstance(y, Handle):
             roots.append(y)
             cotangents.append(given)
         elif y.requires_grad:
             if y._layout.state.partial and y._layout.state.reduction != "sum":
-                y = y.to_global(sbp=tuple(B if isinstance(e, Partial) else e for e in y.sbp))  # to the holders
+                held = y._layout.to(tuple(B if isinstance(e, Partial) else e for e in y.sbp)).in_order(y._layout.order)
+                y = type(y)._wrap(own_shards(y, held, "to_global"), held)
             for shard, cotangent in zip(y._shards, _cotangent(y, given), strict=True):
                 if shard.requires_grad:  # a rank without elements may have nothing to differentiate
                     roots.append(shard)
@@ -201,7 +204,7 @@ def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tup
     return roots, cotangents
 
 
-def _cotangent(y: GlobalTensor, given: Tensor | None) -> tuple[Tensor, ...]:
+def _cotangent(y: Handle, given: Tensor | None) -> tuple[Tensor, ...]:
     """The gradient that backward starts from, as the dual of `y` lies."""
     if given is None:
         if y.numel() != 1:
@@ -209,19 +212,16 @@ def _cotangent(y: GlobalTensor, given: Tensor | None) -> tuple[Tensor, ...]:
         given = torch.ones(y._layout.shape, dtype=y.dtype, device=y.device)
     if given.shape != y.shape:
         raise ShapeError(f"a gradient of shape {tuple(given.shape)} for\n  {describe(y)}\n  give one of that shape")
-    if not isinstance(given, GlobalTensor):
-        given = wrap(from_whole(y, given), flat(y._layout))
+    if not isinstance(given, Handle):
+        given = type(y)._wrap(from_whole(y, given), flat(y._layout))
     elif given.dtype != y.dtype:
         given = given.to(y.dtype)
-    assert isinstance(given, GlobalTensor)
+    assert isinstance(given, Handle)
     return shards_as(given, y._layout.dual, "backward")
 
 
-def from_whole(y: GlobalTensor, value: Tensor) -> tuple[Tensor, ...]:
+def from_whole(y: Handle, value: Tensor) -> tuple[Tensor, ...]:
     """The same value on every rank owned here; the token where there is none."""
-    from ...boxing.exchange.execute import token
-    from ...placement.world import device, owned
-
     return tuple(value.to(device(y.placement, r), y.dtype) for r in owned(y.placement)) or (token(y._layout),)
 
 
@@ -230,7 +230,7 @@ def _listed(inputs: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 
 
 def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
-    if not isinstance(x, GlobalTensor):
+    if not isinstance(x, Handle):
         raise TypeError("inputs of the backward pass of a global tensor must be global tensors")
     behind = getattr(x._hooks, "inner", None) or x._shards  # where hooks have changed the gradient already
     return x._leaf.held(x) if x._leaf is not None else [(x._layout, behind)]
@@ -261,7 +261,7 @@ def _settle() -> None:
         _leaves[:] = [known for known in _leaves if _is_watched(known())]
 
 
-def _is_watched(x: GlobalTensor | None) -> bool:
+def _is_watched(x: Handle | None) -> bool:
     return x is not None and x._leaf is not None and not x._leaf.direct
 
 
@@ -269,7 +269,7 @@ def _grad_of(shard: Tensor) -> Tensor:
     return torch.zeros_like(shard) if shard.grad is None else dense(shard.grad)
 
 
-def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]]) -> GlobalTensor:
+def _together(x: AnyHandle, found: Iterable[tuple[Layout, tuple[Tensor, ...]]]) -> AnyHandle:
     """One gradient from those of several aliases: added up as addends, then moved, once."""
     duals = [(of.dual, tuple(map(dense, grads))) for of, grads in found]
     there = gradient_layout(x._layout)
@@ -282,10 +282,10 @@ def _together(x: GlobalTensor, found: Iterable[tuple[Layout, tuple[Tensor, ...]]
         part = grads if dual is common else box(grads, dual, common, op="gradient", by=by)
         total = part if total is None else tuple(a + b for a, b in zip(total, part, strict=True))
     assert total is not None
-    return wrap(box(total, common, there, op="gradient", by=by), there)
+    return type(x)._wrap(box(total, common, there, op="gradient", by=by), there)
 
 
-def accumulate(x: GlobalTensor, new: GlobalTensor) -> None:
+def accumulate(x: Handle, new: Handle) -> None:
     """Add what a backward pass found for a leaf to its gradient, and call its hooks."""
     hooks = x._hooks
     if hooks is not None:
@@ -333,9 +333,9 @@ def grad(
             if any(g is not None for g in grads):
                 full = tuple(torch.zeros_like(s) if g is None else g for s, g in zip(shards, grads, strict=True))
                 parts.append((of, full))
-        assert isinstance(x, GlobalTensor)
+        assert isinstance(x, Handle)
         if parts:
-            whole = _together(x, parts) if x._leaf is not None else _as_dual(parts[0])
+            whole = _together(x, parts) if x._leaf is not None else type(x)._wrap(parts[0][1], parts[0][0].dual)
             if x._hooks is not None and x._leaf is not None:  # on the way to other tensors they were called
                 whole = x._hooks.run(whole)
             results.append(whole)
@@ -349,10 +349,3 @@ def grad(
                 "Set allow_unused=True if this is the desired behavior."
             )
     return tuple(results)
-
-
-def _as_dual(part: tuple[Layout, tuple[Tensor, ...]]) -> GlobalTensor:
-    return wrap(part[1], part[0].dual)
-
-
-on_backward(backward)

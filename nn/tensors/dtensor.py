@@ -19,8 +19,9 @@ from ...placement.errors import PlacementError, SbpError
 from ...placement.world import at_close, world
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import State
+from .handle import plain
 from .moves import describe, shards_as
-from .tensor import GlobalTensor, plain, wrap
+from .tensor import GlobalTensor, wrap
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from .autograd import from_whole
+from .handle import AnyHandle, Handle
 from .moves import flat, shards_as
-from .tensor import GlobalTensor, wrap
 
 __all__ = ["register_hook", "register_post_hook", "retain_grad", "retained"]
 
@@ -25,20 +25,25 @@ class Hooks:
     They stay with the tensor whatever becomes of its `requires_grad`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Handle]) -> None:
+        self.kind = kind
         self.calls: OrderedDict[int, Callable[[Tensor], Tensor | None]] = OrderedDict()
         self.after: OrderedDict[int, Callable[[Tensor], None]] = OrderedDict()
         self.inner: tuple[Tensor, ...] | None = None  # the shards before they were handed on by _Pass
         self.passed: list[Tensor | None] = []  # what _Pass handed back to each of them
 
-    def run(self, new: GlobalTensor) -> GlobalTensor:
+    def run(self, new: AnyHandle) -> AnyHandle:
         for call in list(self.calls.values()):
             other = call(new)
             if other is not None:
-                if not isinstance(other, GlobalTensor):
-                    other = wrap(from_whole(new, other), flat(new._layout))
-                new = wrap(shards_as(other, new._layout, "hook"), new._layout)
+                if not isinstance(other, Handle):
+                    other = type(new)._wrap(from_whole(new, other), flat(new._layout))
+                new = type(new)._wrap(shards_as(other, new._layout, "hook"), new._layout)
         return new
+
+    def run_on(self, shards: tuple[Tensor, ...], of: Layout) -> tuple[Tensor, ...]:
+        """The same for a gradient's shards."""
+        return self.run(self.kind._wrap(shards, of))._shards
 
 
 class _Pass(torch.autograd.Function):
@@ -51,7 +56,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        back = ctx.hooks.run(wrap(grads, ctx.of.dual))._shards
+        back = ctx.hooks.run_on(grads, ctx.of.dual)
         ctx.hooks.passed[:] = back
         return None, None, *back
 
@@ -77,13 +82,13 @@ def _listen(shard: Tensor, call: Callable[[Tensor], Tensor | None]) -> None:
     shard.register_hook(call)  # type: ignore[no-untyped-call]
 
 
-def _hooks_of(x: GlobalTensor) -> Hooks:
+def _hooks_of(x: Handle) -> Hooks:
     if not x.requires_grad:
         raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
     if x._hooks is None:
-        hooks, of = Hooks(), x._layout
+        hooks, of = Hooks(type(x)), x._layout
         if x._leaf is None and len(x._shards) == 1:
-            _listen(x._shards[0], lambda g: hooks.run(wrap((g,), of.dual))._shards[0])
+            _listen(x._shards[0], lambda g: hooks.run_on((g,), of.dual)[0])
         elif x._leaf is None:  # only together are the shards' gradients one, so consumers from now on are heard
             hooks.inner, hooks.passed = x._shards, [None] * len(x._shards)
             for at, shard in enumerate(x._shards):
@@ -94,7 +99,7 @@ def _hooks_of(x: GlobalTensor) -> Hooks:
     return x._hooks  # type: ignore[no-any-return]
 
 
-def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+def register_hook(x: Handle, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     calls = _hooks_of(x).calls
     if x._leaf is not None:
         x._leaf.watch(x)
@@ -103,7 +108,7 @@ def register_hook(x: GlobalTensor, hook: Callable[[Tensor], Tensor | None]) -> R
     return handle
 
 
-def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+def register_post_hook(x: Handle, hook: Callable[[Tensor], None]) -> RemovableHandle:
     if x.requires_grad and x._leaf is None:
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     after = _hooks_of(x).after
@@ -113,13 +118,13 @@ def register_post_hook(x: GlobalTensor, hook: Callable[[Tensor], None]) -> Remov
     return handle
 
 
-def inner(x: GlobalTensor) -> tuple[Tensor, ...]:
+def inner(x: Handle) -> tuple[Tensor, ...]:
     """The shards on which gradients are retained: behind the hooks, which may change them."""
     held = None if x._hooks is None else x._hooks.inner
     return x._shards if held is None else held
 
 
-def retained(x: GlobalTensor) -> GlobalTensor | None:
+def retained(x: AnyHandle) -> AnyHandle | None:
     """What backward passes have left on the shards of a tensor that is no leaf."""
     if any(shard.grad_fn is not node and not shard.retains_grad for shard, node, _ in x._heard):
         raise SbpError(
@@ -131,12 +136,12 @@ def retained(x: GlobalTensor) -> GlobalTensor | None:
         grads = [shard.grad for shard in inner(x)]
     if all(g is None for g in grads):
         return None
-    return wrap(
+    return type(x)._wrap(
         tuple(torch.zeros_like(s) if g is None else g for s, g in zip(x._shards, grads, strict=True)), x._layout.dual
     )
 
 
-def retain_grad(x: GlobalTensor) -> None:
+def retain_grad(x: Handle) -> None:
     """Have backward passes leave gradients on the shards of a tensor that is no leaf."""
     if x._leaf is not None:
         return

@@ -14,7 +14,7 @@ from ...placement.errors import SbpError, TransportError
 from ...placement.world import owned, world
 from ...sbp import Layout
 from ...sbp.state import State
-from .tensor import GlobalTensor
+from .handle import Handle
 
 __all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all"]
 
@@ -37,7 +37,7 @@ def flat(of: Layout, placement: Placement | None = None, grad_partial: tuple[int
     return Layout(placement or of.placement, State(((),) * len(of.shape)), of.shape, of.dtype, grad_partial)
 
 
-def shards_as(x: GlobalTensor, dst: Layout, op: str, *, implicit: bool = False) -> tuple[Tensor, ...]:
+def shards_as(x: Handle, dst: Layout, op: str, *, implicit: bool = False) -> tuple[Tensor, ...]:
     """The shards of `x` as they lie in `dst`. Consumers that want the same share it, and one gradient comes back."""
     src = x._layout
     if src is dst:
@@ -61,7 +61,7 @@ def shards_as(x: GlobalTensor, dst: Layout, op: str, *, implicit: bool = False) 
     return moved
 
 
-def own_shards(x: GlobalTensor, dst: Layout, op: str) -> tuple[Tensor, ...]:
+def own_shards(x: Handle, dst: Layout, op: str) -> tuple[Tensor, ...]:
     """The shards of `x` as they lie in `dst`, for the user to keep: writing to them changes nothing but them."""
     known = x._moved is not None and dst in x._moved
     moved = shards_as(x, dst, op)
@@ -73,7 +73,7 @@ def own_shards(x: GlobalTensor, dst: Layout, op: str) -> tuple[Tensor, ...]:
     return tuple(s.clone() if s.untyped_storage()._cdata in mine else s for s in moved)
 
 
-def _share(x: GlobalTensor, dst: Layout, moved: tuple[Tensor, ...]) -> None:
+def _share(x: Handle, dst: Layout, moved: tuple[Tensor, ...]) -> None:
     if any(s.is_inference() for s in (*x._shards, *moved)):
         return  # these have no version, so that a change would not show
     if x._moved is None:
@@ -83,7 +83,7 @@ def _share(x: GlobalTensor, dst: Layout, moved: tuple[Tensor, ...]) -> None:
     x._moved[dst] = refs, _stamp(x._shards), _stamp(moved), torch.is_grad_enabled() and x.requires_grad
 
 
-def _shared(x: GlobalTensor, dst: Layout) -> tuple[Tensor, ...] | None:
+def _shared(x: Handle, dst: Layout) -> tuple[Tensor, ...] | None:
     if x._moved is None or dst not in x._moved:
         return None
     refs, source, copies, tracked = x._moved[dst]
@@ -104,7 +104,7 @@ class Refused(SbpError):
     """A move that would be needed, inside `explicit`."""
 
 
-def _refuse(x: GlobalTensor, dst: Layout, op: str) -> None:
+def _refuse(x: Handle, dst: Layout, op: str) -> None:
     way, back = plan(x._layout, dst), plan(dst.dual, x._layout.dual)
     if not way.total and not (back.total and x.requires_grad and torch.is_grad_enabled()):
         return
@@ -117,14 +117,14 @@ def _refuse(x: GlobalTensor, dst: Layout, op: str) -> None:
     )
 
 
-def describe(x: GlobalTensor) -> str:
+def describe(x: Handle) -> str:
     """A line of an error message: what the tensor is, and where it was made if that is known."""
     known = x._made  # a line of a file or, of parameters, their name
     made = "" if not known else f"   made at {known}" if ":" in known else f"   named {known}"
     return f"{tuple(x.shape)}  {str(x.dtype).removeprefix('torch.')}  {x._layout.lie} on {x.placement}{made}"
 
 
-def everywhere(x: GlobalTensor) -> Tensor:
+def everywhere(x: Handle) -> Tensor:
     """The whole value on every process, also on those that own no rank of the placement; for the user to keep."""
     here = world()
     there = x.placement

@@ -11,7 +11,7 @@ import torch
 from ...boxing import gather
 from ...placement.world import owned, world
 from ...sbp import Layout
-from .tensor import GlobalTensor
+from .handle import Handle
 
 __all__ = ["html", "table", "text"]
 
@@ -19,7 +19,7 @@ MOST_RANKS = 16
 MOST_SHOWN = 1000  # elements of a tensor that a notebook prints
 
 
-def text(x: GlobalTensor) -> str:
+def text(x: Handle) -> str:
     """As torch prints a tensor, with placement and sbp."""
     of = x._layout
     where = f"placement={x.placement}, sbp={of.lie}"
@@ -45,7 +45,7 @@ def _note(of: Layout, rank: int) -> str:
     return f"only the piece of rank {rank}, shape={of.shape}, " if of.state.split else ""
 
 
-def rows(x: GlobalTensor) -> list[tuple[str, str, str, str]]:
+def rows(x: Handle) -> list[tuple[str, str, str, str]]:
     """For each rank: its place on the grid, the indices it holds, their shape, and if these are values or addends."""
     of, found = x._layout, []
     for rank in x.placement.flat:
@@ -56,7 +56,7 @@ def rows(x: GlobalTensor) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def table(x: GlobalTensor) -> str:
+def table(x: Handle) -> str:
     """Who holds what, a line a rank."""
     found = rows(x)
     head = ("rank", "holds", "shape", "as")
@@ -68,7 +68,7 @@ def table(x: GlobalTensor) -> str:
     return "\n".join([repr(x._layout), *lines])
 
 
-def html(x: GlobalTensor) -> str:
+def html(x: Handle) -> str:
     """Ranks in their grid with what each holds, for notebooks, and what a process may know of the value."""
     of = x._layout
     return of._repr_html_() + (f"<pre>{escape(text(x))}</pre>" if of.numel <= MOST_SHOWN else "")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....placement.errors import SbpError
-from ...tensors.copies import attributes
+from ...tensors.handle import attributes
 
 __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
