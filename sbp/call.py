@@ -6,7 +6,7 @@ Way      one signature of a call: the state of every tensor that goes in and com
 Piece    one rank's share of a way; what a local function may ask for
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -27,9 +27,14 @@ __all__ = [
     "Rewritten",
     "Way",
     "fill",
+    "frozen",
+    "in_order",
+    "leaves",
     "map_tensors",
+    "mapped",
     "numbered",
     "refs_in",
+    "renumbered",
     "tensors_in",
 ]
 
@@ -42,42 +47,37 @@ class Ref(NamedTuple):
     number: int
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument or result, lists, tuples and dicts taken apart, in order."""
-    if isinstance(value, Tensor):
+def leaves(value: Any, kind: Any) -> list[Any]:
+    """What is of this kind (or one of these) in an argument or result, lists, tuples and dicts taken apart, in order.
+
+    >>> leaves(([1, "x"], {"k": 2}), int)
+    [1, 2]
+    """
+    if isinstance(value, kind):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in tensors_in(part)]
+        return [leaf for part in value for leaf in leaves(part, kind)]
     return []
 
 
-def refs_in(value: Any) -> list[int]:
-    """The numbers of the `Ref`s of an argument, in order."""
-    if isinstance(value, Ref):
-        return [value.number]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [number for part in value for number in refs_in(part)]
-    return []
+def mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure of lists, tuples and dicts with all that is of this kind in it replaced.
 
-
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """A structure of lists, tuples and dicts with every tensor in it replaced."""
-    if isinstance(value, Tensor):
+    >>> mapped([1, ("x", 2)], int, str)
+    ['1', ('x', '2')]
+    """
+    if isinstance(value, kind):
         return change(value)
-    if isinstance(value, Ref):
-        return value
     if isinstance(value, tuple):
-        parts = [map_tensors(part, change) for part in value]
+        parts = [mapped(part, kind, change) for part in value]
         plain = type(value) is tuple
         return tuple(parts) if plain else _named(type(value), parts)
     if isinstance(value, list):
-        return [map_tensors(part, change) for part in value]
+        return [mapped(part, kind, change) for part in value]
     if isinstance(value, dict):
-        return {name: map_tensors(part, change) for name, part in value.items()}
+        return {name: mapped(part, kind, change) for name, part in value.items()}
     return value
 
 
@@ -86,23 +86,52 @@ def _named(kind: Any, parts: list[Any]) -> Any:
     return kind(*parts) if hasattr(kind, "_make") else kind(parts)
 
 
+def frozen(value: Any) -> Hashable:
+    """An argument as something to compare: 1, 1.0 and True are three, and two NaN one."""
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(frozen, value))
+    if isinstance(value, Mapping):
+        return tuple((name, frozen(value[name])) for name in sorted(value))
+    if isinstance(value, slice):
+        return slice, frozen((value.start, value.stop, value.step))
+    return type(value), repr(value) if isinstance(value, float) or not value.__hash__ else value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an argument or result, in order."""
+    return [value] if isinstance(value, Tensor) else leaves(value, Tensor)
+
+
+def refs_in(value: Any) -> list[int]:
+    """The numbers of the `Ref`s of an argument, in order."""
+    return [ref.number for ref in leaves(value, Ref)]
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A structure with every tensor in it replaced."""
+    return change(value) if isinstance(value, Tensor) else mapped(value, Tensor, change)
+
+
 def numbered(value: Any) -> Any:
     """A structure with `Ref`s in the place of its tensors, numbered in order."""
     number = iter(range(1 << 30))
     return map_tensors(value, lambda _: Ref(next(number)))
 
 
+def renumbered(value: Any, numbers: Mapping[int, int]) -> Any:
+    """A structure with other numbers in its `Ref`s, where it says so."""
+    return mapped(value, Ref, lambda ref: Ref(numbers.get(ref.number, ref.number)))
+
+
 def fill(value: Any, tensors: Sequence[Any] | Mapping[int, Any]) -> Any:
     """A structure with these in the place of its `Ref`s."""
-    if isinstance(value, Ref):
-        return tensors[value.number]
-    if isinstance(value, tuple):
-        return tuple([fill(part, tensors) for part in value])
-    if isinstance(value, list):
-        return [fill(part, tensors) for part in value]
-    if isinstance(value, dict):
-        return {name: fill(part, tensors) for name, part in value.items()}
-    return value
+    return mapped(value, Ref, lambda ref: tensors[ref.number])
+
+
+def in_order(op: torch._ops.OpOverload, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name in the order of the op's schema."""
+    at = {parameter.name: i for i, parameter in enumerate(op._schema.arguments)}
+    return dict(sorted(kwargs.items(), key=lambda item: at.get(item[0], len(at))))
 
 
 @dataclass(frozen=True, eq=False)

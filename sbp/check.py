@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import Call, Match, Piece, Way
+from .call import Call, Match, Piece, Way, map_tensors
 from .registry import find
 from .state import State
-from .trial import Op, Trial, replaced, states_of
+from .trial import Op, Trial, states_of
 
 __all__ = ["RuleReport", "check_rule", "check_way", "expand_line", "named_op"]
 
@@ -120,7 +120,7 @@ def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
     """The ways that the rule lists for a call: all of a match, or those that it finds for any states of the inputs."""
     outputs = tuple(map(_meta, trial.outputs))
     put = iter([_meta(t) for t in trial.inputs])
-    args, kwargs = tuple(replaced(list(trial.args), put)), replaced(trial.kwargs, put)
+    args, kwargs = map_tensors((tuple(trial.args), trial.kwargs), lambda _: next(put))
     ways: dict[tuple[object, ...], Way] = {}
     for states in product(*(states_of(t, ranks) for t in trial.inputs)):
         found = find(Call(op, args, kwargs, outputs, states, (ranks,)))

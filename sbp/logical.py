@@ -4,8 +4,8 @@ Values are numbered: first the sources, then what the ops make. Every op is func
 as a new value, and what a buffer holds after the step is in `writes`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
-from .call import Call, Ref, fill, refs_in
+from .call import Call, Ref, fill, in_order, refs_in, renumbered
 from .state import State
 
 __all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
@@ -61,9 +61,12 @@ class LogicalOp:
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the tensors that go in, in the order of the schema."""
-        at = {p.name: i for i, p in enumerate(self.op._schema.arguments)}
-        named = sorted(self.kwargs.items(), key=lambda item: at.get(item[0], len(at)))
-        return tuple(refs_in([*self.args, *(value for _, value in named)]))
+        return tuple(refs_in((self.args, in_order(self.op, self.kwargs))))
+
+    def of(self, values: Mapping[int, int], **changes: Any) -> "LogicalOp":
+        """The same call of other values, where `values` tells another, and with these fields changed."""
+        args, kwargs = renumbered((self.args, self.kwargs), values)
+        return replace(self, args=args, kwargs=kwargs, **changes)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,37 @@ class Logical:
         lines += [f"loss %{loss.number}" for loss in self.losses]
         lines += [f"write {name} = %{number}" for name, number in self.writes.items()]
         return "\n".join([*lines, f"return {_text(self.result)}"])
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The values that it is there for."""
+        losses = [n for loss in self.losses for n in (loss.number, loss.gradient) if n is not None]
+        return frozenset((*refs_in(self.result), *self.writes.values(), *losses))
+
+    def map(self, numbers: Mapping[int, int]) -> "Logical":
+        """The same graph with other numbers for these values; its sources stay what they are."""
+
+        def new(number: int) -> int:
+            return numbers.get(number, number)
+
+        return replace(
+            self,
+            ops=tuple([op.of(numbers, numbers=tuple(map(new, op.numbers))) for op in self.ops]),
+            result=renumbered(self.result, numbers),
+            losses=tuple(
+                Loss(new(loss.number), None if loss.gradient is None else new(loss.gradient)) for loss in self.losses
+            ),
+            writes={name: new(number) for name, number in self.writes.items()},
+        )
+
+    def pruned(self, more: Iterable[int] = ()) -> "Logical":
+        """Without the ops whose results nobody uses; `more` are values that somebody does."""
+        used, kept = {*self.ends, *more}, []
+        for op in reversed(self.ops):
+            if not used.isdisjoint(op.numbers):
+                used.update(op.inputs)
+                kept.append(op)
+        return replace(self, ops=tuple(kept[::-1]))
 
     def call(self, op: LogicalOp) -> Call:
         """The op as rules look at it."""

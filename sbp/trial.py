@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from ..placement import placement
-from .call import Piece, Way, tensors_in
+from .call import Piece, Way, in_order, map_tensors, tensors_in
 from .layout import Layout
 from .state import Spans, State
 
-__all__ = ["Op", "Trial", "replaced", "states_of"]
+__all__ = ["Op", "Trial", "states_of"]
 
 Op: TypeAlias = torch._ops.OpOverload | Callable[..., Any]
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -32,7 +32,7 @@ class Trial:
 
     def __init__(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: tuple[int, ...]) -> None:
         self.op, self.args = op, args
-        self.kwargs = _in_schema_order(op, kwargs)
+        self.kwargs = in_order(op, kwargs) if isinstance(op, torch._ops.OpOverload) else dict(kwargs)
         self.sizes = sizes
         self.placement = placement("cpu", range(prod(sizes))).reshape(sizes)
         self.inputs = [t.detach() for t in tensors_in([*args, *self.kwargs.values()])]
@@ -56,7 +56,7 @@ class Trial:
         leaves = [t.detach().requires_grad_(learns) for t, learns in zip(inputs, self.learns, strict=True)]
         given = [t.clone() for t in leaves]
         put = iter(given)
-        args, kwargs = replaced(list(self.args), put), replaced(self.kwargs, put)
+        args, kwargs = map_tensors((list(self.args), self.kwargs), lambda _: next(put))
         return leaves, given, tensors_in(call(*args, **kwargs))
 
     def _learns(self) -> list[bool]:
@@ -236,23 +236,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     eps = torch.finfo(a.dtype).eps
     return torch.allclose(a, b, rtol=2000 * eps, atol=2000 * eps, equal_nan=True)  # sums are reordered
-
-
-def replaced(value: Any, put: Iterator[Tensor]) -> Any:
-    """An argument with its tensors, in order, replaced by the given ones."""
-    if isinstance(value, Tensor):
-        return next(put)
-    if isinstance(value, list | tuple):
-        return type(value)(replaced(part, put) for part in value)
-    if isinstance(value, dict):
-        return {name: replaced(part, put) for name, part in value.items()}
-    return value
-
-
-def _in_schema_order(op: Op, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(op, torch._ops.OpOverload):
-        return dict(kwargs)
-    return {p.name: kwargs[p.name] for p in op._schema.arguments if p.name in kwargs}
 
 
 def _with(local: Callable[..., Any], piece: Piece) -> Callable[..., Any]:

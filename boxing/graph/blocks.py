@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from ...sbp import Layout
+from ...sbp.call import frozen, mapped
 from .physical import Back, Box, Op, Physical, Source, Step, Var
 
 __all__ = ["Blocks", "Repetition", "Stages", "repeated"]
@@ -240,10 +241,8 @@ class _Repeats:
         for step in block.steps:
             made = tuple((self.like(y.layout), y.grad) for y in step.outputs)
             if isinstance(step, Op):
-                again = bool(step.origin.recompute)
-                steps.append(
-                    (step.op, _plain(step.args, known), _plain(dict(step.kwargs), known), made, step.grad, again)
-                )
+                args = frozen(mapped((step.args, step.kwargs), Var, lambda var: ("value", known(var.name))))
+                steps.append((step.op, args, made, step.grad, bool(step.origin.recompute)))
             else:
                 steps.append((known(step.source), made))
         like = self.like
@@ -271,14 +270,3 @@ def _wired(wires: Sequence[Wire], before: Sequence[Wire], at: int, period: int) 
         a == b or (a[0] is not None and a[0] <= at and (b[0] is None or b[0] > at - period))
         for a, b in zip(wires, before, strict=True)
     )
-
-
-def _plain(value: Any, known: Callable[[str], Any]) -> Any:
-    """An argument as something to compare: tensors by what `known` calls them, lists and dicts as tuples."""
-    if isinstance(value, Var):
-        return "value", known(value.name)
-    if isinstance(value, list | tuple):
-        return tuple(_plain(part, known) for part in value)
-    if isinstance(value, dict):
-        return tuple((name, _plain(part, known)) for name, part in sorted(value.items()))
-    return type(value), value if value.__hash__ else repr(value)

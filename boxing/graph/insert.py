@@ -6,13 +6,12 @@ from there, as it was priced.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ...placement import Placement
 from ...sbp import Layout
-from ...sbp.call import Ref, refs_in
+from ...sbp.call import Ref, in_order, mapped, refs_in
 from ...sbp.joint.along_split import Spread
 from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
@@ -61,7 +60,7 @@ def insert(logical: Logical, where: Homes, choice: Choice, name: str = "graph") 
         name,
         tuple(sources),
         tuple(made.steps),
-        result=_named(logical.result, results),
+        result=mapped(logical.result, Ref, lambda ref: Var(results[ref.number])),
         losses=losses,
         writes=writes,
     )
@@ -105,7 +104,7 @@ class _Insertion:
         inputs = iter(
             [self.wanted(scope, n, lie, there, origin) for n, lie in zip(op.inputs, chosen.inputs, strict=True)]
         )
-        args, kwargs = _put(op, inputs)
+        args, kwargs = mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Var(next(inputs)))
         base = scope.prefix or (f"{origin.module}." if origin.module else "")
         base += op.op._schema.name.rpartition("::")[2]
         outputs = []
@@ -161,33 +160,6 @@ class _Insertion:
         if base.endswith("@1"):
             return base[:-1] + str(count + 1)
         return base if not count else self._fresh(f"{base}_{count}")
-
-
-def _put(op: LogicalOp, names: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with Vars, in the schema's order, in which the inputs come."""
-    at = {p.name: i for i, p in enumerate(op.op._schema.arguments)}
-    args = tuple(_replaced(a, names) for a in op.args)
-    order = sorted(op.kwargs, key=lambda name: at.get(name, len(at)))
-    found = {name: _replaced(op.kwargs[name], names) for name in order}
-    return args, found
-
-
-def _replaced(value: Any, names: Any) -> Any:
-    if isinstance(value, Ref):
-        return Var(next(names))
-    if isinstance(value, list | tuple):
-        return type(value)([_replaced(part, names) for part in value])
-    return value
-
-
-def _named(value: Any, names: Mapping[int, str]) -> Any:
-    if isinstance(value, Ref):
-        return Var(names[value.number])
-    if isinstance(value, list | tuple):
-        return type(value)([_named(part, names) for part in value])
-    if isinstance(value, dict):
-        return {key: _named(part, names) for key, part in value.items()}
-    return value
 
 
 def _layout(fake: Tensor, lie: Lie, there: Placement) -> Layout:

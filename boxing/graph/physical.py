@@ -9,7 +9,7 @@ The gradient of a value that has one lies as `layout.dual` says. Those of all it
 moved on, so that every move happens once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ...sbp import Layout
+from ...sbp.call import in_order, leaves
 from ...sbp.logical import Origin
 from ..plan import Plan, plan
 
@@ -71,9 +72,7 @@ class Op:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The names of the tensors that go in, in the order of the schema; one may come twice."""
-        at = {p.name: i for i, p in enumerate(self.op._schema.arguments)}
-        named = sorted(self.kwargs.items(), key=lambda item: at.get(item[0], len(at)))
-        return tuple(vars_in([*self.args, *(value for _, value in named)]))
+        return tuple(vars_in((self.args, in_order(self.op, self.kwargs))))
 
 
 @dataclass(frozen=True)
@@ -114,15 +113,9 @@ class Back:
         return plan(self.src, self.dst)
 
 
-def vars_in(value: Any) -> Iterator[str]:
+def vars_in(value: Any) -> list[str]:
     """The names of the `Var`s of an argument, in order."""
-    if isinstance(value, Var):
-        yield value.name
-    elif isinstance(value, dict):
-        yield from vars_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from vars_in(part)
+    return [var.name for var in leaves(value, Var)]
 
 
 @dataclass(frozen=True)

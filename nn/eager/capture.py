@@ -20,7 +20,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...sbp import Layout
-from ...sbp.call import Ref, fill, map_tensors, tensors_in
+from ...sbp.call import Ref, fill, frozen, map_tensors, tensors_in
 from ..tensors.memory_formats import as_laid
 
 __all__ = ["Captured", "CapturedCall", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
@@ -187,7 +187,7 @@ def _of_builtin(
     # Indexing leaves out a slice that takes all of a dim; no other builtin looks at sizes before it calls its op.
     sized = function in _INDEXING
     metas = tuple((x.dtype, x.shape if sized else x.dim(), x.is_contiguous() or x.stride()) for x in inputs)
-    kind = function, _static(args), _static(kwargs), metas
+    kind = function, frozen((args, kwargs)), metas
     known = _ops.get(kind)
     if known is not None:
         fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
@@ -213,19 +213,6 @@ def _is_meta(value: Any) -> bool:
     if isinstance(value, torch.device):
         return value.type == "meta"
     return any(t.is_meta for t in tensors_in(value))
-
-
-def _static(value: Any) -> Any:
-    """An argument as part of a key: what tensors stand in it, and every other value with its type."""
-    if isinstance(value, Ref):
-        return Ref
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(_static, value))
-    if isinstance(value, dict):
-        return tuple((name, _static(part)) for name, part in value.items())
-    if isinstance(value, slice):
-        return slice, _static(value.start), _static(value.stop), _static(value.step)
-    return type(value), value
 
 
 # What a Python function looks at if fakes, metas or other shapes might take another way through it.

@@ -22,7 +22,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError, SbpflowError, ScheduleError
 from ...placement.world import world
 from ...sbp import B
-from ...sbp.call import refs_in
+from ...sbp.call import mapped, refs_in
 from ...sbp.logical import Logical, Source
 from ..model.annotate import chunk_of, placement_of
 from ..tensors.tensor import GlobalTensor
@@ -347,23 +347,17 @@ class PipedStep(Step):
         each = self.each
         micro = each[0].micro
         how = dict(zip(vars_in(self.graph.result), refs_in(micro.logical.result), strict=True))
-        names = [list(vars_in(one.graph.result)) for one in each]
+        names = [vars_in(one.graph.result) for one in each]
 
-        def put(value: Any) -> Any:
-            if isinstance(value, Var):
-                at = names[0].index(value.name)
-                layouts = [one.graph.layout(listed[at]) for one, listed in zip(each, names, strict=True)]
-                parts = [mine.get(listed[at]) for mine, listed in zip(values, names, strict=True)]
-                scale = 1 / len(self.groups) if micro.totals else 1.0
-                return joined(parts, layouts, micro.parts[how[value.name]], self.batch, scale)
-            if isinstance(value, list | tuple):
-                return type(value)([put(part) for part in value])
-            if isinstance(value, dict):
-                return {name: put(part) for name, part in value.items()}
-            return value
+        def put(var: Var) -> GlobalTensor:
+            at = names[0].index(var.name)
+            layouts = [one.graph.layout(listed[at]) for one, listed in zip(each, names, strict=True)]
+            parts = [mine.get(listed[at]) for mine, listed in zip(values, names, strict=True)]
+            scale = 1 / len(self.groups) if micro.totals else 1.0
+            return joined(parts, layouts, micro.parts[how[var.name]], self.batch, scale)
 
         with torch.no_grad():
-            return self.rebuild(put(self.graph.result))
+            return self.rebuild(mapped(self.graph.result, Var, put))
 
 
 def mirrored(logical: Logical, where: Chunks, rest: Placement | None) -> tuple[Logical, Placement | None]:

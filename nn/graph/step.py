@@ -27,6 +27,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout
+from ...sbp.call import mapped
 from ...sbp.logical import Logical
 from ..model.balance import settle
 from ..tensors.agreement import same, told
@@ -268,16 +269,10 @@ class Step:
         x.grad = grad if x.grad is None else x.grad + grad
 
     def _result(self, values: Mapping[str, tuple[Tensor, ...]]) -> Any:
-        def put(value: Any) -> Any:
-            if isinstance(value, Var):
-                return wrap(trimmed(values[value.name]), self.graph.layout(value.name))
-            if isinstance(value, list | tuple):
-                return type(value)([put(part) for part in value])
-            if isinstance(value, dict):
-                return {name: put(part) for name, part in value.items()}
-            return value
+        def put(var: Var) -> GlobalTensor:
+            return wrap(trimmed(values[var.name]), self.graph.layout(var.name))
 
-        return self.rebuild(put(self.graph.result))
+        return self.rebuild(mapped(self.graph.result, Var, put))
 
     def text(self) -> str:
         """The physical graph as text."""

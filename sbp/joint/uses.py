@@ -1,9 +1,8 @@
 """Uses of the values of a graph: by which ops, which are weights or made of nothing else, and when calls are alike."""
 
 from collections.abc import Hashable
-from typing import Any
 
-from ..call import Call, Ref, refs_in
+from ..call import Call, frozen, refs_in, renumbered
 from ..logical import Logical, LogicalOp
 
 __all__ = ["static", "users", "weights"]
@@ -34,13 +33,5 @@ def static(op: LogicalOp, call: Call) -> Hashable:
     shapes = tuple((tuple(x.shape), x.dtype) for x in (*call.inputs, *call.outputs))
     order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
 
-    def plain(value: Any) -> Hashable:
-        if isinstance(value, Ref):
-            return "ref", order[value.number]
-        if isinstance(value, list | tuple):
-            return (type(value).__name__, *map(plain, value))
-        if isinstance(value, dict):
-            return tuple((name, plain(part)) for name, part in value.items())
-        return type(value).__name__, str(value)
-
-    return op.op, plain(op.args), plain(dict(op.kwargs)), shapes, op.grad, op.lies
+    args = frozen(renumbered((op.args, op.kwargs), order))
+    return op.op, args, shapes, op.grad, op.lies

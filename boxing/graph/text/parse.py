@@ -10,6 +10,7 @@ from lark import Token
 from ....placement import Placement, placement
 from ....placement.errors import SbpflowError
 from ....sbp import B, Layout, P, S, Sbp, State, layout
+from ....sbp.call import mapped
 from ....sbp.schema import suggest
 from ....sbp.signature import Reduction
 from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
@@ -159,15 +160,7 @@ class _Reader:
 
     def resolved(self, value: Any) -> Any:
         """A literal with its values looked up."""
-        if isinstance(value, Token):
-            return Var(self.known(value).name)
-        if isinstance(value, list):
-            return [self.resolved(part) for part in value]
-        if isinstance(value, tuple):
-            return tuple([self.resolved(part) for part in value])
-        if isinstance(value, dict):
-            return {key: self.resolved(part) for key, part in value.items()}
-        return value
+        return mapped(value, Token, lambda token: Var(self.known(token).name))
 
     def lie(self, lie: WrittenLayout, base: Layout | None) -> Layout:
         """The layout; its dtype and shape are those of `base` where they are not said."""

@@ -7,7 +7,7 @@ tensors, nothing outside was written to, and all that Python could have gone by 
 import operator
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.modules import module as calls
 from torch.nn.modules.module import _has_any_global_hook
 
 from ....boxing.record import following
-from ....sbp.call import Ref
 from ....sbp.logical import LogicalOp, Origin
 from .interceptor import Interceptor
 from .likeness import Unlike, blocks_of, of_module, of_value
@@ -189,15 +188,8 @@ class Repeats:
         shift = len(tape.fakes) - first
         tape.fakes.extend(known.fakes)
 
-        def renamed(value: Any) -> Any:
-            kind = type(value)
-            if kind is Ref:
-                n = value.number
-                return Ref(move[n] if n in move else n + shift)
-            if kind is tuple or kind is list:
-                return kind([renamed(part) for part in value])
-            return value
-
+        used.difference_update(move)
+        move.update({n: n + shift for n in used})
         lines: dict[Origin, Origin] = {}
         regions = {known.region: watch.region}
         for op in known.ops:
@@ -208,9 +200,8 @@ class Repeats:
                 if inner not in regions:
                     regions[inner] = watch.region or watch.new_region()
                 origin = lines[op.origin] = Origin(module, op.origin.line, watch.block, regions[inner])
-            args, kwargs = renamed(op.args), {name: renamed(value) for name, value in op.kwargs.items()}
             numbers = tuple([n + shift for n in op.numbers])
-            tape.ops.append(replace(op, args=args, kwargs=kwargs, numbers=numbers, origin=origin))
+            tape.ops.append(op.of(move, numbers=numbers, origin=origin))
         for at, number in known.writes.items():
             tape.write(tape.view(call.own[at]), move.get(number, number + shift))
         results: dict[int, Tensor] = {}

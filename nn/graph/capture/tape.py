@@ -307,7 +307,8 @@ class Tape:
     @staticmethod
     def _again(step: ViewOp, numbers: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         refs = [Ref(n) for n in numbers]
-        return fill(step.args, refs), fill(dict(step.kwargs), refs)
+        args, kwargs = fill((step.args, step.kwargs), refs)
+        return args, kwargs
 
     def _put(
         self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[Tensor, ...], grad: bool

@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.errors import SbpError
-from ....sbp.call import Ref, fill, refs_in
-from ....sbp.logical import Logical, LogicalOp, Loss, Source
+from ....sbp.call import Ref
+from ....sbp.logical import Logical, Loss, Source
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
@@ -246,27 +246,16 @@ class _Tracing:
 
     def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
         """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
-        ends = {*refs_in(result), *writes.values()}
-        ends.update(n for loss in self.losses for n in (loss.number, loss.gradient) if n is not None)
-        used, kept = set(ends), []
-        for op in reversed(self.tape.ops):
-            if not used.isdisjoint(op.numbers):
-                kept.append(op)
-                used.update(op.inputs)
-        kept.reverse()
+        whole = Logical((), tuple(self.tape.ops), result, tuple(self.losses), writes, rebuild).pruned()
+        used = whole.ends.union(*(op.inputs for op in whole.ops))
         sources = {n: s for n, s in self.sources.items() if s.kind != "constant" or n in used}
         order = {n: at for at, n in enumerate(sorted(sources, key=lambda n: _ORDER[sources[n].kind]))}
-        for op in kept:
+        for op in whole.ops:
             for n in op.numbers:
                 order[n] = len(order)
-        new = {n: Ref(at) for n, at in order.items()}
-        losses = tuple(
-            Loss(order[loss.number], None if loss.gradient is None else order[loss.gradient]) for loss in self.losses
-        )
         listed = tuple(sources[n] for n in order if n in sources)
         self.constants = {s.name: self.constants[s.name] for s in listed if s.kind == "constant"}
-        ops = tuple(_renumbered(op, new) for op in kept)
-        return Logical(listed, ops, fill(result, new), losses, {k: order[n] for k, n in writes.items()}, rebuild)
+        return replace(whole.map(order), sources=listed)
 
 
 _ORDER = {"input": 0, "parameter": 1, "buffer": 1, "constant": 2}
@@ -280,11 +269,6 @@ _FROZEN = (
     "  what it holds then would be lost\n"
     "  make it a buffer: register_buffer"
 )
-
-
-def _renumbered(op: LogicalOp, new: Mapping[int, Ref]) -> LogicalOp:
-    numbers = tuple([new[n].number for n in op.numbers])
-    return replace(op, args=fill(op.args, new), kwargs=fill(dict(op.kwargs), new), numbers=numbers)
 
 
 def _same(result: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ....placement import Placement
 from ....placement.grid import placement as make_placement
 from ....sbp import Layout
-from ....sbp.call import Call, Ref, fill, map_tensors, refs_in
+from ....sbp.call import Call, Ref, fill, in_order, map_tensors, mapped, refs_in
 from ....sbp.joint.options import DRAWN_LIKE, answer_of
 from ....sbp.layout import memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
@@ -56,7 +56,7 @@ class _Apart:
         self.fakes = dict(logical.fakes)
 
     def put(self, op: LogicalOp, ranks: int) -> None:
-        op = replace(op, args=self._renamed(op.args), kwargs=self._renamed(dict(op.kwargs)))
+        op = op.of(self.same)
         call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
         function = _formula(call, ranks)
         if function is None:
@@ -75,35 +75,12 @@ class _Apart:
                     names[n] = self.next
                     self.fakes[self.next] = y
                     self.next += 1
-            refs = {n: Ref(m) for n, m in names.items()}
-            args, kwargs = fill(part.args, refs), fill(dict(part.kwargs), refs)
-            self.put(replace(part, args=args, kwargs=kwargs, numbers=tuple(names[n] for n in part.numbers)), ranks)
+            self.put(part.of(names, numbers=tuple(names[n] for n in part.numbers)), ranks)
         for n, m in zip(op.numbers, refs_in(results), strict=True):
-            self.same[n] = self._of(names[m])
-
-    def _of(self, number: int) -> int:
-        return self.same.get(number, number)
-
-    def _renamed(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(self._of(value.number))
-        if isinstance(value, list | tuple):
-            return type(value)([self._renamed(part) for part in value])
-        if isinstance(value, dict):
-            return {name: self._renamed(part) for name, part in value.items()}
-        return value
+            self.same[n] = self.same.get(names[m], names[m])
 
     def made(self) -> Logical:
-        logical = self.logical
-        losses = tuple(
-            replace(
-                loss, number=self._of(loss.number), gradient=None if loss.gradient is None else self._of(loss.gradient)
-            )
-            for loss in logical.losses
-        )
-        writes = {name: self._of(n) for name, n in logical.writes.items()}
-        result = self._renamed(logical.result)
-        return replace(logical, ops=tuple(self.ops), result=result, losses=losses, writes=writes)
+        return replace(replace(self.logical, ops=()).map(self.same), ops=tuple(self.ops))
 
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
@@ -190,17 +167,7 @@ def _refused(real: Tensor, fake: Tensor) -> None:
 def _in_order(op: LogicalOp) -> Any:
     """The arguments with Refs numbered in the order of the inputs."""
     order = iter(range(len(op.inputs)))
-    at = {p.name: i for i, p in enumerate(op.op._schema.arguments)}
-
-    def put(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(next(order))
-        if isinstance(value, list | tuple):
-            return type(value)([put(part) for part in value])
-        return value
-
-    args = tuple(map(put, op.args))
-    return args, {name: put(op.kwargs[name]) for name in sorted(op.kwargs, key=lambda name: at.get(name, len(at)))}
+    return mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Ref(next(order)))
 
 
 def _one(x: Tensor) -> Layout:

@@ -12,7 +12,6 @@ import torch
 from ....boxing.plan import plan
 from ....placement import Placement, default_cluster
 from ....sbp import B, layout
-from ....sbp.call import Ref, fill
 from ....sbp.joint.op_cost import alone, is_view
 from ....sbp.joint.placements import Homes
 from ....sbp.logical import Logical, LogicalOp, Origin
@@ -46,9 +45,9 @@ class _Replicas:
 
     def made(self) -> Logical:
         for op, there in zip(self.logical.ops, self.where.ops, strict=True):
-            refs = {n: Ref(self.on(n, there, op.origin)) for n in op.inputs}
+            new = {n: self.on(n, there, op.origin) for n in op.inputs}
             home = there if self.free.issuperset(op.numbers) else op.placement  # where it was, whoever else uses it
-            self.ops.append(replace(op, args=fill(op.args, refs), kwargs=fill(dict(op.kwargs), refs), placement=home))
+            self.ops.append(op.of(new, placement=home))
         return replace(self.logical, ops=tuple(self.ops)) if self.known else self.logical
 
     def worth(self, number: int, there: Placement) -> bool:
@@ -82,13 +81,10 @@ class _Replicas:
             return number
         if (number, there) not in self.known:
             op = self.logical.ops[at]
-            refs = {n: Ref(self.on(n, there, user)) for n in op.inputs}
+            new = {n: self.on(n, there, user) for n in op.inputs}
             numbers = tuple(range(self.next, self.next + len(op.numbers)))
             self.next += len(numbers)
             self.known.update(zip([(n, there) for n in op.numbers], numbers, strict=True))
-            args, kwargs = fill(op.args, refs), fill(dict(op.kwargs), refs)
             origin = Origin(user.module, op.origin.line)  # of no block: others of these have none of it
-            self.ops.append(
-                replace(op, args=args, kwargs=kwargs, numbers=numbers, origin=origin, placement=there, grad=False)
-            )
+            self.ops.append(op.of(new, numbers=numbers, origin=origin, placement=there, grad=False))
         return self.known[number, there]

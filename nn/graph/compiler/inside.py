@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, fx
 
-from ....sbp.call import Ref, fill, refs_in, tensors_in
+from ....sbp.call import refs_in, renumbered, tensors_in
 from ..lower.localise import Local, LocalCall, Spec
 from .joint import Traced, Untraceable, trace
 
@@ -141,7 +141,7 @@ def estimated(local: Local, reason: str) -> Estimate:
     forward = live = 0
     done: list[tuple[list[int], list[int], range, _Call]] = []
     for call in local.calls:
-        taken = list(dict.fromkeys(refs_in([list(call.args), list(call.kwargs.values())])))
+        taken = list(dict.fromkeys(refs_in((call.args, call.kwargs))))
         made = range(len(wires), len(wires) + len(call.makes))
         wants = [n for n in taken if call.grad and n in trained]
         one = _one(call, [wires[n] for n in taken], taken, wants)
@@ -164,8 +164,8 @@ def estimated(local: Local, reason: str) -> Estimate:
 
 def _one(call: LocalCall, given: Sequence[Spec], taken: Sequence[int], wants: Sequence[int]) -> _Call:
     """A call as a segment of its own; as if it took twice what goes in and out where it cannot be traced."""
-    refs = {n: Ref(at) for at, n in enumerate(taken)}
-    alone = call._replace(args=fill(call.args, refs), kwargs=fill(dict(call.kwargs), refs))
+    args, kwargs = renumbered((call.args, call.kwargs), {n: at for at, n in enumerate(taken)})
+    alone = call._replace(args=args, kwargs=kwargs)
     results = range(len(call.makes))
     returns = [at for at in results if call.makes[at].dtype.is_floating_point or call.makes[at].dtype.is_complex]
     outputs = tuple(len(given) + at for at in results)

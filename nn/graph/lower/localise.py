@@ -13,7 +13,7 @@ from ....boxing.graph.physical import Op, Physical, Var
 from ....placement import Placement
 from ....placement.world import device
 from ....sbp import Layout
-from ....sbp.call import Call, Piece, Ref, Rewritten, Way, fill, tensors_in
+from ....sbp.call import Call, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
 from ....sbp.joint.options import way_of
 from .segments import Segment
 
@@ -53,7 +53,7 @@ class Local:
 
     @cached_property
     def key(self) -> Any:
-        calls = tuple((same(c.function), frozen(c.args), frozen(c.kwargs), c.makes, c.grad) for c in self.calls)
+        calls = tuple((same(c.function), frozen((c.args, c.kwargs)), c.makes, c.grad) for c in self.calls)
         return calls, self.inputs, self.outputs, self.returns, self.wants
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -102,9 +102,9 @@ class Localiser:
         number: dict[str, int] = {}
         for i, name in enumerate(op.inputs):
             number.setdefault(name, i)
-        args, kwargs = renamed(op.args, number), renamed(dict(op.kwargs), number)
+        args, kwargs = renamed((op.args, op.kwargs), number)
         layouts = tuple(self.graph.layout(name) for name in op.inputs), tuple(y.layout for y in op.outputs)
-        kind = op.op, frozen(args), frozen(kwargs), *layouts
+        kind = op.op, frozen((args, kwargs)), *layouts
         known = self._calls.get((kind, rank))
         if known is None:
             way = _way(op, args, kwargs, *layouts)
@@ -125,22 +125,7 @@ def there(placement: Placement, rank: int) -> torch.device:
 
 def renamed(value: Any, number: Mapping[str, int]) -> Any:
     """An argument with `Ref`s in the place of `Var`s."""
-    if isinstance(value, Var):
-        return Ref(number[value.name])
-    if isinstance(value, dict):
-        return {name: renamed(part, number) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([renamed(part, number) for part in value])
-    return value
-
-
-def frozen(value: Any) -> Any:
-    """An argument as part of a key: 1, 1.0 and True are three."""
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(frozen, value))
-    if isinstance(value, Mapping):
-        return tuple((name, frozen(part)) for name, part in value.items())
-    return type(value), repr(value) if isinstance(value, float) else value
+    return mapped(value, Var, lambda var: Ref(number[var.name]))
 
 
 def same(function: Any) -> Any:
@@ -176,7 +161,7 @@ def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tu
     if not inputs:
         return None
     lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
-    key = op.op, frozen(args), frozen(kwargs), lies, len(inputs), inputs[0].placement.shape
+    key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape
     known = _ways.pop(key, None) or _looked_up(op, args, kwargs, inputs, outputs)
     _ways[key] = known  # the last used is the last
     if len(_ways) > MOST:

@@ -31,8 +31,7 @@ class Drawer:
         here = owned(self.where)
         self.device = device(self.where, here[0]) if here else torch.device(self.where.type)
         number = {name: i for i, name in enumerate(op.inputs)}
-        self.args: Any = renamed(op.args, number)
-        kwargs: Any = renamed(dict(op.kwargs), number)
+        self.args, kwargs = renamed((op.args, op.kwargs), number)
         self.kwargs = kwargs if op.inputs else placed(op.op, kwargs, self.device)
         self.reads = bool(draw.inputs)
         self.layouts = [graph.layout(name) for name in op.inputs]

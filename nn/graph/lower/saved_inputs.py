@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ....boxing.graph.physical import Physical
-from ....sbp.call import fill, tensors_in
-from .localise import frozen, metas, renamed
+from ....sbp.call import fill, frozen, tensors_in
+from .localise import metas, renamed
 from .segments import Segment
 
 __all__ = ["read_again"]
@@ -42,8 +42,8 @@ def _kind(graph: Physical, segment: Segment) -> Any:
     number = {name: n for n, name in enumerate(segment.inputs)}
     calls = []
     for op in segment.ops:
-        args, kwargs = renamed(op.args, number), renamed(dict(op.kwargs), number)
-        calls.append((op.op, frozen(args), frozen(kwargs), op.grad, len(op.outputs)))
+        args, kwargs = renamed((op.args, op.kwargs), number)
+        calls.append((op.op, frozen((args, kwargs)), op.grad, len(op.outputs)))
         number.update({y.name: len(number) + at for at, y in enumerate(op.outputs)})
     layouts = map(graph.layout, segment.inputs)
     given = tuple((of.shape, of.dtype, name in segment.wants) for of, name in zip(layouts, segment.inputs, strict=True))
@@ -83,10 +83,10 @@ def _run(segment: Segment, values: dict[str, Tensor]) -> None:
     for op in segment.ops:
         number = {name: i for i, name in enumerate(op.inputs)}
         given = [values[name] for name in op.inputs]
-        kwargs = renamed(dict(op.kwargs), number)
+        args, kwargs = fill(renamed((op.args, op.kwargs), number), given)
         if not given and "device" in {parameter.name for parameter in op.op._schema.arguments}:
             kwargs["device"] = "meta"
         with torch.set_grad_enabled(op.grad):
-            made = op.op(*fill(renamed(op.args, number), given), **fill(kwargs, given))
+            made = op.op(*args, **kwargs)
         for y, value in zip(op.outputs, tensors_in(made), strict=True):
             values[y.name] = value

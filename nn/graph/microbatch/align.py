@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....placement.errors import SbpError
-from ....sbp.call import Call, Ref, fill
+from ....sbp.call import Call, Ref
 from ....sbp.logical import Logical, LogicalOp
 
 __all__ = ["name_of", "of_batch", "paired"]
@@ -77,15 +77,12 @@ class _Pairs:
 
     def renamed(self, op: LogicalOp, other: LogicalOp) -> LogicalOp:
         """An op of the batch with what was put in."""
-        refs = {
-            theirs: Ref(self.same[mine])
+        put_in = {
+            theirs: self.same[mine]
             for mine, theirs in zip(op.inputs, other.inputs, strict=False)
             if self.alias.get(self.same[mine]) == theirs
         }
-        if not refs:
-            return other
-        refs = {n: Ref(n) for n in other.inputs} | refs
-        return replace(other, args=fill(other.args, refs), kwargs=fill(dict(other.kwargs), refs))
+        return other.of(put_in) if put_in else other
 
     def done(self) -> tuple[Logical, list[LogicalOp]]:
         left = self.whole.ops[self.at :]

@@ -158,7 +158,7 @@ def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
     where = next((x.device for x in known.values() if isinstance(x, Tensor)), torch.device("cpu"))
     with torch.no_grad():
         for op in graph.ops:
-            kwargs = fill(dict(op.kwargs), known) if op.inputs else placed(op.op, op.kwargs, where)
+            kwargs = fill(op.kwargs, known) if op.inputs else placed(op.op, op.kwargs, where)
             made = tensors_in(op.op(*fill(op.args, known), **kwargs))
             known.update(zip(op.numbers, made, strict=True))
     (number,) = refs_in(graph.result)

@@ -13,16 +13,16 @@ inputs alone and mixes them, as labels shifted by one: it is made of the batch, 
 batch's. Attention in slices that looks back is told what came before (`sliced`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ....sbp.call import Ref, refs_in
+from ....sbp.call import Ref, refs_in, renumbered
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors
 from ..choose.decompose import expand
@@ -114,8 +114,8 @@ class _Separated:
             self.parts.update(zip(op.numbers, found, strict=True))
             if not self.is_known(op, other):
                 self.ops.append(self.op(of_batch(op, other), other, needed))
-        same = {n: Ref(m) for n, m in zip(refs_in(self.whole.result), refs_in(self.logical.result), strict=True)}
-        result = _put(self.whole.result, same)
+        same = dict(zip(refs_in(self.whole.result), refs_in(self.logical.result), strict=True))
+        result = renumbered(self.whole.result, same)
         return self.numbered(replace(self.logical, ops=tuple(self.ops), result=result, rebuild=self.whole.rebuild))
 
     def is_known(self, op: LogicalOp, other: LogicalOp) -> bool:
@@ -133,10 +133,10 @@ class _Separated:
             return self.attends(op, self.asked.attends[number])
         if number in self.asked.picked:
             return self.picks(op, other, self.asked.picked[number])
-        refs = {op.inputs[place]: Ref(self.total(op.inputs[place], other.inputs[place])) for place in needed}
+        new = {op.inputs[place]: self.total(op.inputs[place], other.inputs[place]) for place in needed}
         for place, axes in self.asked.shares.get(number, {}).items():
-            refs[op.inputs[place]] = self.weighed(op, op.inputs[place], axes)
-        return replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs))
+            new[op.inputs[place]] = self.weighed(op, op.inputs[place], axes)
+        return op.of(new)
 
     def total(self, n: int, theirs: int) -> int:
         """The number of a sum over all micro-batches, or over all slices of one."""
@@ -148,7 +148,7 @@ class _Separated:
                 self.known[sums[n]] = Known("", _alone(self.whole, theirs), state.dims)
         return sums[n]
 
-    def weighed(self, op: LogicalOp, n: int, axes: tuple[int, ...]) -> Ref:
+    def weighed(self, op: LogicalOp, n: int, axes: tuple[int, ...]) -> int:
         """A value times the micro-batch's share along some axes."""
         fake = self.logical.fakes[n]
         key = axes, fake.dtype
@@ -157,7 +157,7 @@ class _Separated:
         self.next += 1
         mul, args = torch.ops.aten.mul.Tensor, (Ref(n), Ref(self.shares[key]))
         self.ops.append(replace(op, op=mul, args=args, kwargs={}, outputs=(fake,), numbers=(self.next,)))
-        return Ref(self.next)
+        return self.next
 
     def new(self, fake: Tensor) -> int:
         number = -1 - len(self.fakes)
@@ -200,8 +200,8 @@ class _Separated:
 
     def numbered(self, logical: Logical) -> Micro:
         """The graph with all that is known before as arguments behind the others."""
-        logical = _without_unused(logical, self.totals)
-        used = _ends(logical) | {n for op in logical.ops for n in op.inputs} | set(self.totals)
+        logical = logical.pruned(self.totals)
+        used = logical.ends | {n for op in logical.ops for n in op.inputs} | set(self.totals)
         self.known.update(
             {n: Known("", _alone(self.whole, m), self.asked.cuts[m]) for n, m in self.before.items() if n in used}
         )
@@ -212,47 +212,20 @@ class _Separated:
         first = len(logical.sources)
         number = {n: n if n < first else n + len(names) for n in logical.fakes}
         number.update({n: first + at for at, n in enumerate(names)})
-        refs = {n: Ref(m) for n, m in number.items()}
-        losses = tuple(
-            replace(loss, number=number[loss.number], gradient=None if loss.gradient is None else number[loss.gradient])
-            for loss in logical.losses
-        )
-        made = replace(
-            logical,
-            sources=(*logical.sources, *(Source(name, "input", self.fakes[n]) for n, name in names.items())),
-            ops=tuple(_renumbered(op, number, refs) for op in logical.ops),
-            result=_put(logical.result, refs),
-            losses=losses,
-            writes={name: number[n] for name, n in logical.writes.items()},
-        )
+        more = [Source(name, "input", self.fakes[n]) for n, name in names.items()]
+        made = replace(logical.map(number), sources=(*logical.sources, *more))
         totals = tuple(WholeValue(names[low], _alone(made, number[n]), self.parts[n]) for n, low in self.totals.items())
         known = tuple(replace(known, name=names[n]) for n, known in self.known.items() if n in names)
         shares = tuple(Share(names[n], *key) for key, n in self.shares.items())
         pasts = tuple(names[n] for n in self.pasts if n in names)
         parts = {number[n]: part for n, part in self.parts.items() if n in number}
-        return Micro(_without_unused(made), totals, known, shares, pasts, parts)
-
-
-def _renumbered(op: LogicalOp, number: Mapping[int, int], refs: Mapping[int, Ref]) -> LogicalOp:
-    numbers = tuple(number[n] for n in op.numbers)
-    return replace(op, args=_put(op.args, refs), kwargs=_put(dict(op.kwargs), refs), numbers=numbers)
-
-
-def _put(value: Any, refs: Mapping[int, Ref]) -> Any:
-    """A structure with some of its `Ref`s replaced."""
-    if isinstance(value, Ref):
-        return refs.get(value.number, value)
-    if isinstance(value, dict):
-        return {name: _put(part, refs) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_put(part, refs) for part in value])
-    return value
+        return Micro(made.pruned(), totals, known, shares, pasts, parts)
 
 
 def _alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
     ops = tuple(_of_shape(op) if name_of(op) in FILLED else op for op in logical.ops)
-    return _without_unused(replace(logical, ops=ops, result=Ref(number), losses=(), writes={}))
+    return replace(logical, ops=ops, result=Ref(number), losses=(), writes={}).pruned()
 
 
 def _of_shape(op: LogicalOp) -> LogicalOp:
@@ -260,20 +233,3 @@ def _of_shape(op: LogicalOp) -> LogicalOp:
     (y,) = op.outputs
     kwargs = {"dtype": y.dtype}
     return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), FILLED[name_of(op)]), kwargs=kwargs)
-
-
-def _without_unused(logical: Logical, more: Iterable[int] = ()) -> Logical:
-    """Without the ops whose results nobody uses; `more` are values that somebody does."""
-    used = _ends(logical) | set(more)
-    ops = []
-    for op in reversed(logical.ops):
-        if used.intersection(op.numbers):
-            used.update(op.inputs)
-            ops.append(op)
-    return replace(logical, ops=tuple(ops[::-1]))
-
-
-def _ends(logical: Logical) -> set[int]:
-    """The values that a step is there for."""
-    losses = {n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None}
-    return {*refs_in(logical.result), *logical.writes.values(), *losses}

@@ -1,11 +1,10 @@
 """Sizes of the batch that are written down in a step, so that it does not run on micro-batches."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError
-from ....sbp.call import Ref
+from ....sbp.call import Ref, leaves
 from ....sbp.logical import LogicalOp
 from .parts import Size
 
@@ -19,8 +18,9 @@ def does_not_run(error: Exception, sizes: Size, small: Size, name: str) -> SbpEr
         trace = trace.tb_next
     line = user_line(trace.tb_frame) if trace is not None else ""
     said = (str(error) or type(error).__name__).splitlines()[0]
-    pieces = f"{small[0]} of {sizes[0]} samples"
+    pieces, cuts = f"{small[0]} of {sizes[0]} samples", "micro_batches="
     if len(sizes) > 1:
+        cuts += " and slices="
         pieces += f", and {small[1]} of {sizes[1]} tokens of each"
     ops: Sequence[LogicalOp] = getattr(error, "captured", ())
     found = next((pair for op in reversed(ops) if (pair := _written(op, sizes, small))), None)
@@ -33,26 +33,14 @@ def does_not_run(error: Exception, sizes: Size, small: Size, name: str) -> SbpEr
         f"{name} cuts the batch into parts of {pieces}, and the step does not run on these: at {line}\n"
         f"  {said}\n{cause}"
         "  write it for any number, as in x.view(len(x), -1) and torch.zeros(len(x), 4), and take no sample by its "
-        "number; or leave micro_batches= out"
+        f"number; or leave {cuts} out"
     )
 
 
 def _written(op: LogicalOp, sizes: Size, small: Size) -> tuple[int, str] | None:
     """A size of the whole that is among an op's arguments, and where."""
-    numbers = set(_numbers([op.args, dict(op.kwargs)]))
+    numbers = {n for n in leaves((op.args, op.kwargs), (Ref, int)) if type(n) is int}  # a Ref is of ints too
     for whole, part in zip(sizes, small, strict=True):
         if whole != part and whole in numbers:
             return whole, op.origin.line
     return None
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, Ref):  # which is a tuple too
-        return
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _numbers(part)
-    elif type(value) is int:
-        yield value
