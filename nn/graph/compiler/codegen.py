@@ -18,6 +18,7 @@ from ....placement.world import owned
 from ..lower.order import Order
 from ..lower.overlap import Do, Transfer
 from ..lower.random import Drawer, Numbered
+from ..lower.registers import LocalRegister
 from ..lower.segments import Draw, Segment, Stage
 from .backends import Compiled
 from .generated_calls import Bucket, Shards, hold, no_shards, ones, own, to_holders
@@ -46,8 +47,8 @@ def straight(
 class Bundles(NamedTuple):
     """What a task is handed and hands on: registers in the order in which their shards lie in a tuple."""
 
-    takes: tuple[tuple[str, ...], ...]
-    gives: tuple[tuple[str, ...], ...]
+    takes: tuple[tuple[LocalRegister, ...], ...]
+    gives: tuple[tuple[LocalRegister, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,17 +181,17 @@ class _SourceWriter:
         for at, rank in enumerate(owned(stage.placement)):
             run = self.bind(self.compiled[do.number, rank].forward, "f")
             makes = [self.name(y, at) for y in do.writes[: len(stage.outputs)]]
-            keeps = f"saved {do.number}" in do.writes
-            saved = self.name(f"saved {do.number}", at) if keeps else "_"
+            kept = next((register for register in do.writes if register.kind == "saved"), None)
+            saved = self.name(kept, at) if kept else "_"
             given = ", ".join(self.name(x, at) for x in do.reads)
             self.line(f"{self.makes([*makes, saved])} = {run}({given})")
-            if stage.wants and not keeps:
+            if stage.wants and not kept:
                 self.line("del _")
             apart = self.compiled[do.number, rank].apart
-            if do.writes[-1:] == (f"stash {do.number}",):
+            if do.writes and do.writes[-1].kind == "stash":
                 assert apart is not None
                 stash = self.makes([self.name(do.writes[-1], at)])[:-1]
-                parts = [_tuple([f"{saved}[{n}]" for n in kept]) for kept in apart.saved]
+                parts = [_tuple([f"{saved}[{n}]" for n in half]) for half in apart.saved]
                 self.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
 
     def do_grad(self, do: Do) -> None:
@@ -239,17 +240,19 @@ class _SourceWriter:
         assert isinstance(stage, Draw)
         drawer = Drawer(self.graph, stage)
         drawn: Any = Numbered(drawer, self.before(do.number)) if self.handed else drawer
-        chance, here = f"chance {do.number}", bool(owned(stage.op.outputs[0].layout.placement))
-        if chance in do.reads:  # what this process owns nothing of, it does not draw again
+        here = bool(owned(stage.op.outputs[0].layout.placement))
+        if any(x.kind == "chance" for x in do.reads):  # what this process owns nothing of, it does not draw again
             if not here:
                 return
             drawn = drawer.again
-        elif chance in do.writes:
+        elif any(y.kind == "chance" for y in do.writes):
             drawn = drawer.noted
-        given = [self.name(x, 0) if x == chance else _tuple(self.names(x)) for x in do.reads]
+        given = [self.name(x, 0) if x.kind == "chance" else _tuple(self.names(x)) for x in do.reads]
         call = f"{self.bind(drawn, 'draw')}({', '.join([*(['shards'] if self.handed else []), *given])})"
         if here:
-            targets = [self.makes([self.name(y, 0)])[:-1] if y == chance else f"({self.targets(y)})" for y in do.writes]
+            targets = [
+                self.makes([self.name(y, 0)])[:-1] if y.kind == "chance" else f"({self.targets(y)})" for y in do.writes
+            ]
             call = "".join(f"{target}, " for target in targets) + f"= {call}"
         self.line(call)
 
@@ -278,11 +281,10 @@ class _SourceWriter:
             self.live.difference_update(names)
             self.line(f"del {', '.join(names)}")
 
-    def all_names(self, register: str) -> list[str]:
+    def all_names(self, register: LocalRegister) -> list[str]:
         if register in self.plan.layouts:
             return self.names(register)
-        word, _, number = register.partition(" ")
-        stage = self.stages[int(number)] if word in ("saved", "stash", "rest") and number.isdigit() else None
+        stage = self.stages[register.number] if register.kind in ("saved", "stash", "rest") else None
         if isinstance(stage, Segment):
             return [self.name(register, at) for at in range(len(owned(stage.placement)))]
         return [self.name(register, 0)]

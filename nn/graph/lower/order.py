@@ -13,12 +13,15 @@ them; `d x` is x's gradient as its users leave it, `home p` a parameter's, broug
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
+from .gradient_parts import Parts
 from .overlap import AHEAD, Do, Transfer, freed, overlapped
 from .recompute import Recomputed, recomputed
+from .registers import LocalRegister, values_of
 from .saved_inputs import read_again
 from .segments import Draw, Segment, Stage, kept, made_by
 
@@ -33,7 +36,7 @@ class Order:
     transfers: tuple[Transfer, ...]
     layouts: Mapping[str, Layout]
     values: tuple[str, ...]  # registers to return
-    grads: Mapping[str, str]  # of sources that want a gradient: its register
+    grads: Mapping[str, LocalRegister]  # of sources that want a gradient: its register
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.todo))
@@ -53,14 +56,16 @@ def schedule(
     where it pays; True, wherever they can.
     """
     writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
-    backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), writer))
+    backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), Parts(writer.layouts)))
     todo = [*writer.forward(), *backward]
     if overlap is not False:
         todo = overlapped(todo, writer.transfers, always=bool(overlap))
-    grads = {s.value.name: register for s in graph.sources if (register := f"home {s.value.name}") in writer.written}
     values = tuple(sorted(kept(graph)))
-    stay = {*values, *grads.values(), *(s.value.name for s in graph.sources)}
-    return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, grads)
+    stay = {*values, *writer.grads.values(), *(s.value.name for s in graph.sources)}
+    return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, writer.grads)
+
+
+Gathered: TypeAlias = dict[str, tuple[LocalRegister, int]]  # by value: where it lies, and how lately it was moved
 
 
 class Writer:
@@ -79,7 +84,9 @@ class Writer:
     ) -> None:
         self.graph, self.stages, self.again, self.regather = graph, stages, again, regather
         self.regions, self.numbered = regions, numbered  # whether random numbers have a seed for each draw
-        self.redone: dict[int, dict[str, str]] = {}  # of the stages of a region: registers of what was made again
+        self.redone: dict[
+            int, dict[str, LocalRegister]
+        ] = {}  # of the stages of a region: registers of what was made again
         self.sources = {s.value.name: s for s in graph.sources}
         self.boxes = {stage.output.name: stage for stage in stages if isinstance(stage, Box)}
         self.backs = {move.of: move for move in graph.backs if move.of != move.into}
@@ -94,12 +101,18 @@ class Writer:
                 self.weights.update(y.name for y in made.outputs)
         self.layouts: dict[str, Layout] = {name: value.layout for name, value in graph.values.items()}
         self.transfers: list[Transfer] = []
-        self.written: set[str] = set()  # gradients
-        self.extremal: dict[str, str] = {}  # boxes of maxima that have a gradient: where the forward saves for it
+        self.written: set[LocalRegister] = set()  # gradients
+        self.extremal: dict[
+            str, LocalRegister
+        ] = {}  # boxes of maxima that have a gradient: where the forward saves for it
         self.bucket: dict[int, int] = {}  # of transfers
 
     def move(
-        self, pairs: Iterable[tuple[Layout, Layout]], reads: Sequence[str], writes: Sequence[str], **how: bool
+        self,
+        pairs: Iterable[tuple[Layout, Layout]],
+        reads: Iterable[LocalRegister],
+        writes: Iterable[LocalRegister],
+        **how: bool,
     ) -> Do:
         self.transfers.append(Transfer(tuple(pairs), **how))
         return Do("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
@@ -107,14 +120,16 @@ class Writer:
     def forward(self) -> Iterator[Do]:
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Segment):
-                saved = (f"saved {number}",) if stage.wants and number not in self.regions.of else ()
-                yield Do("run", number, stage.inputs, (*stage.outputs, *saved))
+                saved = (
+                    (LocalRegister("saved", number=number),) if stage.wants and number not in self.regions.of else ()
+                )
+                yield Do("run", number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
             elif isinstance(stage, Draw):
-                yield Do("draw", number, stage.inputs, (*stage.outputs, *self.chance(number)))
+                yield Do("draw", number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number)))
             else:
                 name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
                 saved = (self.extremal[name],) if name in self.extremal else ()
-                yield self.move([pair], [stage.source], (name, *saved), saves=bool(saved))
+                yield self.move([pair], values_of(stage.inputs), (*values_of([name]), *saved), saves=bool(saved))
 
     def backward(self) -> Iterator[Do]:
         for number, (name, given) in enumerate(self.graph.losses):
@@ -122,8 +137,8 @@ class Writer:
             if given is None:
                 yield Do("seed", number, (), (slot,))
             else:
-                yield self.move([(self.layouts[given], self.graph.layout(name).dual)], [given], [slot])
-        gathered: dict[str, tuple[str, int]] = {}
+                yield self.move([(self.layouts[given], self.graph.layout(name).dual)], values_of([given]), [slot])
+        gathered: Gathered = {}
         steps = 0
         for number, stage in reversed(list(enumerate(self.stages))):
             if isinstance(stage, Segment) and stage.wants:
@@ -133,58 +148,60 @@ class Writer:
                 yield from self.segment(number, stage, gathered, steps)
             elif isinstance(stage, Box):
                 move = self.backs.get(stage.output.name)
-                if move is not None and f"d {move.of}" in self.written:
+                if move is not None and LocalRegister("d", move.of) in self.written:
                     yield self.back(move)
 
-    def segment(self, number: int, stage: Segment, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
+    def segment(self, number: int, stage: Segment, gathered: Gathered, step: int) -> Iterator[Do]:
         """The backward of a segment, and before it what it needs gathered again."""
         made = self.redone.get(number, {})
         needed = [name for name in self.to_gather(number, stage) if name not in made]
         registers = yield from self.gather(number, needed, gathered, step)
         names = self.again.get(number, ())
-        taken = [made.get(name) or registers.get(name, name) for name in names]
+        taken = [made.get(name) or registers.get(name) or LocalRegister("value", name) for name in names]
         # Also what no rank here takes again: when a move is waited for must be the same everywhere.
         taken += [register for name, register in registers.items() if name not in names]
         cotangents = [self.slot(name) for name in stage.returns]
-        yield Do("grad", number, (f"saved {number}", *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+        saved = LocalRegister("saved", number=number)
+        yield Do("grad", number, (saved, *taken, *cotangents), tuple(map(self.slot, stage.wants)))
 
     def gather(
-        self, number: int, names: Sequence[str], gathered: dict[str, tuple[str, int]], step: int
-    ) -> Generator[Do, None, dict[str, str]]:
+        self, number: int, names: Sequence[str], gathered: Gathered, step: int
+    ) -> Generator[Do, None, dict[str, LocalRegister]]:
         """Values of parameters gathered again, if that was not done shortly before; the registers by their names."""
         registers = {}
         for name in names:
-            register, last = gathered.get(name, ("", -AHEAD))
-            if step - last > AHEAD or not register:
-                register = f"{name} again {number}"
+            register, last = gathered.get(name, (None, -AHEAD))
+            if step - last > AHEAD or register is None:
+                register = LocalRegister("again", name, number)
                 self.layouts[register] = self.layouts[name]
                 source = self.boxes[name].source
-                yield self.move([(self.layouts[source], self.layouts[name])], [source], [register])
+                yield self.move([(self.layouts[source], self.layouts[name])], values_of([source]), [register])
             gathered[name] = register, step
             registers[name] = register
         return registers
 
-    def chance(self, number: int) -> tuple[str, ...]:
+    def chance(self, number: int) -> tuple[LocalRegister, ...]:
         """Where a draw leaves from where on it drew, if it is to draw the same again."""
-        return (f"chance {number}",) if self.regions.draws(number) and not self.numbered else ()
+        drawn_again = self.regions.draws(number) and not self.numbered
+        return (LocalRegister("chance", number=number),) if drawn_again else ()
 
-    def recomputed(self, last: int, gathered: dict[str, tuple[str, int]], step: int) -> Iterator[Do]:
+    def recomputed(self, last: int, gathered: Gathered, step: int) -> Iterator[Do]:
         """The forward of the region of a segment, the last of it that has a backward, once more."""
         runs = self.regions.runs[self.regions.of[last]]
-        made: dict[str, str] = {}
+        made: dict[str, LocalRegister] = {}
         for number in runs:
             stage = self.stages[number]
             self.redone[number] = made
-            reads: dict[str, str] = {}
+            reads: dict[str, LocalRegister] = {}
             if isinstance(stage, Segment) and self.regather:
                 names = [name for name in stage.inputs if name not in made and self.is_gather(name)]
                 reads = yield from self.gather(last, names, gathered, step)
-            given = [made.get(name) or reads.get(name, name) for name in stage.inputs]
-            outputs = {name: f"{name} again {last}" for name in made_by(stage)}
+            given = [made.get(name) or reads.get(name) or LocalRegister("value", name) for name in stage.inputs]
+            outputs = {name: LocalRegister("again", name, last) for name in made_by(stage)}
             self.layouts.update({register: self.layouts[name] for name, register in outputs.items()})
             made.update(outputs)
             if isinstance(stage, Segment):
-                saved = (f"saved {number}",) if stage.wants else ()
+                saved = (LocalRegister("saved", number=number),) if stage.wants else ()
                 yield Do("run", number, tuple(given), (*outputs.values(), *saved))
             elif isinstance(stage, Draw):
                 yield Do("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
@@ -211,22 +228,34 @@ class Writer:
     def back(self, move: Back) -> Do:
         """The move of a gradient, all of which has come."""
         source = self.sources.get(move.into)
-        slot = f"home {move.into}" if source and move.dst is source.home else f"d {move.into}"
+        slot = LocalRegister("home" if source and move.dst is source.home else "d", move.into)
+        come = LocalRegister("d", move.of)
         self.layouts[slot] = move.dst
         self.written.add(slot)
         layout, target = self.graph.layout(move.of), self.graph.layout(move.into)
         if target.state.partial and target.state.reduction != "sum" and target.state != layout.state:
-            saved = self.extremal[move.of] = f"holders {move.of}"
-            return self.move([(move.src, move.dst)], [saved, f"d {move.of}"], [slot], saved=True)
+            saved = self.extremal[move.of] = LocalRegister("holders", move.of)
+            return self.move([(move.src, move.dst)], [saved, come], [slot], saved=True)
         if move.bucket is not None:
             self.bucket[len(self.transfers)] = move.bucket
-        return self.move([(move.src, move.dst)], [f"d {move.of}"], [slot])
+        return self.move([(move.src, move.dst)], [come], [slot])
 
-    def slot(self, name: str) -> str:
+    def homeward(self, slot: LocalRegister) -> Iterator[Do]:
+        """The move that brings a source's gradient home, all of which has come, where it is not there already."""
+        if slot.kind == "d" and slot.of in self.ends:
+            yield self.back(self.ends[slot.of])
+
+    @property
+    def grads(self) -> dict[str, LocalRegister]:
+        """The gradients that are brought home, by source."""
+        homes = ((name, LocalRegister("home", name)) for name in self.sources)
+        return {name: home for name, home in homes if home in self.written}
+
+    def slot(self, name: str) -> LocalRegister:
         """Where the gradients that ops return of a value are added up."""
         source = self.sources.get(name)
         layout = self.graph.layout(name).dual
-        slot = f"home {name}" if source and source.home is layout else f"d {name}"
+        slot = LocalRegister("home" if source and source.home is layout else "d", name)
         self.layouts[slot] = layout
         self.written.add(slot)
         return slot
@@ -239,9 +268,8 @@ def _ended(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
     for at, do in enumerate(listed):
         yield do
         for slot in dict.fromkeys(do.writes):
-            name = slot.removeprefix("d ")
-            if last[slot] == at and name != slot and name in writer.ends:
-                yield writer.back(writer.ends[name])
+            if last[slot] == at:
+                yield from writer.homeward(slot)
 
 
 def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
@@ -261,18 +289,8 @@ def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
             yield writer.move(pairs, reads, [register for each in together for register in each.writes])
 
 
-def _summed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+def _summed(todo: Iterable[Do], parts: Parts) -> Iterator[Do]:
     """With every further part of a gradient in a register of its own, and added to the first."""
-    come: dict[str, int] = {}
     for do in todo:
-        writes, adds = [], []
-        for slot in do.writes:
-            number = come[slot] = come.get(slot, 0) + 1
-            register = slot if number == 1 else f"{slot} #{number}"
-            if slot in writer.layouts:
-                writer.layouts[register] = writer.layouts[slot]
-            writes.append(register)
-            if number > 1:
-                adds.append(Do("add", number, (slot, register), (slot,)))
-        yield do._replace(writes=tuple(writes))
-        yield from adds
+        yield do._replace(writes=tuple(map(parts.part, do.writes)))
+        yield from parts.summed(do.writes)

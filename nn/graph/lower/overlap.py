@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ....boxing.plan import Plan, plan
 from ....sbp import Layout
+from .registers import LocalRegister
 
 __all__ = ["AHEAD", "Do", "Transfer", "freed", "overlapped"]
 
@@ -26,8 +27,8 @@ class Do(NamedTuple):
 
     what: What
     number: int
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: tuple[LocalRegister, ...] = ()
+    writes: tuple[LocalRegister, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.what} {self.number}: {', '.join(self.reads)} -> {', '.join(self.writes)}"
@@ -81,7 +82,7 @@ def overlapped(todo: Sequence[Do], transfers: Sequence[Transfer], always: bool =
             end = min([readers[at], *(w + 1 for w in work[here + AHEAD - 1 : here + AHEAD])])
             beside = bisect_left(work, end) > bisect_left(work, begin)
             if beside and transfer.sends and (always or transfer.pays) and not (transfer.saves or transfer.saved):
-                pending = f"moving {do.number}"
+                pending = LocalRegister("moving", number=do.number)
                 starts.setdefault(begin, []).append(Do("start", do.number, do.reads, (pending,)))
                 waits.setdefault(end, []).append(Do("wait", do.number, (pending,), do.writes))
                 done = end

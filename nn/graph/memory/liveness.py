@@ -119,7 +119,7 @@ class _Rank:
     def behind(self) -> Kept:
         """The values that are live between forward and backward."""
         self.sources()
-        runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and " again " not in do.writes[0])
+        runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and do.writes[0].kind != "again")
         last = max(runs, default=-1)
         for do in self.plan.todo[: last + 2]:
             if do.what in ("run", "draw", "box", "free"):
@@ -216,8 +216,8 @@ class _Rank:
             found = self.run(made.forward, given)
             for register, storage in zip(do.writes[: len(stage.outputs)], found, strict=False):
                 self.hold(register, [storage])
-            if f"saved {do.number}" in do.writes:
-                self.hold(f"saved {do.number}", found[len(stage.outputs) :])
+            for register in do.writes[len(stage.outputs) :]:  # what it saved
+                self.hold(register, found[len(stage.outputs) :])
         else:
             assert made.backward is not None
             taken = (*do.reads[1 : 1 + len(made.again)], *do.reads[len(do.reads) - len(stage.returns) :])

@@ -14,6 +14,7 @@ from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, parts
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
+from ..lower.registers import LocalRegister
 from ..microbatch.parts import Size
 from .chunks import Chunks
 from .tasks import Hop, Name, Tasks
@@ -25,8 +26,8 @@ __all__ = ["Bundle", "Lowered", "lowered", "shape_of", "skeleton"]
 class Bundle:
     """What lies in a slot of a register: what its maker puts there, and what its reader finds. They differ by hops."""
 
-    sent: tuple[str, ...]
-    come: tuple[str, ...]
+    sent: tuple[LocalRegister, ...]
+    come: tuple[LocalRegister, ...]
     hops: tuple[Hop, ...] = ()
 
 
@@ -161,7 +162,9 @@ class _Lowering:
         for (source, target), listed in hops.items():
             self.join(size, source, target, (), tuple(listed))
 
-    def join(self, size: Size, maker: Name, reader: Name, held: tuple[str, ...], hops: tuple[Hop, ...]) -> None:
+    def join(
+        self, size: Size, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
+    ) -> None:
         """What one task hands to another, in the skeleton's register or in one of its own.
 
         Backward goes from the last slice of a sequence to the first: what it has of forward lies in one for each.
@@ -179,7 +182,7 @@ class _Lowering:
         name: str,
         ends: tuple[Name, Name],
         lane: int | None,
-        held: tuple[str, ...],
+        held: tuple[LocalRegister, ...],
         hops: tuple[Hop, ...],
     ) -> None:
         """A register between two tasks, or between their cases for one slice of each sequence, and its bundle."""

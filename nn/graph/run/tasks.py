@@ -17,9 +17,11 @@ from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ....sbp import Layout
+from ..lower.gradient_parts import Parts
 from ..lower.order import Writer, bucketed
 from ..lower.overlap import Do, Transfer
 from ..lower.recompute import recomputed
+from ..lower.registers import Contents, LocalRegister
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 
@@ -52,8 +54,8 @@ class Hop(NamedTuple):
 
     source: Name
     target: Name
-    sent: str
-    come: str
+    sent: LocalRegister
+    come: LocalRegister
     pair: tuple[Layout, Layout]
 
 
@@ -63,8 +65,8 @@ class Task:
 
     name: Name
     todo: tuple[Do, ...]
-    values: tuple[str, ...]
-    sums: tuple[str, ...]
+    values: tuple[LocalRegister, ...]
+    sums: tuple[LocalRegister, ...]
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}:", *(f"  {do}" for do in self.todo)])
@@ -75,12 +77,12 @@ class Tasks:
     """All tasks of a graph. `edges` are by who makes and who reads."""
 
     tasks: Mapping[Name, Task]
-    edges: Mapping[tuple[Name, Name], tuple[str, ...]]
+    edges: Mapping[tuple[Name, Name], tuple[LocalRegister, ...]]
     hops: tuple[Hop, ...]
     before: tuple[Do, ...]
     after: tuple[Do, ...]
-    sums: Mapping[str, str]  # parts of gradients -> the register where they are added up
-    grads: Mapping[str, str]  # of sources: the register of the gradient at home
+    sums: Mapping[LocalRegister, LocalRegister]  # parts of gradients -> the register where they are added up
+    grads: Mapping[str, LocalRegister]  # of sources: the register of the gradient at home
     transfers: tuple[Transfer, ...]
     layouts: Mapping[str, Layout]
 
@@ -118,8 +120,8 @@ class _Tasks:
         self.before: list[Do] = []
         self.hops: list[Hop] = []
         self.after: list[Do] = []
-        self.come: dict[str, int] = defaultdict(int)  # how many parts of a gradient there are
-        self.sums: dict[str, str] = {}
+        self.parts = Parts(self.writer.layouts)
+        self.sums: dict[LocalRegister, LocalRegister] = {}
 
     def made(self) -> Tasks:
         backward = list(self.writer.backward())
@@ -131,17 +133,11 @@ class _Tasks:
         for chunk in range(len(self.where.group)):
             self.todo[Name("F", chunk)]
         done = {name: self.task(name, todo) for name, todo in self.todo.items()}
-        grads = {
-            s.value.name: register
-            for s in self.graph.sources
-            if (register := f"home {s.value.name}") in self.writer.written
-        }
         transfers = tuple(self.writer.transfers)
         edges = self.edges(done)
         layouts = self.writer.layouts
-        return Tasks(
-            done, edges, tuple(self.hops), tuple(self.before), tuple(self.after), self.sums, grads, transfers, layouts
-        )
+        before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
+        return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
 
     def forward(self, n: int, do: Do) -> None:
         """A stage, done in its chunk; or a hop from one chunk to another, or once."""
@@ -160,23 +156,24 @@ class _Tasks:
                     "placement"
                 )
             source = Name("F", self.where.home[stage.source])
-            self.hop(source, Name("F", self.where.home[name]), stage.source, name)
+            self.hop(source, Name("F", self.where.home[name]), do.reads[0], do.writes[0])
         else:
             assert chunk is not None
             self.todo[Name("F", chunk)].append(self.stashed(do))
 
     def stashed(self, do: Do) -> Do:
         """A forward whose backward is in two keeps something for each half."""
-        halved = do.what == "run" and do.number in self.apart and f"saved {do.number}" in do.writes
-        return do._replace(writes=(*do.writes, f"stash {do.number}")) if halved else do
+        halved = do.what == "run" and do.number in self.apart and any(y.kind == "saved" for y in do.writes)
+        return do._replace(writes=(*do.writes, LocalRegister("stash", number=do.number))) if halved else do
 
-    def hop(self, source: Name, target: Name, reads: str, writes: str) -> None:
+    def hop(self, source: Name, target: Name, reads: LocalRegister, writes: LocalRegister) -> None:
         """A value sent: what is done to it before it leaves its group, and behind its arrival."""
         src, dst = self.writer.layouts[reads], self.writer.layouts[writes]
         moves = plan(src, dst).moves
         at = next(n for n, move in enumerate(moves) if move.kind == "transfer")
         pair = moves[at].src, moves[at].dst
-        sent, come = (reads if pair[0] is src else f"{writes} sent"), (writes if pair[1] is dst else f"{writes} come")
+        sent = reads if pair[0] is src else LocalRegister("sent", writes)
+        come = writes if pair[1] is dst else LocalRegister("come", writes)
         self.writer.layouts.update({sent: pair[0], come: pair[1]})
         if sent != reads:
             self.todo[source].append(self.writer.move([(src, pair[0])], [reads], [sent]))
@@ -190,24 +187,23 @@ class _Tasks:
         if do.what == "grad":
             self.gradient(do)
         elif do.what == "seed":
-            self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
-        elif " again " in do.writes[0]:
-            number = int(do.writes[0].rpartition(" ")[2])
-            self.put(self.name(number, "B"), self.stashed(do))
-        elif not do.reads[-1].startswith("d "):  # a loss's gradient that the graph makes
-            self.put(Name("B", self.where.home[_value(do.writes[0])]), do)
+            self.put(Name("B", self.where.home[do.writes[0].of]), do)
+        elif do.writes[0].kind == "again":
+            self.put(self.name(do.writes[0].number, "B"), self.stashed(do))
+        elif do.reads[-1].kind != "d":  # a loss's gradient that the graph makes
+            self.put(Name("B", self.where.home[do.writes[0].of]), do)
         else:
             self.moved(do)
 
     def moved(self, do: Do) -> None:
         """A gradient that goes on to another layout."""
-        name, into = _value(do.reads[-1]), _value(do.writes[0])
+        name, into = do.reads[-1].of, do.writes[0].of
         n = self.makers[name]
         if n in self.where.once:
             self.after.append(do)
         elif n in self.where.hops:
             source, target = Name("B", self.where.home[name]), Name("B", self.where.home[into])
-            self.summed(source, do.reads)
+            self.todo[source] += self.parts.summed(do.reads)
             self.hop(source, target, do.reads[0], self.part(do.writes[0]))
         else:
             self.put(self.name(n, "W" if name in self.derived else "B"), do)
@@ -220,7 +216,7 @@ class _Tasks:
         if do.number not in self.apart:
             self.put(self.name(do.number, "W" if all(weights) else "B"), do)
             return
-        rest = f"rest {do.number}"
+        rest, stash = (LocalRegister(kind, number=do.number) for kind in REST)
         many = len(stage.returns)
         taken = dict(zip(self.writer.again[do.number], do.reads[1:-many], strict=False))
         first, second = ([taken[name] for name in names] for names in self.apart[do.number])
@@ -228,7 +224,7 @@ class _Tasks:
         theirs = [y for y, weight in zip(do.writes, weights, strict=True) if weight]
         reads = (do.reads[0], *first, *do.reads[-many:])
         self.put(self.name(do.number, "B"), Do("first", do.number, reads, (*into, rest)))
-        self.put(self.name(do.number, "W"), Do("second", do.number, (f"stash {do.number}", *second, rest), (*theirs,)))
+        self.put(self.name(do.number, "W"), Do("second", do.number, (stash, *second, rest), (*theirs,)))
 
     def name(self, stage: int, kind: Kind) -> Name:
         chunk = self.where.of[stage]
@@ -237,31 +233,20 @@ class _Tasks:
 
     def put(self, name: Name, do: Do) -> None:
         """A thing to do in a task, behind the sums that it reads, each part that it writes in a register of its own."""
-        self.summed(name, do.reads)
-        self.todo[name].append(do._replace(writes=tuple(self.part(register) for register in do.writes)))
+        self.todo[name] += self.parts.summed(do.reads)
+        self.todo[name].append(do._replace(writes=tuple(map(self.part, do.writes))))
 
-    def part(self, slot: str) -> str:
+    def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient; those of weights are added up over micro-batches."""
-        if not slot.startswith(("d ", "home ")):
-            return slot
-        self.come[slot] += 1
-        register = slot if self.come[slot] == 1 else f"{slot} #{self.come[slot]}"
-        self.writer.layouts[register] = self.writer.layouts[slot]
-        if _value(slot) in self.where.weights:
+        register = self.parts.part(slot)
+        if slot.is_gradient and slot.of in self.where.weights:
             self.sums[register] = slot
         return register
-
-    def summed(self, name: Name, reads: Sequence[str]) -> None:
-        """All parts of gradients that are about to be read, added up there."""
-        for slot in reads:
-            for number in range(2, self.come.get(slot, 0) + 1):
-                self.todo[name].append(Do("add", number, (slot, f"{slot} #{number}"), (slot,)))
-            self.come.pop(slot, None)
 
     def ends(self) -> None:
         """Behind all micro-batches: gradients of weights back from where these were sent, and home."""
         for s in self.graph.sources:
-            if s.kind == "input" and any(f"{word} {s.value.name}" in self.come for word in ("d", "home")):
+            if s.kind == "input" and any(slot.of == s.value.name for slot in self.parts.come):
                 raise SbpError(
                     f"the argument {s.value.name} requires grad, which a step in micro-batches does not give\n"
                     "  leave micro_batches= and schedule= out, or pass it detached"
@@ -271,19 +256,16 @@ class _Tasks:
         for number, do in enumerate(after):
             (slot,) = do.writes
             if slot in slots:
-                part = f"{slot} back {number}"
+                part = LocalRegister("back", slot, number)
                 self.writer.layouts[part] = self.writer.layouts[slot]
                 self.after += [do._replace(writes=(part,)), Do("add", 2, (slot, part), (slot,))]
             else:
                 slots[slot] = None
                 self.after.append(do)
-        self.after += [self.writer.back(self.writer.ends[_value(slot)]) for slot in slots if self.end(slot)]
+        self.after += [home for slot in slots for home in self.writer.homeward(slot)]
         read = {register for do in self.after for register in do.reads}
         last = [do for do in self.after if read.isdisjoint(do.writes)]
         self.after = [*(do for do in self.after if do not in last), *bucketed(last, self.writer)]
-
-    def end(self, slot: str) -> bool:
-        return slot.startswith("d ") and _value(slot) in self.writer.ends
 
     def task(self, name: Name, todo: Sequence[Do]) -> Task:
         wanted = kept(self.graph)
@@ -291,7 +273,7 @@ class _Tasks:
         values = tuple(dict.fromkeys(r for r in written if r in wanted)) if name.kind == "F" else ()
         return Task(name, tuple(todo), values, tuple(dict.fromkeys(r for r in written if r in self.sums)))
 
-    def edges(self, done: Mapping[Name, Task]) -> dict[tuple[Name, Name], tuple[str, ...]]:
+    def edges(self, done: Mapping[Name, Task]) -> dict[tuple[Name, Name], tuple[LocalRegister, ...]]:
         """Who hands what to whom."""
         arrive = {hop.come: hop.target for hop in self.hops}
         makers = dict(arrive)
@@ -299,7 +281,7 @@ class _Tasks:
             for do in task.todo:
                 if do.what != "add":
                     makers.update(dict.fromkeys(do.writes, name))
-        found: dict[tuple[Name, Name], dict[str, None]] = defaultdict(dict)
+        found: dict[tuple[Name, Name], dict[LocalRegister, None]] = defaultdict(dict)
         for name, task in done.items():
             needed = [*_read(task.todo), *(hop.sent for hop in self.hops if hop.source == name)]
             for register in needed:
@@ -312,6 +294,9 @@ class _Tasks:
         return {pair: tuple(registers) for pair, registers in found.items()}
 
 
+REST: tuple[Contents, Contents] = "rest", "stash"
+
+
 def derived(stages: Sequence[Stage], where: Chunks) -> frozenset[str]:
     """The values that are weights, or made of weights alone."""
     found = set(where.weights)
@@ -321,11 +306,6 @@ def derived(stages: Sequence[Stage], where: Chunks) -> frozenset[str]:
     return frozenset(found)
 
 
-def _read(todo: Sequence[Do]) -> Iterator[str]:
+def _read(todo: Sequence[Do]) -> Iterator[LocalRegister]:
     for do in todo:
         yield from do.reads
-
-
-def _value(register: str) -> str:
-    """The value whose gradient a register holds."""
-    return register.partition(" #")[0].removeprefix("d ").removeprefix("home ")

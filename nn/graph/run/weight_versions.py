@@ -20,6 +20,7 @@ from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
 from ..compiler.generated_calls import Shards, no_shards, plain
 from ..lower.overlap import Do, Transfer
+from ..lower.registers import LocalRegister
 from ..microbatch.parts import Size
 from .pipeline import Made, Pipelined
 from .tasks import Name
@@ -66,7 +67,7 @@ class Streamed(Pipelined):
                 "or take a schedule with a flush, as '1f1b'"
             )
         homes = {task.name.chunk: set(task.sums) for task in tasks.tasks.values() if task.sums}
-        self.slots_of: dict[int, tuple[str, ...]] = {}
+        self.slots_of: dict[int, tuple[LocalRegister, ...]] = {}
         for chunk, registers in homes.items():
             self.slots_of[chunk] = tuple(dict.fromkeys(slot for r, slot in tasks.sums.items() if r in registers))
         seen: dict[str, int] = {}
@@ -74,7 +75,7 @@ class Streamed(Pipelined):
             for slot in slots:
                 if seen.setdefault(slot, chunk) != chunk:
                     raise ScheduleError(
-                        f"{name}: the gradient of {slot.partition(' ')[2]} comes from two chunks\n"
+                        f"{name}: the gradient of {slot.of} comes from two chunks\n"
                         f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, as '1f1b'"
                     )
         self.seeing: dict[int, tuple[tuple[str, ...], Running]] = {}
@@ -100,9 +101,9 @@ class Streamed(Pipelined):
                 if do.reads[0] in known:
                     known.update(do.writes)
                     todo.append(do)
-            made = tuple(do.writes[0] for do in todo)
-            gives = Bundles((), tuple((y,) for y in made))
-            self.seeing[chunk] = made, variant.running(f"before{chunk}", todo, gives)
+            ours = tuple(do.writes[0] for do in todo)
+            gives = Bundles((), tuple((y,) for y in ours))
+            self.seeing[chunk] = ours, variant.running(f"before{chunk}", todo, gives)
         made, see = self.seeing[chunk]
         with torch.no_grad():
             seen = dict(zip(made, see.run(self.held), strict=True))

@@ -8,7 +8,8 @@ from sbpflow import B, P, S
 from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.lower.order import Order, schedule
-from sbpflow.nn.graph.lower.overlap import AHEAD, Do, Transfer, freed, overlapped
+from sbpflow.nn.graph.lower.overlap import AHEAD, Do, Transfer, What, freed, overlapped
+from sbpflow.nn.graph.lower.registers import values_of
 from sbpflow.nn.graph.lower.saved_inputs import read_again
 from sbpflow.nn.graph.lower.segments import Segment, segments
 from sbpflow.nn.graph.run.program import Program
@@ -134,18 +135,22 @@ def test_a_loss_may_be_a_parameter_itself() -> None:
     assert plan.grads == {"w": "home w"}
 
 
+def do(what: What, number: int, reads: str, writes: str) -> Do:
+    return Do(what, number, values_of(reads.split()), values_of(writes.split()))
+
+
 def test_a_chain_of_moves_keeps_its_order() -> None:
     rows, columns, whole = (layout(LINE, sbp, (8, 8)) for sbp in (S(0), S(1), B))
     transfers = [Transfer(((rows, columns),)), Transfer(((columns, whole),))]
-    todo = [Do("run", 0, ("x",), ("y",)), Do("box", 0, ("p",), ("q",)), Do("box", 1, ("q",), ("r",)),
-            Do("run", 1, ("y",), ("z",)), Do("run", 2, ("r", "z"), ("out",))]  # fmt: skip
+    todo = [do("run", 0, "x", "y"), do("box", 0, "p", "q"), do("box", 1, "q", "r"),
+            do("run", 1, "y", "z"), do("run", 2, "r z", "out")]  # fmt: skip
     order = [(do.what, do.number) for do in overlapped(todo, transfers, always=True)]
     assert order.index(("wait", 0)) < order.index(("start", 1)) < order.index(("run", 1)) < order.index(("wait", 1))
     assert order.index(("start", 0)) < order.index(("run", 0))
 
 
 def test_values_go_after_their_last_use() -> None:
-    todo = [Do("run", 0, ("x",), ("y", "unused")), Do("run", 1, ("y",), ("z",))]
+    todo = [do("run", 0, "x", "y unused"), do("run", 1, "y", "z")]
     assert [str(do) for do in freed(todo, {"z"})] == [
         "run 0: x -> y, unused",
         "free 0: x, unused -> ",
