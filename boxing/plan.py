@@ -54,7 +54,7 @@ class Plan:
 
     @cached_property
     def expected(self) -> tuple[tuple[int, tuple[int, ...], torch.dtype, str], ...]:
-        """What this process is to pass in: for each source rank that it owns its shape, dtype and device type."""
+        """The shards to be passed in: for each source rank that this process owns its shape, dtype and device type."""
         src = self.src
         return tuple((r, src.local_shape(r), src.dtype, src.placement.type) for r in owned(src.placement))
 
@@ -72,7 +72,7 @@ class Plan:
 
     @cached_property
     def text(self) -> bytes:
-        """What the ledger and errors call this plan."""
+        """The plan as the ledger and errors call it."""
         return f"{self.src} -> {self.dst.lie} on {self.dst.placement}".encode()
 
     @cached_property

@@ -48,7 +48,7 @@ class Ref(NamedTuple):
 
 
 def leaves(value: Any, kind: Any) -> list[Any]:
-    """What is of this kind (or one of these) in an argument or result, lists, tuples and dicts taken apart, in order.
+    """The leaves of this kind (or of these) in an argument or result: lists, tuples and dicts taken apart, in order.
 
     >>> leaves(([1, "x"], {"k": 2}), int)
     [1, 2]

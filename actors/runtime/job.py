@@ -1,4 +1,4 @@
-"""What a step is made of."""
+"""The job of a runtime: a network and the work of its actors, checked before a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case
 
 @dataclass
 class Job:
-    """What steps are made of."""
+    """A network, the work of its actors, and how they are run."""
 
     network: Network
     work: Mapping[str, Work]

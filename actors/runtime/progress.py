@@ -24,7 +24,7 @@ class Dead(TransportError):
 
 
 class Doing(Protocol):
-    """Who makes a step."""
+    """The maker of a step: inline, or threads."""
 
     @property
     def fired(self) -> int:
@@ -37,11 +37,11 @@ class Doing(Protocol):
         """Whether all that is at something waits for another process."""
 
     def describe(self) -> str:
-        """Who waits for whom."""
+        """All waits as text: who waits for whom."""
 
 
 class Guard(Protocol):
-    """What a step needs whose network goes on in other processes."""
+    """The guard of a step whose network goes on in other processes."""
 
     def enter(self, watch: "Progress") -> None:
         """A step begins. Refuses where an earlier one failed; may call the watch's `fail`, `look` and `report`."""
@@ -57,7 +57,7 @@ class Guard(Protocol):
 
 
 class Progress:
-    """What a guard knows of a step. `patience`: seconds without progress; None: those of flow.init."""
+    """The progress of a step, as a guard knows it. `patience`: seconds without progress; None: those of flow.init."""
 
     def __init__(self, doing: Doing, name: str, guard: Guard | None, patience: float | None) -> None:
         self.doing, self.name, self.guard, self.patience = doing, name, guard, patience

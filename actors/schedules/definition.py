@@ -163,7 +163,7 @@ class Definition:
         return formula(text, names)
 
     def rows(self, shape: Shape) -> tuple[tuple[Action, ...], ...]:
-        """What each device does in order, in chunks of the model; empty where marks say it."""
+        """The order of each device, in chunks of the model; empty where marks say it."""
         if self.order and (shape.v, shape.n) == (2, 1):
             return ORDERS[self.order](shape.p, shape.m)
         if self.order:

@@ -165,7 +165,7 @@ class _Parts:
         self.takes[dst].append(replace(take or Take(""), register=name))
 
     def activations(self) -> None:
-        """What F leaves for B, and for W. Slots are counted in one register; of slices, each has one of its own too,
+        """Activations that F leaves for B and W. Slots are counted in one register; of slices, each has its own too,
         so that backward goes from the last of a sequence to the first."""
         c, marks, schedule = self.chunk.number, self.chunk.marks, self.schedule
         holder = "stash" if schedule.split else "act"

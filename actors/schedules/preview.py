@@ -28,7 +28,7 @@ DEVICES = 12  # whose figures stand in one line
 
 
 class ChunkTask(NamedTuple):
-    """What a firing of a pipeline's network is: kind, and chunk of the model."""
+    """The task of a firing in a pipeline's network: kind, and chunk of the model."""
 
     kind: str
     chunk: int
@@ -115,7 +115,7 @@ class Preview:
 
     @cached_property
     def rows(self) -> tuple[tuple[Bar, ...], ...]:
-        """What each device does; chunks are counted on the device, micro-batches over both routes."""
+        """The tasks of each device in order; chunks are counted on the device, micro-batches over both routes."""
         found: list[list[Bar]] = [[] for _ in range(self.shape.p)]
         routes = self.schedule.routes(self.shape)
         for ran in self.run.firings:
@@ -254,7 +254,7 @@ def ticks(end: float, most: int = 10) -> list[float]:
 
 
 def preview(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
-    """What a schedule would do; where it comes to a stop, an error says who waits for what."""
+    """The preview of a schedule; where it comes to a stop, an error says who waits for what."""
     each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
     network = pipeline(schedule, shape, each)
     run = simulate(network)

@@ -30,7 +30,7 @@ class Schedule(Definition):
         n: int = 1,
         costs: Costs | Sequence[Costs] | None = None,
     ) -> Preview:
-        """What p devices would do with m micro-batches, and when: print it, or give a path for a picture (SVG)."""
+        """The preview of p devices and m micro-batches: print it, or give a path for a picture (SVG)."""
         drawn = preview(self, self.shape(p, m, v=v, n=n), costs)
         if path is not None:
             drawn.write(path)

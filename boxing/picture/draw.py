@@ -216,7 +216,7 @@ def _node(name: str, x: float, y: float, lines: Sequence[str], look: str) -> str
 
 
 def _chip(name: str, x: float, y: float, kind: str, *lines: str) -> str:
-    """What an edge says, on a ground of its own, so that it reads on any page."""
+    """The words of an edge, on a ground of their own, so that they read on any page."""
     look = FAMILIES[family(kind)]
     size = f"width={EM * max(map(len, lines)) + 0.2:.2f}, height=0.4"
     return _node(name, x, y, lines, f'color="{look.fill}", fillcolor="{look.fill}", fontcolor="{look.ink}", {size}')
@@ -236,7 +236,7 @@ def _kind(layout: Layout) -> str:
 
 
 class RankBox(NamedTuple):
-    """What is written in the box of a rank, and its colour."""
+    """The lines in the box of a rank, and its colour."""
 
     lines: tuple[str, ...]
     fill: str
@@ -265,7 +265,7 @@ def _range(held: Spans, size: int) -> str:
 
 
 def _term(layout: Layout, rank: int) -> Iterator[str]:
-    """Which of the terms a rank holds where the layout is partial, counted from 1."""
+    """The number of the term that a rank holds where the layout is partial, counted from 1."""
     axes, sizes, where = layout.state.partial, layout.placement.shape, layout.placement.coords(rank)
     if axes:
         at = 0

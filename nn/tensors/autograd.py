@@ -88,7 +88,7 @@ class Leaf:
         return known
 
     def source(self, x: Handle, dst: Layout) -> tuple[Layout, tuple[Tensor, ...]]:
-        """What to move from: the alias whose gradient comes back for nothing, or for least."""
+        """The source of a move: the alias whose gradient comes back for nothing, or for least."""
         src = x._layout
         if src.placement is not dst.placement:
             return src, x._shards

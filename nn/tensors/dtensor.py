@@ -155,7 +155,7 @@ def _odd(of: Layout) -> list[int]:
 
 
 def _chunk(of: Layout, dim: int, rank: int) -> tuple[tuple[int, int], ...]:
-    """What DTensor would have a rank hold of a dim."""
+    """The piece of a dim that DTensor would have a rank hold."""
     lo, hi = 0, of.shape[dim]
     for axis in of.state.dims[dim]:
         longest = -(-(hi - lo) // of.placement.shape[axis])

@@ -125,7 +125,7 @@ def inner(x: Handle) -> tuple[Tensor, ...]:
 
 
 def retained(x: AnyHandle) -> AnyHandle | None:
-    """What backward passes have left on the shards of a tensor that is no leaf."""
+    """The gradient that backward passes have left on the shards of a tensor that is no leaf."""
     if any(shard.grad_fn is not node and not shard.retains_grad for shard, node, _ in x._heard):
         raise SbpError(
             f"a moved tensor {tuple(x.shape)} was written to after x.retain_grad(), and its gradient was not kept\n"

@@ -39,7 +39,7 @@ def text(x: Handle) -> str:
 
 
 def _note(of: Layout, rank: int) -> str:
-    """What a rank's own shard is, where it is not the value."""
+    """A note on a rank's own shard, where it is not the value."""
     if of.state.partial:
         return f"only rank {rank}'s addend ({of.state.reduction}), shape={of.shape}, "
     return f"only the piece of rank {rank}, shape={of.shape}, " if of.state.split else ""
@@ -57,7 +57,7 @@ def rows(x: Handle) -> list[tuple[str, str, str, str]]:
 
 
 def table(x: Handle) -> str:
-    """Who holds what, a line a rank."""
+    """A table of who holds what, a line a rank."""
     found = rows(x)
     head = ("rank", "holds", "shape", "as")
     shown = [head, *found[:MOST_RANKS]]

@@ -22,7 +22,7 @@ STAGES = 4  # that are named, those that work most
 
 @dataclass(frozen=True)
 class Cost:
-    """What the chooser knows of one op: its seconds, and by how many more the next best signature would cost."""
+    """One op as the chooser knows it: its seconds, and by how many more the next best signature would cost."""
 
     of: int | str  # its place among the steps of the graph, or the name of what it makes
     seconds: float

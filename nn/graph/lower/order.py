@@ -30,7 +30,7 @@ __all__ = ["Order", "Writer", "bucketed", "schedule"]
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
+    """Things to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
 
     todo: tuple[Do, ...]
     transfers: tuple[Transfer, ...]
