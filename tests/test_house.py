@@ -10,15 +10,13 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FLOORS = ("placement", "sbp", "boxing", "actors", "nn")  # lowest first
+from tools.house import FLOORS, ROOM_CODE, ROOT, arrows, files, imports, joined, map_of, units
+
 ARROWS = {
     ("sbp", "placement"),
     ("boxing", "placement"),
@@ -30,14 +28,6 @@ ARROWS = {
     ("nn", "boxing"),
     ("nn", "actors"),
 }
-DATA = {".py", ".lark", ".rules", ".toml"}
-
-
-def files(room: str) -> list[Path]:
-    return [path for path in sorted((ROOT / room).rglob("*")) if path.is_file() and path.suffix in DATA]
-
-
-ROOM_CODE = [path.relative_to(ROOT) for room in FLOORS for path in files(room) if path.suffix == ".py"]
 ALL_CODE = [
     *ROOM_CODE,
     *(path.relative_to(ROOT) for path in ROOT.glob("sbpflow/*.py")),
@@ -48,40 +38,6 @@ ALL_CODE = [
         if path.suffix == ".py"
     ),
 ]
-MODULES = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in ROOM_CODE}
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """One imported name as a dotted path from the root of the house; `loading` if it happens on import."""
-
-    level: int
-    target: str
-    loading: bool
-
-
-def imports(path: Path) -> Iterator[Import]:
-    """Every import of a file, also those in functions and under TYPE_CHECKING."""
-
-    def visit(node: ast.AST, loading: bool) -> Iterator[Import]:
-        if isinstance(node, ast.Import):
-            yield from (Import(0, name.name, loading) for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            # `from .grid import Placement`: the name may be a module or something in it; `settle` decides.
-            package = path.parent.parts[: len(path.parent.parts) - node.level + 1] if node.level else ()
-            for name in node.names:
-                parts = (*package, *(node.module or "").split("."), name.name)
-                yield Import(node.level, ".".join(filter(None, parts)), loading)
-        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        body = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else []
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, loading and not later and child not in body)
-
-    return visit(ast.parse((ROOT / path).read_text()), True)
-
-
-def settle(target: str) -> str:
-    return target if target in MODULES else target.rpartition(".")[0]
 
 
 def test_the_floors_allow_the_arrows() -> None:
@@ -96,12 +52,50 @@ def test_rooms_import_along_the_known_arrows_only() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph: dict[str, set[str]] = {}
-    for path in ROOM_CODE:
-        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-        targets = {settle(found.target) for found in imports(path) if found.level and found.loading}
-        graph[module] = targets - {module}
+    """Not even in a function, or for typing."""
+    open_yet = ("nn.tensors.", "nn.eager.")
+    graph = {module: targets for module, targets in arrows().items() if not module.startswith(open_yet)}
     TopologicalSorter(graph).prepare()  # raises CycleError with the modules of the circle
+
+
+def test_no_folder_imports_itself_through_others() -> None:
+    TopologicalSorter(joined(arrows(), units(arrows()))).prepare()
+
+
+def test_the_map_names_the_folders_from_the_ground_up() -> None:
+    house = {
+        "sbp": {"sbp.call"},
+        "sbp.check": {"sbp.joint.plan", "sbp.book.views"},
+        "sbp.call": set(),
+        "sbp.book": {"sbp.book.views"},
+        "sbp.book.views": {"sbp.call"},
+        "sbp.joint": set(),
+        "sbp.joint.plan": {"sbp.book", "sbp.call"},
+        "nn": {"sbp"},
+    }
+    assert map_of(house).splitlines() == [
+        "sbp/book               1  sbp/call",
+        "sbp/joint              1  sbp/book",
+        "sbp                    2  sbp/joint",
+        "nn                     0  sbp",
+    ]
+    assert len(map_of(arrows()).splitlines()) <= 60
+
+
+def test_a_folder_has_at_most_sixteen_modules() -> None:
+    modules = [path for path in ALL_CODE if path.name != "__init__.py" and path.parts[0] != "tests"]
+    many = Counter(path.parent.as_posix() for path in modules)
+    assert {folder: count for folder, count in many.items() if count > 16} == {}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    """But for those that stand for the same thing in two graphs, as the words of docs/concepts.md say."""
+    trees = [ast.parse((ROOT / path).read_text()) for path in ROOM_CODE]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    twice = {name for name, count in names.items() if count > 1}
+    assert twice == {"Source"}
+    words = (ROOT / "docs/concepts.md").read_text().partition("## Words")[2]
+    assert {word.capitalize() for word in re.findall(r"^- \*(\w+)\*: ", words, re.MULTILINE)} >= twice
 
 
 @pytest.mark.parametrize("path", ALL_CODE, ids=str)

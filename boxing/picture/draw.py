@@ -22,7 +22,7 @@ from ..routes.moves import Move
 from ..routes.price import Price
 from .palette import FAMILIES, duration, family, volume
 
-__all__ = ["Drawn", "axis_graph", "picture", "plan_graph", "written"]
+__all__ = ["DrawnPlan", "axis_graph", "picture", "plan_graph", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
@@ -125,10 +125,11 @@ def _by_wasm(dot_source: str) -> bytes | None:
         return None
 
 
-class Drawn(Protocol):
+class DrawnPlan(Protocol):
     """The parts of a plan that a picture shows."""
 
     src: Layout
+    dst: Layout
     moves: tuple[Move, ...]
     price: Price
 
@@ -140,7 +141,7 @@ class Drawn(Protocol):
     def busiest(self) -> Sequence[int]: ...
 
 
-def plan_graph(plan: Drawn) -> str:
+def plan_graph(plan: DrawnPlan) -> str:
     """One plan from left to right: the ranks of each state in their grid, of one colour where they hold one piece."""
     stops = [plan.src, *(move.dst for move in plan.moves)]
     several = len({stop.placement for stop in stops}) > 1
@@ -179,7 +180,7 @@ def _stop(k: int, stop: Layout, at: float, several: bool) -> tuple[list[str], fl
     return body, at + width
 
 
-def axis_graph(place: Placement, shape: tuple[int, int], plan: Callable[[Layout, Layout], Drawn]) -> str:
+def axis_graph(place: Placement, shape: tuple[int, int], plan: Callable[[Layout, Layout], DrawnPlan]) -> str:
     """The four signatures of a matrix on a placement of one axis, and what it takes to get from one to another."""
     spots: dict[Sbp, tuple[float, float]] = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
     known = {sbp: layout(place, sbp, shape) for sbp in spots}

@@ -13,8 +13,8 @@ from html import escape
 from itertools import groupby, pairwise
 
 from ...sbp import Layout
-from ..plan import Plan
 from ..routes.bound import lower_bound
+from .draw import DrawnPlan
 from .palette import FAMILIES, SHORT, family, volume
 
 __all__ = ["moves_matrix"]
@@ -23,7 +23,7 @@ WIDE, TALL, SIDE, HEAD, GAP, PAD = 66, 34, 60, 20, 6, 24  # pixels of a cell, a 
 PAGE = {"paper": ("#ffffff", "#0d1117"), "ink": ("#1f2328", "#e6edf3"), "pale": ("#6e7781", "#8b949e")}
 
 
-def moves_matrix(plans: Sequence[Plan], title: str = "") -> str:
+def moves_matrix(plans: Sequence[DrawnPlan], title: str = "") -> str:
     """These plans by source and target, in the order they come; a pair without a plan stays empty."""
     sources = list(dict.fromkeys(way.src for way in plans))
     targets = list(dict.fromkeys(way.dst for way in plans))
@@ -52,12 +52,12 @@ def moves_matrix(plans: Sequence[Plan], title: str = "") -> str:
     return "\n".join([head, f"<style>{_style()}</style>", *body, "</svg>", ""])
 
 
-def collectives(plan: Plan) -> list[str]:
+def collectives(plan: DrawnPlan) -> list[str]:
     """The kinds of a plan's moves that send something."""
     return [move.kind for move in plan.moves if move.kind in SHORT]
 
 
-def _cell(plan: Plan, x: int, y: int, busiest: int) -> Iterator[str]:
+def _cell(plan: DrawnPlan, x: int, y: int, busiest: int) -> Iterator[str]:
     kinds = collectives(plan)
     kin = list(dict.fromkeys(map(family, kinds))) or ["free"]
     stripe = (WIDE - 2) / len(kin)
@@ -102,7 +102,7 @@ def _stops(layouts: Sequence[Layout], start: int, size: int) -> list[int]:
     return stops
 
 
-def _legend(plans: Sequence[Plan], y: int) -> Iterator[str]:
+def _legend(plans: Sequence[DrawnPlan], y: int) -> Iterator[str]:
     x = PAD
     used = Counter(kind for way in plans for kind in set(collectives(way)) or {"free"})
     for name, look in FAMILIES.items():

@@ -119,7 +119,7 @@ def summed(variant: Variant, rank: int) -> int:
     return sum(_bytes(of, rank) for of in added.values())
 
 
-class UnderWay(NamedTuple):
+class BundleUnderWay(NamedTuple):
     """The hops of one register that a step fills so often, and how many are sent, and have come and wait, at most."""
 
     hops: tuple[Hop, ...]
@@ -128,7 +128,7 @@ class UnderWay(NamedTuple):
     waiting: int
 
 
-def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[UnderWay]:
+def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[BundleUnderWay]:
     """Ranks that keep to an order let go what they sent with the answer to it, and receive what they read next; others
     receive whatever is there, as much as the simulation has in a register."""
     mine = {id(hop) for hop in variant.tasks.hops}
@@ -136,10 +136,10 @@ def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[UnderWay]
     for register, bundle in program.lowered[program.sizes[0]].bundles.items():
         if any(id(hop) in mine for hop in bundle.hops):
             peak = program.proof.peak[register]
-            yield UnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)
+            yield BundleUnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)
 
 
-def _hopping(way: UnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
+def _hopping(way: BundleUnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
     """Bytes that hops hold on a rank beside what is counted already: of each value as many as `slots` says."""
     found, message = 0, sum(_bytes(hop.pair[1], rank) for hop in way.hops)
     for hop in way.hops:
