@@ -89,13 +89,19 @@ def test_a_folder_has_at_most_sixteen_modules() -> None:
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
-    """But for those that stand for the same thing in two graphs, as the words of docs/concepts.md say."""
+    """But for those that stand for the same thing in two graphs, as the nouns of docs/concepts.md say."""
     trees = [ast.parse((ROOT / path).read_text()) for path in ROOM_CODE]
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     twice = {name for name, count in names.items() if count > 1}
     assert twice == {"Source"}
-    words = (ROOT / "docs/concepts.md").read_text().partition("## Words")[2]
-    assert {word.capitalize() for word in re.findall(r"^- \*(\w+)\*: ", words, re.MULTILINE)} >= twice
+    nouns = (ROOT / "docs/concepts.md").read_text().partition("## The nouns")[2]
+    assert {noun.capitalize() for noun in re.findall(r"^\| (\w+) \|", nouns, re.MULTILINE)} >= twice
+
+
+def test_the_map_in_the_docs_is_that_of_the_house() -> None:
+    assert f"```text\n{map_of(arrows())}\n```" in (ROOT / "docs/inside.md").read_text(), (
+        "python tools/house.py prints it"
+    )
 
 
 @pytest.mark.parametrize("path", ALL_CODE, ids=str)
