@@ -11,20 +11,25 @@ runs, how the outputs lie. A known key costs one look-up; `first` makes a recipe
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...placement.errors import PlacementError, SbpError, SbpflowError
+from ...placement.errors import SbpError, SbpflowError
 from ...sbp.call import map_tensors
-from ..tensors.moves import describe, flat, shards_as
-from ..tensors.tensor import GlobalTensor, wrap
+from ..tensors.factories import whole_everywhere
+from ..tensors.meeting import adopt, meeting, name_of
+from ..tensors.moves import describe
+from ..tensors.tensor import GlobalTensor
+from .gathered import Whole
+from .handlers import handler
 from .moved_views import keep
+from .prepare import first
 from .recipe import ByGrad, Recipe, Single, WrongRule, wants_grad
 
-__all__ = ["adopt", "dispatch", "forget", "meeting", "name_of", "on_first"]
+__all__ = ["dispatch", "forget"]
 
 
 _ATOMS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, complex}
@@ -34,20 +39,10 @@ _any_float: set[Any] = set()
 _MOST = 1 << 16
 _make = torch.Tensor._make_subclass
 _autocast = torch._C._is_any_autocast_enabled
-_first: Callable[..., Recipe]  # makes a recipe: `compile.first`, which stands above and puts itself here
 
 
-def on_first(make: Callable[..., Recipe]) -> None:
-    global _first
-    _first = make
-
-
-def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    """Answer a torch function with global tensors among its arguments."""
-    return _answer(GlobalTensor, func, None, args, kwargs)
-
-
-def _answer(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+def dispatch(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """Answer a torch function with global tensors among its arguments: `GlobalTensor.__torch_function__`."""
     # This function is what every op costs; it is written for time, and nothing in it is there without need.
     key = [func]
     every = args
@@ -164,11 +159,9 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
     tensors: list[GlobalTensor] = []
     plain: list[Tensor] = []
     map_tensors((args, kwargs), lambda t: tensors.append(t) if isinstance(t, GlobalTensor) else plain.append(t))
-    from .handlers import handler
-
     if plain and args and args[0] is plain[0] and _writes(func):
         _made_global(func, plain[0], tensors)
-        return dispatch(func, args, kwargs)
+        return dispatch(None, func, (), args, kwargs)
     known = handler(func)
     if known is not None:
         recipe: Recipe = known
@@ -176,11 +169,11 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
             _remember(token, recipe)
         return recipe.run(func, args, kwargs, tensors)
     if name_of(func) == "copy_" and len(tensors) == 2 and tensors[0].placement is not tensors[1].placement:
-        return dispatch(func, (args[0], args[1].to_global(placement=args[0].placement), *args[2:]), kwargs)
+        return dispatch(None, func, (), (args[0], args[1].to_global(placement=args[0].placement), *args[2:]), kwargs)
     where = meeting(func, tensors)
     if plain or any(x.placement is not where for x in tensors):
         args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
-        return dispatch(func, args, kwargs)
+        return dispatch(None, func, (), args, kwargs)
     try:
         made, result = _made(func, args, kwargs, tensors)
     except SbpflowError:
@@ -205,8 +198,6 @@ def _made_global(func: Any, t: Tensor, tensors: Sequence[GlobalTensor]) -> None:
 
     It is the same object, so that all who hold it see what is written; who shares its memory would not.
     """
-    from ..tensors.factories import whole_everywhere
-
     shared = t._is_view() or t._base is not None or torch._C._storage_Use_Count(t.untyped_storage()._cdata) > 2
     if not shared and not t.requires_grad and not isinstance(t, torch.nn.Parameter) and type(t) is Tensor:
         made = whole_everywhere(t, meeting(func, tensors))
@@ -223,16 +214,14 @@ def _made_global(func: Any, t: Tensor, tensors: Sequence[GlobalTensor]) -> None:
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> tuple[Recipe, Any]:
     """A new recipe, and what its first run gave."""
-    made: Recipe = _first(func, args, kwargs, tensors)
+    made = first(func, args, kwargs, tensors)
     result = made.run(func, args, kwargs, tensors)
     try:
         made.tried(name_of(func), result, tensors)
     except WrongRule:
         if not made.bookish or made.writes:
             raise
-        from .gathered import Whole  # torch's fake was wrong: of dtypes under autocast it is sometimes
-
-        made = Whole(name_of(func))
+        made = Whole(name_of(func))  # torch's fake was wrong: of dtypes under autocast it is sometimes
         result = made.run(func, args, kwargs, tensors)
     made.place(args, kwargs, tensors)
     made.known_now(result, func, args, kwargs, tensors)
@@ -254,52 +243,3 @@ def _remember(token: Any, recipe: Recipe) -> None:
 def forget() -> None:
     """Recipes were made by rules that have changed."""
     _recipes.clear()
-
-
-def meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
-    """The placement on which tensors meet: their own; single numbers follow the others."""
-    homes = [x for x in tensors if x._layout.shape] or tensors
-    for x in homes[1:]:
-        if x.placement is not homes[0].placement and x._layout.shape:
-            raise PlacementError(
-                f"{name_of(func)} of tensors on different placements\n"
-                f"  {describe(homes[0])}\n  {describe(x)}\n"
-                f"  move one first, as in x.to_global(placement=q) with q the other's placement: "
-                f"{homes[0].placement} or {x.placement}"
-            )
-    return homes[0].placement
-
-
-def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
-    """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
-    if isinstance(t, GlobalTensor):
-        if t.placement is where:
-            return t
-        there = flat(t._layout, where)
-        return wrap(shards_as(t, there, name_of(func), implicit=True), there)
-    if t.requires_grad and torch.is_grad_enabled():
-        what, fix = "plain", "make it global too: flow.tensor(t, placement=x.placement, sbp=flow.B, requires_grad=True)"
-        if isinstance(t, torch.nn.Parameter):
-            what, fix = "a plain nn.Parameter", "make the whole model global: flow.nn.to_global(model, placement, sbp)"
-        raise SbpError(
-            f"{name_of(func)} of a global tensor and a plain one that requires grad\n"
-            f"  {tuple(t.shape)}  {str(t.dtype).removeprefix('torch.')}  {what}; its gradient would stay local\n"
-            f"  the global one is on {where}\n  {fix}"
-        )
-    from ..tensors.factories import check_values, whole_everywhere
-
-    check_values(t, name_of(func))
-    return whole_everywhere(t, where)
-
-
-def name_of(func: Any) -> str:
-    """What users call a function."""
-    if isinstance(func, torch._ops.OpOverload):
-        return str(func._schema.name).rpartition("::")[2]
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return str(getattr(getattr(func, "__self__", None), "__name__", name))
-    return str(name)
-
-
-GlobalTensor.__torch_function__ = classmethod(_answer)  # type: ignore[assignment,method-assign]

@@ -15,6 +15,7 @@ from ...sbp.call import Call, fill, tensors_in
 from ...sbp.layout import memory_order
 from ...sbp.state import State
 from ..tensors import seeds
+from ..tensors.factories import whole_everywhere
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor, wrap
 from .abstract import Ghost
@@ -91,8 +92,6 @@ def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTensor:
     """Random numbers of the shape of `x`: those of one device, each rank's part of them."""
-    from ..tensors.factories import whole_everywhere
-
     if isinstance(x, Ghost):
         return x.drawn()
     seeds.agree(x.placement)

@@ -19,16 +19,17 @@ from ...placement.errors import SbpError
 from ...sbp.call import fill, numbered, tensors_in
 from ...sbp.registry import known
 from ..tensors import copies
+from ..tensors.meeting import name_of
 from ..tensors.tensor import GlobalTensor
 from . import refusals
 from .capture import CapturedCall, capturing, fakes_of
 from .choice import verdict
-from .dispatch import name_of
+from .dispatch import dispatch
 from .gathered import Whole
-from .prepare import makers, single
+from .prepare import single
 from .recipe import Recipe
 
-__all__ = ["Applied", "FunctionOp", "applied", "function_name", "install", "node_of", "of_function"]
+__all__ = ["Applied", "FunctionOp", "applied", "function_name", "install", "node_of"]
 
 _apply = Function.apply.__func__  # type: ignore[attr-defined]
 _applied: dict[type[Function], "Applied"] = {}
@@ -47,6 +48,16 @@ class Applied:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _apply(self.cls, *args, **kwargs)
+
+    def recipe(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
+        """By the Function's rule if it has one."""
+        if function_name(self.cls) not in known():
+            return Whole(name_of(self))
+        node = node_of(self, args, tensors)
+        found = verdict(node, tensors)
+        if found.way is None:
+            return Whole(name_of(self))
+        return single(self, node, found.call, found.way, tensors)
 
 
 class FunctionOp:
@@ -77,17 +88,6 @@ def function_name(cls: type[Function]) -> str:
     'function::Function'
     """
     return f"function::{cls.__qualname__.replace('.', '_').replace('<locals>', 'locals')}"
-
-
-def of_function(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
-    """By the Function's rule if it has one."""
-    if function_name(func.cls) not in known():
-        return Whole(name_of(func))
-    node = node_of(func, args, tensors)
-    found = verdict(node, tensors)
-    if found.way is None:
-        return Whole(name_of(func))
-    return single(func, node, found.call, found.way, tensors)
 
 
 def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> CapturedCall:
@@ -125,7 +125,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def install() -> None:
     """Put ours in the place of torch's, once."""
-    makers[Applied] = of_function
+    GlobalTensor.__torch_function__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]
     Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
     refusals.install()
     copies.install()

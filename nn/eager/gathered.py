@@ -6,23 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...boxing import box
-from ...placement import Placement
-from ...placement.errors import PlacementError, SbpError
+from ...placement.errors import PlacementError
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import map_tensors, tensors_in
-from ...sbp.layout import memory_gaps, memory_order
+from ...sbp.layout import memory_order
 from ...sbp.state import State
 from ..tensors import seeds
 from ..tensors.handle import has_grad
-from ..tensors.moves import describe, flat, shards_as
+from ..tensors.moves import flat, shards_as, whole
 from ..tensors.tensor import GlobalTensor, wrap
 from ..tensors.tokens import pass_tokens
-from .moved_views import Torn, after_write, any_severed, once, sever
+from .moved_views import Torn, after_write, any_severed, bring_back, sever
 from .recipe import Recipe, each_rank
 
-__all__ = ["Whole", "bring_back"]
+__all__ = ["Whole"]
 
 
 class Whole(Recipe):
@@ -120,23 +118,6 @@ def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
     return results
 
 
-def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
-    """What a function wrote to gathered copies, to where the tensor lies."""
-    if held[0].shape != x.shape and x._torn is not None:
-        raise SbpError(
-            f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"
-            "  use the function that returns a new tensor, as x.t() for x.t_()"
-        )
-    if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
-        x._shards, x._layout = held, _as_b(held, x.placement, partial)._layout
-    if any(a is b for a, b in zip(held, x._shards, strict=True)):
-        return
-    back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")
-    for shard, value in zip(x._shards, back, strict=True):
-        once(shard).copy_(once(value, like=shard))
-    x._moved = None
-
-
 def _global(
     results: Sequence[Any],
     shards: Sequence[tuple[Tensor, ...]],
@@ -153,12 +134,12 @@ def _global(
     bases: list[GlobalTensor | None] = []
     for pieces in zip(*per_rank, strict=True):
         same = next((x for x, held in zip(tensors, shards, strict=True) if held[0] is pieces[0]), None)
-        out = same if same is not None else _as_b(pieces, where, partial)
+        out = same if same is not None else wrap(pieces, whole(pieces[0], where, partial))
         viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held, x))
         bases.append(None if out is same else next(viewed, None))
         made.append(out)
-    whole = iter(made)
-    return map_tensors(results[0], lambda _: next(whole)), bases
+    every = iter(made)
+    return map_tensors(results[0], lambda _: next(every)), bases
 
 
 def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) -> bool:
@@ -166,17 +147,3 @@ def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) 
     if held[0] is x._shards[0] or pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
         return False
     return bool(pieces[0].untyped_storage()._cdata == held[0].untyped_storage()._cdata)  # empty ones have no address
-
-
-def _as_b(pieces: tuple[Tensor, ...], where: Placement, partial: tuple[int, ...]) -> GlobalTensor:
-    one = pieces[0]
-    if one.layout is not torch.strided:
-        raise SbpError(
-            f"a {str(one.layout).removeprefix('torch.')} tensor of shape {tuple(one.shape)} came out\n"
-            "  global tensors are dense; call the function on x.full_tensor()"
-        )
-    state = State(((),) * one.ndim)
-    grads = partial if one.is_floating_point() or one.is_complex() else ()
-    return wrap(
-        pieces, Layout(where, state, tuple(one.shape), one.dtype, grads, None, memory_order(one), memory_gaps(one))
-    )

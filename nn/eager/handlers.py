@@ -13,13 +13,16 @@ from ...placement.errors import PlacementError, SbpError
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import map_tensors, tensors_in
-from ...sbp.layout import memory_order
 from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..tensors import autograd, seeds
-from ..tensors.moves import describe, flat, shards_as
+from ..tensors.factories import whole_everywhere
+from ..tensors.meeting import adopt, meeting
+from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
+from .formulas import random_like
+from .moved_views import bring_back
 from .norms import norms
 from .recipe import Recipe, each_rank
 from .recurrent import FORMULAS
@@ -90,8 +93,6 @@ class Foreach(Recipe):
 
 def _by_placement(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
     """The function of what each placement has of the lists; single numbers come along to each."""
-    from .dispatch import adopt, meeting
-
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
     count = len(lists[0])
     rows = zip(*(a for a in lists if len(a) == count), strict=True)
@@ -117,15 +118,11 @@ def _is_written(func: Any) -> bool:
 
 
 def _adopted(t: Tensor, where: Placement) -> GlobalTensor:
-    from ..tensors.factories import whole_everywhere
-
     return t if isinstance(t, GlobalTensor) else whole_everywhere(t, where)
 
 
 def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: Placement) -> Any:
     """The function of whole tensors, and what it may have written brought back."""
-    from .gathered import bring_back
-
     args, kwargs = map_tensors((args, kwargs), lambda t: _adopted(t, where))
     tensors: list[Any] = tensors_in((args, kwargs))
     moved = [shards_as(x, flat(x._layout), func.__name__, implicit=True) for x in tensors]
@@ -135,13 +132,8 @@ def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: P
         for x, shards in zip(tensors, held, strict=True):
             bring_back(x, shards, ())
         return None if results[0] is None else type(results[0])(args[0])
-    made = [wrap(pieces, flat_of(pieces, where)) for pieces in zip(*results, strict=True)]
+    made = [wrap(pieces, whole(pieces[0], where)) for pieces in zip(*results, strict=True)]
     return type(results[0])(made)
-
-
-def flat_of(pieces: Sequence[Tensor], where: Placement) -> Layout:
-    one = pieces[0]
-    return Layout(where, State(((),) * one.ndim), tuple(one.shape), one.dtype, order=memory_order(one))
 
 
 def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
@@ -226,13 +218,11 @@ def _by_element(name: str) -> Callable[..., GlobalTensor]:
     """Python functions of single numbers: torch would look for them in a fake's memory, which has none."""
 
     def change(x: GlobalTensor, *args: Any) -> GlobalTensor:
-        from ..tensors.factories import whole_everywhere
-
         if x.requires_grad:
             raise TypeError(f"can't call {name} on Variable that requires grad. Use var.detach().{name}() instead.")
-        whole = x.full_tensor().clone()
-        getattr(whole, name)(*(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args))
-        return x.copy_(whole_everywhere(whole, x.placement))  # type: ignore[return-value]
+        full = x.full_tensor().clone()
+        getattr(full, name)(*(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args))
+        return x.copy_(whole_everywhere(full, x.placement))  # type: ignore[return-value]
 
     return change
 
@@ -285,16 +275,14 @@ for _name in KINDS:
 
 def _random(name: str) -> Callable[..., GlobalTensor]:
     def fill(x: GlobalTensor, *args: Any, **kwargs: Any) -> GlobalTensor:
-        from ..tensors.factories import whole_everywhere
-
         if kwargs.get("generator") is None:
             seeds.agree(x.placement)
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
         with torch.no_grad():
             dense = x._layout.in_order(x._layout.order)
-            whole = torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
-            drawn = getattr(whole, name)(*args, **kwargs)
+            full = torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
+            drawn = getattr(full, name)(*args, **kwargs)
         return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
 
     return fill
@@ -308,12 +296,10 @@ for _name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "l
 
 def _random_like(name: str) -> Callable[..., Tensor]:
     def draw(x: GlobalTensor, *args: Any, dtype: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
-        from .formulas import random_like
-
         kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
         like = x if dtype is None or dtype is x.dtype else wrap(x._shards, _of_dtype(x, dtype))
         with torch.no_grad():
-            made = random_like(like, lambda whole: getattr(torch, name)(whole, *args, **kwargs))
+            made = random_like(like, lambda full: getattr(torch, name)(full, *args, **kwargs))
         return made.requires_grad_() if requires_grad else made
 
     return draw

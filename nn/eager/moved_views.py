@@ -15,12 +15,14 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ...boxing import box
+from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp.call import map_tensors, tensors_in
-from ..tensors.moves import flat, shards_as
+from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["after_write", "any_severed", "keep", "once", "sever"]
+__all__ = ["Torn", "after_write", "any_severed", "bring_back", "keep", "sever"]
 
 
 class Torn(NamedTuple):
@@ -78,33 +80,46 @@ def _refresh(x: GlobalTensor, but: GlobalTensor | None) -> None:
 
 def _write_through(view: GlobalTensor) -> None:
     """Give the same view of the base the value that the copy has now."""
-    from .gathered import bring_back
-
     base, func, args, kwargs, at = view._torn
     partial = base._layout.grad_partial
-    wholes = tuple(s.clone() for s in shards_as(base, flat(base._layout, grad_partial=partial), "write through"))
+    copies = tuple(s.clone() for s in shards_as(base, flat(base._layout, grad_partial=partial), "write through"))
     values = shards_as(view, flat(view._layout, grad_partial=partial), "write through")
-    for whole, value in zip(wholes if owned(base.placement) else (), values, strict=True):
-        there = _view(func, args, kwargs, base, whole)[at]
+    for copy, value in zip(copies if owned(base.placement) else (), values, strict=True):
+        there = _view(func, args, kwargs, base, copy)[at]
         once(there).copy_(once(value, like=there))
-    bring_back(base, wholes, partial)
+    bring_back(base, copies, partial)
     after_write(base, but=view)
 
 
-def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: GlobalTensor, whole: Tensor) -> list[Tensor]:
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: GlobalTensor, copy: Tensor) -> list[Tensor]:
     """The results of the view's function on a plain tensor in the place of its base."""
-    here, there = map_tensors((args, kwargs), lambda t: whole if t is base else t)
+    here, there = map_tensors((args, kwargs), lambda t: copy if t is base else t)
     return tensors_in(func(*here, **there))
 
 
 def _make_anew(view: GlobalTensor) -> None:
-    from .dispatch import dispatch
-
     _, func, args, kwargs, at = view._torn
-    made = tensors_in(dispatch(func, args, kwargs))[at]
+    made = tensors_in(GlobalTensor.__torch_function__(func, (), args, kwargs))[at]  # type: ignore[no-untyped-call]
     assert isinstance(made, GlobalTensor)
     for shard, new in zip(view._shards, shards_as(made, view._layout, "view made anew"), strict=True):
         once(shard).copy_(once(new, like=shard))  # into the same memory, which views of this view share
+
+
+def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
+    """What a function wrote to gathered copies, to where the tensor lies."""
+    if held[0].shape != x.shape and x._torn is not None:
+        raise SbpError(
+            f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"
+            "  use the function that returns a new tensor, as x.t() for x.t_()"
+        )
+    if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
+        x._shards, x._layout = held, whole(held[0], x.placement, partial)
+    if any(a is b for a, b in zip(held, x._shards, strict=True)):
+        return
+    back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")
+    for shard, value in zip(x._shards, back, strict=True):
+        once(shard).copy_(once(value, like=shard))
+    x._moved = None
 
 
 def once(shard: Tensor, like: Tensor | None = None) -> Tensor:

@@ -14,20 +14,16 @@ from ...sbp import Layout
 from ...sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
 from ...sbp.precision import adds_up
 from ..tensors.factories import whole_everywhere
+from ..tensors.meeting import name_of
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor
 from .capture import Captured, CapturedCall, asks_for_grad, capture
 from .choice import cast_first, lies, statistics, verdict
-from .dispatch import dispatch, name_of, on_first
 from .gathered import Whole
 from .handlers import handler
 from .recipe import Outputs, Recipe, Single, assembled, wants_grad
 
-__all__ = ["CallSequence", "first", "is_the_node", "makers", "single"]
-
-
-# For functions that are not captured: their type -> what makes their recipe.
-makers: dict[type, Callable[[Any, tuple[Any, ...], Sequence[GlobalTensor]], Recipe]] = {}
+__all__ = ["CallSequence", "first", "is_the_node", "single"]
 
 
 def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> Recipe:
@@ -36,9 +32,10 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
         return _Into()
     if kwargs.get("requires_grad"):
         return _AsLeaf()
-    maker = makers.get(type(func))
-    if maker is not None:
-        return maker(func, args, tensors)
+    own = getattr(func, "recipe", None)
+    if own is not None:  # not captured: it says by itself how it is answered, as functions.Applied does
+        made: Recipe = own(args, tensors)
+        return made
     if asks_for_grad(func):
         return Whole(name_of(func))
     named = numbered((args, kwargs))
@@ -239,7 +236,7 @@ class CallSequence(Recipe):
 
 def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(isinstance(t, GlobalTensor) for t in tensors_in((args, kwargs))):
-        return dispatch(op, args, kwargs)
+        return GlobalTensor.__torch_function__(op, (), args, kwargs)  # type: ignore[no-untyped-call]
     return op(*args, **kwargs)
 
 
@@ -323,6 +320,3 @@ def _write(to: Tensor, value: Any) -> None:
     else:  # as torch does: the tensor takes the size of the result
         moved = value.to(to.dtype).detach()
         to._shards, to._layout, to._moved = moved._shards, moved._layout, None
-
-
-on_first(first)

@@ -175,7 +175,7 @@ class Single(Recipe):
         return assembled([result], self.outputs, tensors)
 
     def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
-        """See whether this is one of the calls that `_answer` handles by itself."""
+        """See whether this is one of the calls that `dispatch` handles by itself."""
         one = self.outputs.layouts[0] if self.outputs.layouts else None
         if not self.single or one is None or self.elsewhere or len(tensors[0]._shards) > 1:
             return

@@ -27,13 +27,13 @@ from ...sbp.state import State
 from ..eager.abstract import Ghost, Unknown, ghost
 from ..eager.capture import Captured, CapturedCall, asks_for_grad, capture
 from ..eager.choice import Verdict, cast_first, lies, price, verdict
-from ..eager.dispatch import adopt, meeting, name_of
 from ..eager.formulas import Handler
 from ..eager.functions import Applied, node_of
 from ..eager.handlers import handler
 from ..eager.prepare import is_the_node
 from ..eager.recipe import wants_grad
 from ..tensors.handle import has_grad
+from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.moves import flat
 from ..tensors.tensor import GlobalTensor
 from .explanation import CallChoice, ExplainedCall, Explanation, Kind, input_names, suggested

@@ -13,8 +13,8 @@ from ...placement.errors import SbpError
 from ...sbp import B, Layout, S, layout
 from ...sbp.call import map_tensors, tensors_in
 from ..eager.abstract import ghost
-from ..eager.dispatch import name_of
 from ..tensors import moves as moving
+from ..tensors.meeting import name_of
 from ..tensors.moves import Refused, describe
 from ..tensors.tensor import GlobalTensor
 from .explain import explain

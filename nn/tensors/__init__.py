@@ -6,6 +6,7 @@ moves                       to another layout, asked for or implied; dtensor: to
 autograd, hooks             gradients beside the local autograd of shards
 show                        text and tables
 tensor                      the class that users see: a handle with all that is above; copies: what files name of it
+meeting                     the placement where arguments of one function meet
 agreement, seeds            whether ranks mean the same, and draw the same
 memory_formats              how kernels lay out results, where torch does not tell
 """

@@ -13,10 +13,11 @@ from ...placement import Placement
 from ...placement.errors import SbpError, TransportError
 from ...placement.world import owned, world
 from ...sbp import Layout
+from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.state import State
 from .handle import Handle
 
-__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all"]
+__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all", "whole"]
 
 _explicit = 0
 
@@ -35,6 +36,18 @@ def explicit() -> Iterator[None]:
 def flat(of: Layout, placement: Placement | None = None, grad_partial: tuple[int, ...] = ()) -> Layout:
     """The layout of the same tensor whole on every rank."""
     return Layout(placement or of.placement, State(((),) * len(of.shape)), of.shape, of.dtype, grad_partial)
+
+
+def whole(one: Tensor, placement: Placement, grad_partial: tuple[int, ...] = ()) -> Layout:
+    """The layout of what every rank has as this tensor."""
+    if one.layout is not torch.strided:
+        raise SbpError(
+            f"a {str(one.layout).removeprefix('torch.')} tensor of shape {tuple(one.shape)} came out\n"
+            "  global tensors are dense; call the function on x.full_tensor()"
+        )
+    state = State(((),) * one.ndim)
+    grads = grad_partial if one.is_floating_point() or one.is_complex() else ()
+    return Layout(placement, state, tuple(one.shape), one.dtype, grads, None, memory_order(one), memory_gaps(one))
 
 
 def shards_as(x: Handle, dst: Layout, op: str, *, implicit: bool = False) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -202,3 +203,22 @@ def test_cells_of_recurrent_nets_are_right_in_every_layout(kind: type[nn.RNNCell
         held = [(x, lies[0]), *[(h, lies[1]) for h in state]]
         found = cell_step(cell, [flow.tensor(v, placement=where, sbp=sbp, requires_grad=True) for v, sbp in held])
         assert all(torch.allclose(a, b) for a, b in zip(found, wanted, strict=True)), lies
+
+
+class Middle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x[1:3]
+
+
+@pytest.mark.parametrize("lie", [S(0), B, P], ids=str)
+def test_a_view_by_a_function_of_ones_own_is_made_anew(lie: Sbp) -> None:
+    x = torch.arange(8.0)
+    g = flow.tensor(x, placement=P4, sbp=lie)
+    y, h = x[1:3], Middle.apply(g)  # type: ignore[no-untyped-call]
+    for one in (x, g):
+        one.add_(1)
+    assert torch.equal(h.full_tensor(), y)
+    for one in (y, h):
+        one.mul_(10)
+    assert torch.equal(g.full_tensor(), x)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.nn.eager import capture, prepare
-from sbpflow.nn.eager.dispatch import name_of
+from sbpflow.nn.tensors.meeting import name_of
 from tests.ranks import Ranks
 
 GRID = flow.placement("cpu", [[0, 1], [2, 3]])
