@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ....placement.errors import MissingError, ShapeError
 from ..lower.localise import Local
-from .inside import remember
-from .joint import Traced, gradients, trace
+from .joint import Traced, gradients, trace, traced
 from .simplify import tidied
 from .split_backward import Apart, apart
 from .split_backward import by_autograd as halves_by_autograd
@@ -96,13 +95,12 @@ def by_autograd(local: Local, weights: Sequence[bool] | None = None) -> Compiled
 
 
 def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
-    made = trace(local)
-    remember(local, made)  # else `explain` traces it again
+    made = traced(local)
     forward = tidied(made.forward, made.fakes)
     backward = made.backward and tidied(made.backward, made.fakes)
     halves = None
     if weights is not None and made.backward is not None:
-        both = apart(made, weights)
+        both = apart(replace(made, backward=backward), weights)
         parts = [tidied(half, made.fakes).forward for half in (both.first, both.second)]
         halves = Apart(parts[0], parts[1], both.saved, both.again, both.owns)
     return Compiled(forward.forward, backward and backward.forward, made.again, made.owns, "code", apart=halves)

@@ -1,28 +1,20 @@
 """Bytes inside a segment: what running its traced graph makes, or an estimate where it cannot be traced."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torch import Tensor, fx
 
 from ....sbp.call import refs_in, renumbered, tensors_in
 from ..lower.localise import Local, LocalCall, Spec
-from .joint import Traced, Untraceable, trace
+from .joint import Untraceable, traced
 
-__all__ = ["Estimate", "Inside", "Insides", "estimated", "inside_of", "insides", "remember"]
+__all__ = ["Estimate", "Inside", "Insides", "estimated", "inside_of", "insides"]
 
 MOST = 1024  # segments whose bytes are remembered
-
-
-def quietly_traced(local: Local) -> Traced:
-    """A segment's graphs, without torch's warnings of its own parts."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return trace(local)
 
 
 class Inside(NamedTuple):
@@ -41,33 +33,14 @@ class Insides(NamedTuple):
     again: tuple[int, ...]
 
 
-_known: "dict[Any, Insides | Estimate]" = {}
-Known = TypeVar("Known", bound="Insides | Estimate")
-
-
+@lru_cache(MOST)
 def insides(local: Local) -> "Insides | Estimate":
-    """The bytes of a segment. One is traced of those that are equal, of whatever rank, plan or step they are."""
-    found = _known.get(local.key)
-    if found is None:
-        try:
-            return remember(local, quietly_traced(local))
-        except Untraceable as error:  # it runs by autograd
-            found = estimated(local, str(error))
-    return _remember(local, found)
-
-
-def remember(local: Local, made: Traced) -> Insides:
-    """Its bytes, which need no second trace."""
-    backward = inside_of(made.backward) if made.backward else None
-    return _remember(local, Insides(inside_of(made.forward), backward, made.again))
-
-
-def _remember(local: Local, found: Known) -> Known:
-    _known.pop(local.key, None)
-    _known[local.key] = found  # the last used is the last
-    if len(_known) > MOST:
-        _known.pop(next(iter(_known)))
-    return found
+    """The bytes of a segment."""
+    try:
+        made = traced(local)
+    except Untraceable as error:  # it runs by autograd
+        return estimated(local, str(error))
+    return Insides(inside_of(made.forward), inside_of(made.backward) if made.backward else None, made.again)
 
 
 def inside_of(module: fx.GraphModule) -> Inside:
@@ -171,7 +144,7 @@ def _one(call: LocalCall, given: Sequence[Spec], taken: Sequence[int], wants: Se
     outputs = tuple(len(given) + at for at in results)
     local = Local((alone,), tuple(given), outputs, tuple(returns) if wants else (), tuple(map(taken.index, wants)))
     try:
-        made = quietly_traced(local)
+        made = traced(local)
     except Untraceable as error:
         both, own = _size([*given, *call.makes]), tuple(_size([x]) for x in call.makes)
         backward, saved = (2 * both, both) if wants else (0, 0)

@@ -10,8 +10,10 @@ anything, and an input that was gathered for the forward need not be kept.
 
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,8 +24,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ....placement.errors import ShapeError
 from ..lower.localise import Local
 
-__all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace"]
+__all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace", "traced"]
 
+MOST = 256  # segments whose graphs are kept
 aten = torch.ops.aten
 # An op that fails on fakes is run another way; torch logs it as a crash.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -93,6 +96,27 @@ def trace(
     others = {_memory(node) for node in (*nodes, *outputs, *saved)}
     owns = tuple(_owned(node, gradients, others) for node in gradients)
     return Traced(forward, backward, tuple(nodes.index(node) for node in again), len(saved), owns, fakes)
+
+
+def traced(local: Local) -> Traced:
+    """The same as `trace` says, of whatever rank, plan or step an equal segment was: one is traced for all who ask.
+
+    Nobody may change these graphs.
+    """
+    found = _traced(local)
+    if isinstance(found, str):
+        raise Untraceable(found)
+    return found
+
+
+@lru_cache(MOST)
+def _traced(local: Local) -> Traced | str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its own parts
+        try:
+            return trace(local)
+        except Untraceable as error:
+            return str(error)
 
 
 def _memory(node: fx.Node) -> int:

@@ -26,22 +26,22 @@ _bindings: dict[Any, Callable[..., Any] | None] = {}
 
 
 def tidied(module: fx.GraphModule, fakes: FakeTensorMode) -> fx.GraphModule:
-    """The module, changed in place."""
-    seen: dict[Any, fx.Node] = {}
-    for node in list(module.graph.nodes):
+    """A module that does the same."""
+    graph, seen = fx.Graph(), dict[Any, fx.Node]()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
         if node.op == "call_function" and node.target in VIEWS:
             _shorten(node)
             same = _nothing_but(node) or seen.setdefault((node.target, str(node.args)), node)
             if same is not node:
                 node.replace_all_uses_with(same)
-                module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-    for node in module.graph.nodes:
+                graph.erase_node(node)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             _say_reduction(node)
             node.target = _binding(node, fakes) or node.target
-    module.recompile()
-    return module
+    return fx.GraphModule(module, graph)
 
 
 def _shorten(node: fx.Node) -> None:

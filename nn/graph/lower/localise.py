@@ -43,7 +43,7 @@ class LocalCall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A segment on one rank's shards. Two of equal `key` are the same program."""
+    """A segment on one rank's shards. Two of equal `key` are the same program, and equal."""
 
     calls: tuple[LocalCall, ...]
     inputs: tuple[Spec, ...]
@@ -55,6 +55,16 @@ class Local:
     def key(self) -> Any:
         calls = tuple((same(c.function), frozen((c.args, c.kwargs)), c.makes, c.grad) for c in self.calls)
         return calls, self.inputs, self.outputs, self.returns, self.wants
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Local) and (self is other or self.key == other.key)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The outputs, under whatever autograd mode is on."""

@@ -1,9 +1,8 @@
 """Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -31,19 +30,12 @@ class Outcome:
 
 
 MOST = 1024
-_made: dict[tuple[Backend, Hashable, Hashable], Compiled] = {}
 
 
+@lru_cache(MOST)
 def compiled_once(local: Local, backend: Backend, weights: tuple[bool, ...] | None = None) -> Compiled:
     """A segment compiled, or one like it that another program of this process has compiled already."""
-    key = backend, local.key, weights
-    known = _made.pop(key, None)
-    if known is None:
-        known = compiled(local, backend, weights)
-    _made[key] = known  # the last used is the last
-    if len(_made) > MOST:
-        _made.pop(next(iter(_made)))
-    return known
+    return compiled(local, backend, weights)
 
 
 class Program:
@@ -58,22 +50,21 @@ class Program:
         self.graph, self.backend, self.overlap = graph, backend, overlap
         self.stages = segments(graph)
         self._localiser = Localiser(graph)
-        self._known: dict[Any, Compiled] = {}
         self._seen = False
 
     @cached_property
-    def _made(self) -> tuple[Order, Step, str]:
-        """The schedule, and the function that runs it with its text."""
+    def _made(self) -> tuple[Order, Step, str, tuple[Compiled, ...]]:
+        """The schedule, the function that runs it with its text, and the distinct segments."""
         held: dict[tuple[int, int], Compiled] = {}
         again: dict[int, tuple[str, ...]] = {}
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Segment):
                 for rank in owned(stage.placement):
-                    held[number, rank] = self._compiled(self._localiser.segment(stage, rank))
+                    held[number, rank] = compiled_once(self._localiser.segment(stage, rank), self.backend)
                 ours = {at for rank in owned(stage.placement) for at in held[number, rank].again}
                 again[number] = tuple(stage.inputs[at] for at in sorted(ours))
         plan = self._scheduled(again)
-        return plan, *straight(self.graph, self.stages, plan, held, again)
+        return plan, *straight(self.graph, self.stages, plan, held, again), tuple(dict.fromkeys(held.values()))
 
     def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Order:
         return schedule(self.graph, self.stages, again, regather=self.backend != "autograd", overlap=self.overlap)
@@ -88,21 +79,14 @@ class Program:
         """The function that runs it."""
         return self._made[2]
 
-    def prepare(self) -> None:
-        """Compile it, which else the first call does."""
-        _ = self._made
-
-    def _compiled(self, local: Local) -> Compiled:
-        known = self._known.get(local.key)
-        if known is None:
-            known = self._known[local.key] = compiled_once(local, self.backend)
-        return known
-
     @property
     def compiled(self) -> tuple[Compiled, ...]:
         """The distinct segments."""
-        self.prepare()
-        return tuple(self._known.values())
+        return self._made[3]
+
+    def prepare(self) -> None:
+        """Compile it, which else the first call does."""
+        _ = self._made
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Local]:
         return compile_one(local, *how)
 
     monkeypatch.setattr(program, "compiled", counting)
-    monkeypatch.setattr(program, "_made", {})
+    program.compiled_once.cache_clear()
     return found
 
 

@@ -1,11 +1,13 @@
 """Bytes inside a segment: what cannot be traced is counted for more than it takes, and said."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import sbpflow as flow
 from sbpflow import B
 from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
 from sbpflow.boxing.graph.report.facts import Held, MemoryReport
@@ -13,7 +15,7 @@ from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.graph.compiler import inside, joint
 from sbpflow.nn.graph.compiler.backends import compiled
 from sbpflow.nn.graph.compiler.inside import estimated
-from sbpflow.nn.graph.compiler.joint import Traced
+from sbpflow.nn.graph.compiler.joint import Traced, trace
 from sbpflow.nn.graph.lower.localise import Local, Localiser
 from sbpflow.nn.graph.lower.segments import Segment
 from sbpflow.nn.graph.run import program
@@ -81,7 +83,7 @@ def test_a_mistake_of_ours_is_an_error_and_no_estimate(monkeypatch: pytest.Monke
     def wrong(*_: Any) -> Any:
         raise RuntimeError("our own")
 
-    monkeypatch.setattr(inside, "_known", {})
+    forget()
     monkeypatch.setattr(joint, "_needed", wrong)
     with pytest.raises(RuntimeError, match="our own"):
         Program(deep(1), backend="autograd").memory()
@@ -90,28 +92,68 @@ def test_a_mistake_of_ours_is_an_error_and_no_estimate(monkeypatch: pytest.Monke
         estimated(local([(4,)], [(aten.sin.default, Ref(0))], [1]), "why")
 
 
-def test_memory_traces_no_segment_that_was_compiled_or_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second explain() took as long as the first, and the first as long as to compile the step."""
-    traced: list[Local] = []
-    trace = inside.quietly_traced
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Local]:
+    """The segments that are traced from now on; nothing is known of earlier ones."""
+    found: list[Local] = []
 
-    def counting(local: Local) -> Traced:
-        traced.append(local)
-        return trace(local)
+    def counting(local: Local, *how: Any) -> Traced:
+        found.append(local)
+        return trace(local, *how)
 
-    monkeypatch.setattr(inside, "quietly_traced", counting)
-    monkeypatch.setattr(inside, "_known", {})
-    looked = Program(attention(), backend="code").memory()
-    once = len(traced)
-    assert once
-    assert Program(attention(), backend="code").memory() == looked
-    assert len(traced) == once
-    monkeypatch.setattr(inside, "_known", {})
-    monkeypatch.setattr(program, "_made", {})
-    step = Program(attention(), backend="code")
-    step.prepare()
-    assert step.memory() == looked
-    assert len(traced) == once
+    monkeypatch.setattr(joint, "trace", counting)
+    forget()
+    return found
+
+
+ACCOUNTS: dict[str, Callable[[Program], Any]] = {
+    "looked at": Program.memory,
+    "compiled": Program.prepare,
+}
+
+
+@pytest.mark.parametrize("first", ACCOUNTS)
+@pytest.mark.parametrize("graph", [attention, lambda: deep(2)], ids=["traceable", "not traceable"])
+def test_a_segment_is_traced_once_for_its_memory_and_to_run(
+    traced: list[Local], first: str, graph: Callable[[], Physical]
+) -> None:
+    """A second explain() took as long as the first, and a step that was looked at as long to compile as one anew."""
+    step = Program(graph(), backend="code")
+    for account in (ACCOUNTS[first], *ACCOUNTS.values()):
+        account(step)
+    assert Program(graph(), backend="code").memory() == step.memory()
+    assert len({local.key for local in traced}) == len(traced) > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batches": 2, "schedule": "1f1b"}, {"micro_batches": 2, "schedule": "zb_h1"}]
+)
+@pytest.mark.parametrize("memory", [None, 1e9])
+def test_plan_explain_and_the_first_step_trace_each_segment_once(
+    traced: list[Local], options: dict[str, Any], memory: float | None
+) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    flow.nn.place(model[:2], flow.placement("cpu", [0, 1]))
+    flow.nn.place(model[2:], flow.placement("cpu", [2, 3]) if options else flow.placement("cpu", [0, 1]))
+    step = flow.compile(
+        model,
+        lambda of, x: of(x).square().mean(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        memory=memory,
+        **options,
+    )
+    x = torch.randn(8, 8)
+    step.plan(x)
+    step.explain()
+    looked = len(traced)
+    step(x)
+    step.explain()
+    assert len({local.key for local in traced}) == len(traced) == looked > 0
+
+
+def forget() -> None:
+    for known in (joint._traced, inside.insides, program.compiled_once):
+        known.cache_clear()
 
 
 def test_a_report_says_what_is_an_estimate() -> None:
