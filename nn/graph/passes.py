@@ -35,7 +35,7 @@ PASSES = (
     Pass("physical", "boxing.graph.insert.insert", "the moves between them, gradients in buckets"),
     Pass("segments", "nn.graph.lower.segments.segments", "the runs of ops between which nothing moves"),
     Pass("order", "nn.graph.lower.order.schedule", "forward and backward as one list, or tasks of a pipeline"),
-    Pass("source", "nn.graph.compiler.codegen.straight", "one Python function, or the network of a pipeline's actors"),
+    Pass("source", "nn.graph.compiler.codegen.function", "one Python function, or the network of a pipeline's actors"),
 )
 
 

@@ -1,4 +1,4 @@
-"""A schedule as one straight-line Python function: what is called is bound beforehand, and values are local names.
+"""An order as one straight-line Python function: what is called is bound beforehand, and values are local names.
 
 v0_0, v0_1 = shards["x"]                  every rank that this process owns has names of its own
 v2_0, v3_0, = f0(v0_0, v1_0)              a segment: its outputs, and what it saved
@@ -6,92 +6,65 @@ m0 = start0((v2_0, v2_1,))                a move that goes on meanwhile
 del v2_0, v2_1
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
 from ....boxing import box, box_async
-from ....boxing.graph.physical import Physical
 from ....placement.world import owned
 from ..lower.order import Order
 from ..lower.overlap import Do, Transfer
 from ..lower.random import Drawer, Numbered
 from ..lower.registers import LocalRegister
-from ..lower.segments import Draw, Segment, Stage
-from .backends import Compiled
-from .generated_calls import Bucket, Shards, hold, no_shards, ones, own, to_holders
+from ..lower.segments import Draw, Segment
+from .compiled_segments import CompiledSegments
+from .generated_calls import Bucket, hold, no_shards, ones, own, to_holders
 
-__all__ = ["Bundles", "Running", "Step", "straight", "task"]
-
-Step: TypeAlias = Callable[[Mapping[str, Shards]], tuple[dict[str, Shards], dict[str, Shards]]]
-
-
-def straight(
-    graph: Physical,
-    stages: Sequence[Stage],
-    plan: Order,
-    compiled: Mapping[tuple[int, int], Compiled],
-    again: Mapping[int, Sequence[str]],
-) -> tuple[Step, str]:
-    """The function, from shards to values and gradients, and its text. `compiled` is by number of stage and rank."""
-    writer = _SourceWriter(graph, stages, plan, compiled, again)
-    text = writer.written()
-    # Under this name records take a line of it for ours, and look further out for the user's.
-    exec(compile(text, f"{__file__} (step)", "exec"), writer.bound)
-    step: Step = writer.bound["step"]
-    return step, text
+__all__ = ["Bundles", "Running", "function"]
 
 
 class Bundles(NamedTuple):
-    """What a task is handed and hands on: registers in the order in which their shards lie in a tuple."""
+    """What a function is handed and hands on: registers in the order in which their shards lie in a tuple, or their
+    shards by name."""
 
     takes: tuple[tuple[LocalRegister, ...], ...]
-    gives: tuple[tuple[LocalRegister, ...], ...]
+    gives: tuple[tuple[LocalRegister, ...] | Mapping[str, LocalRegister], ...]
+
+    @property
+    def given(self) -> list[LocalRegister]:
+        return [y for given in self.gives for y in (given if isinstance(given, tuple) else given.values())]
+
+    @property
+    def taken(self) -> list[LocalRegister]:
+        return [x for taken in self.takes for x in taken]
 
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """A task as a function: of the sources' shards and the bundles it takes, to those it gives. `owns` says of all that
-    it gives whether its memory is nobody else's."""
+    """A function of the sources' shards and the bundles it takes, to those it gives. `owns` says of all that it gives
+    in tuples whether its memory is nobody else's."""
 
     run: Callable[..., tuple[Any, ...]]
     text: str
     owns: tuple[tuple[bool, ...], ...]
 
 
-def task(
-    graph: Physical,
-    stages: Sequence[Stage],
-    plan: Order,
-    compiled: Mapping[tuple[int, int], Compiled],
-    again: Mapping[int, Sequence[str]],
-    halves: Mapping[int, tuple[Sequence[str], Sequence[str]]],
-    bundles: Bundles,
-    name: str,
-) -> Running:
-    """One task, generated as the step is."""
-    writer = _SourceWriter(graph, stages, plan, compiled, again, halves)
-    text = writer.written_task(bundles, name)
+def function(segments: CompiledSegments, plan: Order, bundles: Bundles, name: str, *, handed: bool = False) -> Running:
+    """An order as a function. `handed`: the seeds of gradients and random numbers are handed in with the sources."""
+    writer = _SourceWriter(segments, plan, handed)
+    text = writer.written(bundles, name)
+    # Under this name records take a line of it for ours, and look further out for the user's.
     exec(compile(text, f"{__file__} ({name})", "exec"), writer.bound)
-    run: Callable[..., tuple[Any, ...]] = writer.bound[name]
-    gives = [[n for register in bundle for n in writer.all_names(register)] for bundle in bundles.gives]
-    return Running(run, text, tuple(tuple(n not in writer.borrowed for n in names) for names in gives))
+    gives = [[n for y in given for n in writer.all_names(y)] for given in bundles.gives if isinstance(given, tuple)]
+    return Running(writer.bound[name], text, tuple(tuple(n not in writer.borrowed for n in names) for names in gives))
 
 
 class _SourceWriter:
-    def __init__(
-        self,
-        graph: Physical,
-        stages: Sequence[Stage],
-        plan: Order,
-        compiled: Mapping[tuple[int, int], Compiled],
-        again: Mapping[int, Sequence[str]],
-        halves: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None = None,
-    ) -> None:
-        self.graph, self.stages, self.plan, self.compiled, self.again = graph, stages, plan, compiled, again
-        self.halves, self.handed = halves or {}, halves is not None
+    def __init__(self, segments: CompiledSegments, plan: Order, handed: bool) -> None:
+        self.graph, self.stages, self.plan, self.handed = segments.graph, segments.stages, plan, handed
+        self.compiled, self.again, self.halves = segments.at, segments.again, segments.halves
         self.bound: dict[str, Any] = {"add": torch.add, "add_": torch.Tensor.add_, "box": box, "own": own}
         self.numbers: dict[str, int] = {}
         self.known: dict[int, str] = {}  # what is bound already, by identity
@@ -99,22 +72,7 @@ class _SourceWriter:
         self.borrowed: set[str] = set()  # gradients whose memory may be somebody else's too
         self.lines: list[str] = []
 
-    def written(self) -> str:
-        used = {name for do in self.plan.todo for name in do.reads} | set(self.plan.values)
-        for source in self.graph.sources:
-            name = source.value.name
-            if name in used and owned(source.value.layout.placement):
-                self.line(f"{self.targets(name)} = shards[{name!r}]")
-        for do in self.plan.todo:
-            getattr(self, f"do_{do.what}")(do)
-        for name in sorted({n for y in self.plan.grads.values() for n in self.names(y)} & self.borrowed):
-            self.line(f"{name} = own({name})")  # who gets it may change it in place
-        values = ", ".join(f"{name!r}: {self.held(name)}" for name in self.plan.values)
-        grads = ", ".join(f"{name!r}: {self.held(register)}" for name, register in self.plan.grads.items())
-        self.line(f"return {{{values}}}, {{{grads}}}")
-        return "\n    ".join(["def step(shards):", *self.lines]) + "\n"
-
-    def written_task(self, bundles: Bundles, name: str) -> str:
+    def written(self, bundles: Bundles, name: str) -> str:
         for source in self.sources(bundles):
             if owned(self.plan.layouts[source].placement):
                 self.line(f"{self.targets(source)} = shards[{source!r}]")
@@ -125,22 +83,27 @@ class _SourceWriter:
                 self.line(f"{self.makes(names)} = in{at}")
         for do in self.plan.todo:
             getattr(self, f"do_{do.what}")(do)
-        gives = [_tuple([n for register in given for n in self.all_names(register)]) for given in bundles.gives]
+        for mine in sorted({n for y in self.plan.grads.values() for n in self.names(y)} & self.borrowed):
+            self.line(f"{mine} = own({mine})")  # who gets it may change it in place
         takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
-        self.line(f"return {_tuple(gives)}")
+        self.line(f"return {_tuple(map(self.given, bundles.gives))}")
         return "\n    ".join([f"def {name}(shards{takes}):", *self.lines]) + "\n"
 
-    def sources(self, bundles: Bundles) -> list[str]:
-        """What is read and neither made here nor handed in."""
-        made = {register for bundle in bundles.takes for register in bundle}
-        found: dict[str, None] = {}
+    def given(self, registers: tuple[LocalRegister, ...] | Mapping[str, LocalRegister]) -> str:
+        if isinstance(registers, tuple):
+            return _tuple(n for register in registers for n in self.all_names(register))
+        return "{" + ", ".join(f"{name!r}: {self.held(register)}" for name, register in registers.items()) + "}"
+
+    def sources(self, bundles: Bundles) -> list[LocalRegister]:
+        """What is read and neither made here nor handed in, in the order of the graph."""
+        made = set(bundles.taken)
+        found: dict[LocalRegister, None] = {}
         for do in self.plan.todo:
-            found.update(dict.fromkeys(name for name in do.reads if name not in made))
+            found.update(dict.fromkeys(x for x in do.reads if x not in made))
             made.update(do.writes)
-        for register in (register for bundle in bundles.gives for register in bundle):
-            if register not in made:
-                found[register] = None
-        return list(found)
+        found.update(dict.fromkeys(y for y in bundles.given if y not in made))
+        order = {source.value.name: at for at, source in enumerate(self.graph.sources)}
+        return sorted(found, key=lambda x: order.get(x, len(order)))
 
     def line(self, text: str) -> None:
         self.lines.append(text)
@@ -341,7 +304,7 @@ class _SourceWriter:
             self.line(f"{self.targets(do.writes[0])} = {call}")
 
 
-def _tuple(names: Sequence[str]) -> str:
+def _tuple(names: Iterable[str]) -> str:
     return "(" + "".join(f"{name}, " for name in names) + ")"
 
 

@@ -12,7 +12,7 @@ them; `d x` is x's gradient as its users leave it, `home p` a parameter's, broug
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ....boxing.graph.physical import Back, Box, Physical
@@ -35,8 +35,8 @@ class Order:
     todo: tuple[Do, ...]
     transfers: tuple[Transfer, ...]
     layouts: Mapping[str, Layout]
-    values: tuple[str, ...]  # registers to return
-    grads: Mapping[str, LocalRegister]  # of sources that want a gradient: its register
+    values: Mapping[str, LocalRegister] = field(default_factory=dict)  # to return
+    grads: Mapping[str, LocalRegister] = field(default_factory=dict)  # of sources that want a gradient
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.todo))
@@ -60,7 +60,7 @@ def schedule(
     todo = [*writer.forward(), *backward]
     if overlap is not False:
         todo = overlapped(todo, writer.transfers, always=bool(overlap))
-    values = tuple(sorted(kept(graph)))
+    values = {name: LocalRegister("value", name) for name in sorted(kept(graph))}
     stay = {*values, *writer.grads.values(), *(s.value.name for s in graph.sources)}
     return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, writer.grads)
 

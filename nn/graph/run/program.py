@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 
 from ....boxing.graph.physical import Physical
 from ....placement.errors import ShapeError
 from ....placement.world import owned
-from ..compiler.backends import Backend, Compiled, compiled
-from ..compiler.codegen import Step, straight
+from ..compiler.backends import Backend, Compiled
+from ..compiler.codegen import Bundles, Running, function
+from ..compiler.compiled_segments import CompiledSegments
 from ..compiler.generated_calls import Shards, plain
-from ..lower.localise import Local, Localiser
+from ..lower.localise import Localiser
 from ..lower.order import Order, schedule
-from ..lower.segments import Segment, segments
+from ..lower.segments import segments
 from ..memory.liveness import RankMemory, memory
 
-__all__ = ["Outcome", "Program", "compiled_once"]
+__all__ = ["Outcome", "Program"]
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,6 @@ class Outcome:
 
     values: dict[str, Shards]
     grads: dict[str, Shards]
-
-
-MOST = 1024
-
-
-@lru_cache(MOST)
-def compiled_once(local: Local, backend: Backend, weights: tuple[bool, ...] | None = None) -> Compiled:
-    """A segment compiled, or one like it that another program of this process has compiled already."""
-    return compiled(local, backend, weights)
 
 
 class Program:
@@ -53,18 +45,14 @@ class Program:
         self._seen = False
 
     @cached_property
-    def _made(self) -> tuple[Order, Step, str, tuple[Compiled, ...]]:
-        """The schedule, the function that runs it with its text, and the distinct segments."""
-        held: dict[tuple[int, int], Compiled] = {}
-        again: dict[int, tuple[str, ...]] = {}
-        for number, stage in enumerate(self.stages):
-            if isinstance(stage, Segment):
-                for rank in owned(stage.placement):
-                    held[number, rank] = compiled_once(self._localiser.segment(stage, rank), self.backend)
-                ours = {at for rank in owned(stage.placement) for at in held[number, rank].again}
-                again[number] = tuple(stage.inputs[at] for at in sorted(ours))
-        plan = self._scheduled(again)
-        return plan, *straight(self.graph, self.stages, plan, held, again), tuple(dict.fromkeys(held.values()))
+    def segments(self) -> CompiledSegments:
+        return CompiledSegments(self._localiser, self.stages, self.backend)
+
+    @cached_property
+    def _made(self) -> tuple[Order, Running]:
+        """The schedule, and the function that runs it."""
+        plan = self._scheduled(self.segments.again)
+        return plan, function(self.segments, plan, Bundles((), (plan.values, plan.grads)), "step")
 
     def _scheduled(self, again: Mapping[int, tuple[str, ...]]) -> Order:
         return schedule(self.graph, self.stages, again, regather=self.backend != "autograd", overlap=self.overlap)
@@ -77,16 +65,16 @@ class Program:
     @property
     def text(self) -> str:
         """The function that runs it."""
-        return self._made[2]
-
-    @property
-    def compiled(self) -> tuple[Compiled, ...]:
-        """The distinct segments."""
-        return self._made[3]
+        return self._made[1].text
 
     def prepare(self) -> None:
         """Compile it, which else the first call does."""
         _ = self._made
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        """The distinct segments."""
+        return self.segments.distinct
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -95,7 +83,7 @@ class Program:
 
     def __call__(self, shards: Mapping[str, Shards]) -> Outcome:
         """One step. `shards` has for each source those that this process owns, in the order of its placement."""
-        step = self._made[1]
+        step = self._made[1].run
         self._check(shards)
         with torch.no_grad(), plain():
             return Outcome(*step(shards))

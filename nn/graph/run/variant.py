@@ -9,16 +9,17 @@ from ....actors.protocol.network import Actor, Give, Take
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
 from ....placement.world import owned, world
-from ..compiler.backends import Backend, Compiled
-from ..compiler.codegen import Bundles, Running, task
-from ..compiler.generated_calls import Shards, no_shards
+from ..compiler.backends import Backend
+from ..compiler.codegen import Bundles, Running, function
+from ..compiler.compiled_segments import CompiledSegments
+from ..compiler.generated_calls import Shards
 from ..lower.localise import Localiser
 from ..lower.order import Order as Listed
 from ..lower.overlap import Do, freed, overlapped
-from ..lower.segments import Segment, Stage, segments
+from ..lower.registers import LocalRegister
+from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
 from .network import Lowered
-from .program import compiled_once
 from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
 from .transfers import carrier
@@ -46,48 +47,30 @@ class Variant:
         # Only what is brought home once a step goes in buckets; where every chunk updates by itself, in its own.
         alike = {name: chunk if streamed else 0 for name, chunk in home.items()}
         self.graph = bucketed(graph, together=lambda move: alike.get(move.of))
-        self.compiled: dict[tuple[int, int], Compiled] = {}
-        self.again: dict[int, tuple[str, ...]] = {}
-        self.halves: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    @cached_property
+    def segments(self) -> CompiledSegments:
+        weights = derived(self.stages, self.where) if self.split else ()
+        return CompiledSegments(Localiser(self.graph), self.stages, self.backend, weights)
 
     @cached_property
     def tasks(self) -> Tasks:
         """The tasks of one micro-batch, by chunk."""
-        localiser = Localiser(self.graph)
-        weights = derived(self.stages, self.where)
-        for number, stage in enumerate(self.stages):
-            if not isinstance(stage, Segment):
-                continue
-            flags = tuple(name in weights for name in stage.wants)
-            apart = flags if self.split and any(flags) and not all(flags) else None
-            for rank in owned(stage.placement):
-                local = localiser.segment(stage, rank)
-                self.compiled[number, rank] = compiled_once(local, self.backend, apart)
-            mine = [self.compiled[number, rank] for rank in owned(stage.placement)]
-            self.again[number] = _names(stage, [one.again for one in mine])
-            if apart is not None:
-                halves = [[one.apart.again[half] for one in mine if one.apart] for half in (0, 1)]
-                self.halves[number] = _names(stage, halves[0]), _names(stage, halves[1])
         return tasks_of(
             self.graph,
             self.stages,
             self.where,
-            self.again,
-            apart=self.halves if self.split else None,
+            self.segments.again,
+            apart=self.segments.halves if self.split else None,
             regather=self.backend != "autograd",
         )
 
     def running(self, name: str, todo: Sequence[Do], bundles: Bundles) -> Running:
         """Things to do as a function."""
-        stay = {register for bundle in (*bundles.takes, *bundles.gives) for register in bundle}
+        stay = {*bundles.taken, *bundles.given}
         beside = overlapped(todo, self.tasks.transfers)
-        plan = Listed(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts, (), {})
-        return task(self.graph, self.stages, plan, self.compiled, self.again, self.halves, bundles, name)
-
-
-def _names(stage: Segment, taken: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """The inputs that some rank here takes."""
-    return tuple(stage.inputs[at] for at in sorted({at for numbers in taken for at in numbers}))
+        plan = Listed(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
+        return function(self.segments, plan, bundles, name, handed=True)
 
 
 class BoundTask:
@@ -122,19 +105,19 @@ class Once:
     """What is done once a step for the micro-batches of a variant, before and behind them all."""
 
     def __init__(self, variant: Variant) -> None:
-        tasks = self.tasks = variant.tasks
-        self.made = tuple(dict.fromkeys(y for do in tasks.before for y in do.writes))
+        tasks = variant.tasks
+        made: dict[str, LocalRegister] = {y: y for do in tasks.before for y in do.writes}
         self.slots = tuple(dict.fromkeys(tasks.sums.values()))
-        homes, takes = tuple((register,) for register in tasks.grads.values()), tuple((slot,) for slot in self.slots)
-        self._before = variant.running("before", tasks.before, Bundles((), tuple((y,) for y in self.made)))
-        self._after = variant.running("after", tasks.after, Bundles(takes, homes))
+        self._before = variant.running("before", tasks.before, Bundles((), (made,)))
+        self._after = variant.running("after", tasks.after, Bundles(tuple((s,) for s in self.slots), (tasks.grads,)))
 
     def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
         """The weights with those that other groups need of them."""
-        return {**held, **dict(zip(self.made, self._before.run(held), strict=True))}
+        (made,) = self._before.run(held)
+        return {**held, **made}
 
     def after(self, held: Mapping[str, Shards], sums: Mapping[str, list[Tensor]]) -> dict[str, Shards]:
         """Gradients at home, of what is added up here; a token of what others have."""
-        made = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
-        found = zip(self.tasks.grads.items(), made, strict=True)
-        return {name: mine or no_shards(self.tasks.layouts[register]) for (name, register), mine in found}
+        made: dict[str, Shards]
+        (made,) = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
+        return made

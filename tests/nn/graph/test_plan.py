@@ -66,7 +66,7 @@ def test_planning_a_model_on_meta_makes_no_weights_and_compiles_nothing(
 ) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(backends, "compiled", lambda *given: compiled.append(given))
-    monkeypatch.setattr("sbpflow.nn.graph.run.program.compiled", lambda *given: compiled.append(given))
+    monkeypatch.setattr("sbpflow.nn.graph.compiler.compiled_segments.compiled", lambda *given: compiled.append(given))
     model = large()
     before = dict(model.named_parameters())
     step = step_of(model, where)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
-from sbpflow.nn.graph.compiler import backends
+from sbpflow.nn.graph.compiler import backends, compiled_segments
 from sbpflow.nn.graph.compiler.backends import Compiled
 from sbpflow.nn.graph.lower.localise import Local, same
-from sbpflow.nn.graph.run import program
 from sbpflow.sbp.call import Piece
 
 WORDS, WIDTH = 24, 12
@@ -58,8 +57,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Local]:
         found.append(local)
         return compile_one(local, *how)
 
-    monkeypatch.setattr(program, "compiled", counting)
-    program.compiled_once.cache_clear()
+    monkeypatch.setattr(compiled_segments, "compiled", counting)
+    compiled_segments.compiled_once.cache_clear()
     return found
 
 

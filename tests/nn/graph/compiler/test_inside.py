@@ -12,13 +12,12 @@ from sbpflow import B
 from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
 from sbpflow.boxing.graph.report.facts import Held, MemoryReport
 from sbpflow.boxing.graph.report.report import Report
-from sbpflow.nn.graph.compiler import inside, joint
+from sbpflow.nn.graph.compiler import compiled_segments, inside, joint
 from sbpflow.nn.graph.compiler.backends import compiled
 from sbpflow.nn.graph.compiler.inside import estimated
 from sbpflow.nn.graph.compiler.joint import Traced, trace
 from sbpflow.nn.graph.lower.localise import Local, Localiser
 from sbpflow.nn.graph.lower.segments import Segment
-from sbpflow.nn.graph.run import program
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.sbp.call import Ref
 
@@ -152,7 +151,7 @@ def test_plan_explain_and_the_first_step_trace_each_segment_once(
 
 
 def forget() -> None:
-    for known in (joint._traced, inside.insides, program.compiled_once):
+    for known in (joint._traced, inside.insides, compiled_segments.compiled_once):
         known.cache_clear()
 
 
