@@ -48,7 +48,7 @@ from .run.footprint import footprint, less, outgrown
 from .run.network import shape_of
 from .run.pipeline import Pipelined, seeds_of
 from .run.variant import Variant
-from .run.weight_versions import Streamed
+from .run.weight_versions import WeightVersions
 from .step import Step
 
 __all__ = ["PipedStep"]
@@ -190,7 +190,8 @@ class PipedStep(Step):
         sizes = [piece.sizes for piece in self.batch.pieces]
         if self.schedule.synchronous or not self.trains:
             return Pipelined(self.variants, sizes, self.schedule, self.name, self.batch.slices)
-        return Streamed(self.variants, sizes, self.schedule, self.name, self._update)
+        weights = WeightVersions(self.variants, sizes, self.schedule, self.name, self._update)
+        return Pipelined(self.variants, sizes, self.schedule, self.name, weights=weights)
 
     def prepare(self) -> None:
         if self.ready:

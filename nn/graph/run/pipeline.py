@@ -3,7 +3,7 @@
 The gradients of weights are added up over the micro-batches where they are made, and brought home once behind them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +24,6 @@ from ....actors.runtime.partition import RegisterEnd, cut
 from ....actors.runtime.runtime import RunRecord, Runtime, order_of, settled
 from ....actors.schedules.schedule import Schedule
 from ....actors.timeline.timeline import Timeline
-from ....boxing import box
 from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....placement.errors import ScheduleError
@@ -36,10 +35,12 @@ from ..compiler.generated_calls import Shards, ones, plain, trimmed
 from ..lower.segments import Draw
 from ..microbatch.parts import Size
 from .network import Lowered, lowered
+from .same_weights import Fire, SameWeights, Sums
 from .tasks import Name
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
-from .variant import BoundTask, Once, Variant
+from .variant import BoundTask, Variant
+from .weight_versions import WeightVersions
 
 __all__ = ["Made", "Pipelined", "seeds_of"]
 
@@ -56,7 +57,8 @@ class Pipelined:
     """A step of micro-batches. `variants` are graphs by route and size of a micro-batch, all of the same chunks.
     When it is made it is proved to end; what runs is made with the first step.
 
-    Micro-batches take the routes by turns. The second has copies of the weights on other ranks.
+    Micro-batches take the routes by turns. The second has copies of the weights on other ranks. What weights they see,
+    and where gradients go, is said by `weights`; else all of a step see the same.
     """
 
     def __init__(
@@ -66,28 +68,24 @@ class Pipelined:
         schedule: Schedule,
         name: str,
         slices: int = 1,
+        weights: SameWeights | WeightVersions | None = None,
     ) -> None:
         self.variants, self.sizes, self.schedule, self.slices = variants, sizes, schedule, slices
         self.name = name
         self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
         self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
+        self.weights = weights or SameWeights(variants, self.keys)
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
         self.lowered = self.lower(name)
         self.network: Network = self.lowered[sizes[0]].network
         self.proof: Simulation = proved(self.network)
         self.values: list[dict[str, Shards]] = []
-        self.sums: dict[tuple[int, Size], dict[str, list[Tensor]]] = {}
         self.shards: list[dict[str, Shards]] = []
         self.outcome: RunRecord | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
         ranks = sorted({rank for each in self.places.values() for rank in each})
         self.everywhere = Placement(self.where.placements[0][0].type, tuple(ranks), (len(ranks),), None)
-
-    @cached_property
-    def once(self) -> dict[tuple[int, Size], Once]:
-        """Work done once a step, before and behind all micro-batches."""
-        return {key: Once(self.variants[key]) for key in dict.fromkeys(self.keys)}
 
     @cached_property
     def ordered(self) -> bool:
@@ -105,7 +103,8 @@ class Pipelined:
 
     def prepare(self) -> None:
         """Make it run, which else the first step does."""
-        _ = self.once, self.runtime
+        self.weights.prepare()
+        _ = self.runtime
 
     def lower(self, name: str) -> dict[Size, Lowered]:
         each = {
@@ -118,7 +117,7 @@ class Pipelined:
         """In a process that owns all ranks: every group's queue is a thread."""
         ranks = {queue: ranks[0] for queue, ranks in self.places.items()}
         work = {actor.name: self.on_card(self.work(actor), ranks[actor.queue]) for actor in self.network.actors}
-        return Runtime(self.network, work, initial=self.initial(self.network), name=name)
+        return Runtime(self.network, work, initial=self.weights.initial(self.network), name=name)
 
     def together(self, name: str) -> Runtime:
         """In one of several processes: the actors of this rank's group, and the ends of registers to others.
@@ -149,7 +148,7 @@ class Pipelined:
             order=order,
             guard=joint,
             answers=answers,
-            initial=self.initial(part.network),
+            initial=self.weights.initial(part.network),
             name=name,
         )
 
@@ -173,10 +172,6 @@ class Pipelined:
 
         return OnStream(work, torch.cuda.current_stream(device(self.everywhere, rank)))
 
-    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
-        """What lies in a network's slots that are filled at the start."""
-        return {}
-
     @property
     def places(self) -> dict[str, tuple[int, ...]]:
         """The ranks of each queue."""
@@ -194,7 +189,11 @@ class Pipelined:
             raise ScheduleError("a timeline before any step\n  call the graph first")
         return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places, self.bytes)
 
-    def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
+    def work(self, actor: Actor) -> Fire:
+        return self.weights.work(actor, self.task)
+
+    def task(self, actor: Actor) -> Fire:
+        """The work of an actor that is a task of each micro-batch."""
         cases = []
         for case in actor.cases:
             name = Name.of(case or actor.name)
@@ -218,7 +217,7 @@ class Pipelined:
             return out
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        made = entry.run(self.seen(k, firing), *bundles)
+        made = entry.run(self.weights.seen(self.shards[k], firing), *bundles)
         del bundles
         for at, bundle in zip(entry.gives, made, strict=False):
             out[at] = bundle
@@ -227,7 +226,7 @@ class Pipelined:
         if entry.values:
             self.keep(entry, k, made[-2])
         if entry.sums:
-            self.add(entry, self.sums[self.keys[k]], made[-1])
+            self.add(entry, self.weights.sums[self.keys[k]], made[-1])
         return out
 
     def weigh(self, entry: BoundTask, bundles: Sequence[Any]) -> None:
@@ -235,10 +234,6 @@ class Pipelined:
         entry.new = False
         for register, bundle in zip(entry.names, bundles, strict=False):
             self.bytes[register] = sum(x.nbytes for x in tensors_in(bundle))
-
-    def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
-        """The sources as this task is to see them."""
-        return self.shards[k]
 
     def numbered(self) -> None:
         """The seed of this step's random numbers, which ranks have in common, for each micro-batch."""
@@ -256,7 +251,7 @@ class Pipelined:
             at += many
 
     @staticmethod
-    def add(entry: BoundTask, sums: dict[str, list[Tensor]], tensors: tuple[Tensor, ...]) -> None:
+    def add(entry: BoundTask, sums: Sums, tensors: tuple[Tensor, ...]) -> None:
         """Gradients of weights to what there is of other micro-batches."""
         if all(slot in sums for slot, _ in entry.sums):
             if tensors:
@@ -277,13 +272,12 @@ class Pipelined:
     ) -> Made:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
         with torch.no_grad(), plain():
-            there = {key: self.copied(held, self.variants[key]) for key in self.once}
-            weights = {key: once.before(there[key]) for key, once in self.once.items()}
-            self.stream([weights[key] for key in self.keys], inputs, seeds)
-            sums, self.sums = self.sums, {}
-            grads: dict[str, Shards] = {}
-            for key, once in self.once.items():
-                self.returned(self.variants[key], once.after(there[key], sums[key]), grads)
+            weights = self.weights.begin(held)
+            try:
+                self.stream([weights[key] for key in self.keys], inputs, seeds)
+                grads = self.weights.grads()
+            finally:
+                self.weights.end()
         values, self.values = self.values, []
         return Made(values, grads)
 
@@ -294,36 +288,13 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
     ) -> None:
         """All micro-batches, each with the weights that it sees."""
-        self.values, self.sums = [{} for _ in self.sizes], {key: {} for key in self.once}
+        self.values = [{} for _ in self.sizes]
         self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
         self.numbered()
         try:
             self.outcome = self.runtime.run(record=True)
         finally:
             self.shards = []
-
-    def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
-        """The weights as a variant has them: on the ranks of another route, or as they are."""
-        others = {name: (src, dst) for name, src, dst in self.pairs(variant, home=False) if src is not dst}
-        return {**held, **{name: tuple(box(held[name], *pair)) for name, pair in others.items()}} if others else held
-
-    def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
-        """A variant's gradients, added to those of others where the weights have their homes."""
-        for name, dst, src in self.pairs(variant, home=True):
-            if name in theirs:
-                back = theirs[name] if src is dst else box(theirs[name], src, dst)
-                grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
-
-    def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
-        """How what does not change within a step lies here and in a variant, itself or its gradient at home."""
-        other = {s.value.name: s for s in variant.graph.sources}
-        sources = [s for s in self.firsts[0].graph.sources if s.kind != "input"]
-        return [
-            (s.value.name, s.home, other[s.value.name].home)
-            if home
-            else (s.value.name, s.value.layout, other[s.value.name].value.layout)
-            for s in sources
-        ]
 
 
 def _weakly(

@@ -3,8 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-from torch import Tensor
-
 from ....actors.protocol.network import Actor, Give, Take
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
@@ -12,11 +10,9 @@ from ....placement.world import owned, world
 from ..compiler.backends import Backend
 from ..compiler.codegen import Bundles, Running, function
 from ..compiler.compiled_segments import CompiledSegments
-from ..compiler.generated_calls import Shards
 from ..lower.localise import Localiser
 from ..lower.order import Order as Listed
 from ..lower.overlap import Do, freed, overlapped
-from ..lower.registers import LocalRegister
 from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
 from .network import Lowered
@@ -24,7 +20,7 @@ from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
 from .transfers import carrier
 
-__all__ = ["BoundTask", "Once", "Variant"]
+__all__ = ["BoundTask", "Variant"]
 
 
 class Variant:
@@ -99,25 +95,3 @@ class BoundTask:
         self.values = [(register, here[register]) for register in own.values]
         self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
         self.owns = self.made.owns[-1]
-
-
-class Once:
-    """What is done once a step for the micro-batches of a variant, before and behind them all."""
-
-    def __init__(self, variant: Variant) -> None:
-        tasks = variant.tasks
-        made: dict[str, LocalRegister] = {y: y for do in tasks.before for y in do.writes}
-        self.slots = tuple(dict.fromkeys(tasks.sums.values()))
-        self._before = variant.running("before", tasks.before, Bundles((), (made,)))
-        self._after = variant.running("after", tasks.after, Bundles(tuple((s,) for s in self.slots), (tasks.grads,)))
-
-    def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
-        """The weights with those that other groups need of them."""
-        (made,) = self._before.run(held)
-        return {**held, **made}
-
-    def after(self, held: Mapping[str, Shards], sums: Mapping[str, list[Tensor]]) -> dict[str, Shards]:
-        """Gradients at home, of what is added up here; a token of what others have."""
-        made: dict[str, Shards]
-        (made,) = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
-        return made

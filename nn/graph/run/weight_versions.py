@@ -1,4 +1,4 @@
-"""Streamed programs: schedules without a flush, in which every stage updates its weights as its gradients come.
+"""Versions of weights: for schedules without a flush, in which every stage updates its weights as its gradients come.
 
 A register holds the weights of each chunk in several versions. The forward and backward of a micro-batch read the same
 one, and a slot is free when both are done: PipeDream keeps as many as there are micro-batches under way, 2BW keeps two
@@ -6,8 +6,9 @@ and updates every few micro-batches. Between two steps everything is finished, s
 the newest weights on all stages.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -18,15 +19,15 @@ from ....actors.protocol.state import Firing
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
-from ..compiler.generated_calls import Shards, no_shards, plain
+from ..compiler.generated_calls import Shards
 from ..lower.overlap import Do, Transfer
 from ..lower.registers import LocalRegister
 from ..microbatch.parts import Size
-from .pipeline import Made, Pipelined
+from .same_weights import Fire, Sums
 from .tasks import Name
 from .variant import Variant
 
-__all__ = ["Streamed", "Update"]
+__all__ = ["Update", "WeightVersions"]
 
 Update = Callable[[Mapping[str, Shards]], None]  # an optimizer's step with these gradients, in place
 
@@ -39,8 +40,9 @@ class Version:
         self.shards = shards
 
 
-class Streamed(Pipelined):
-    """A pipeline that updates as it goes; `update` makes one step of the optimizers on some parameters."""
+class WeightVersions:
+    """How a schedule without a flush keeps weights: every chunk has its versions, and an optimizer, an actor U, that
+    makes the next; `update` makes one step of the optimizers on some parameters."""
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class Streamed(Pipelined):
         name: str,
         update: Update,
     ) -> None:
-        self.update = update
+        self.update, self.key = update, (0, sizes[0])
+        self.variant = variants[self.key]
+        self.sums: dict[tuple[int, Size], Sums] = {}
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
         if len(set(sizes)) > 1:
@@ -58,7 +62,7 @@ class Streamed(Pipelined):
                 f"{name}: micro-batches of {' and '.join(str(size) for size, *_ in sorted(set(sizes)))} samples\n"
                 f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
             )
-        tasks = variants[0, sizes[0]].tasks
+        tasks = self.variant.tasks
         far = next((do for do in tasks.before if _leaves(tasks.transfers[do.number])), None)
         if far is not None:
             raise ScheduleError(
@@ -70,110 +74,104 @@ class Streamed(Pipelined):
         self.slots_of: dict[int, tuple[LocalRegister, ...]] = {}
         for chunk, registers in homes.items():
             self.slots_of[chunk] = tuple(dict.fromkeys(slot for r, slot in tasks.sums.items() if r in registers))
-        seen: dict[str, int] = {}
+        self.chunk_of: dict[str, int] = {}  # of each gradient on its way home
         for chunk, slots in self.slots_of.items():
             for slot in slots:
-                if seen.setdefault(slot, chunk) != chunk:
+                if self.chunk_of.setdefault(slot, chunk) != chunk:
                     raise ScheduleError(
                         f"{name}: the gradient of {slot.of} comes from two chunks\n"
                         f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, as '1f1b'"
                     )
-        self.seeing: dict[int, tuple[tuple[str, ...], Running]] = {}
-        super().__init__(variants, sizes, schedule, name)
+        self.after: dict[int, list[Do]] = defaultdict(list)
+        for do in tasks.after:
+            chunk = next(self.chunk_of[x] for x in do.reads if x in self.chunk_of)
+            self.chunk_of.update(dict.fromkeys(do.writes, chunk))
+            self.after[chunk].append(do)
+        self.homes: dict[int, dict[str, LocalRegister]] = defaultdict(dict)
+        for weight, register in tasks.grads.items():
+            self.homes[self.chunk_of[register]][weight] = register
+        self.seeing: dict[int, Running] = {}
+
+    def prepare(self) -> None:
+        """There is nothing that is done before or behind all micro-batches."""
+
+    def begin(self, held: Mapping[str, Shards]) -> dict[tuple[int, Size], Mapping[str, Shards]]:
+        """The weights that a step starts with."""
+        self.held, self.sums = held, {self.key: {}}
+        return {self.key: held}
+
+    def grads(self) -> dict[str, Shards]:
+        """No gradients are left: the optimizers have had them."""
+        return {}
+
+    def end(self) -> None:
+        self.held, self.newest, self.sums = {}, {}, {}
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
+        """The versions that lie in registers from the start."""
         of = ref(self)
 
         def versions(register: Register) -> Sequence[Any]:
-            program = of()
-            assert program is not None
-            return [program.first(int(register.name.partition(".")[2]))] * register.initial
+            weights = of()
+            assert weights is not None
+            return [weights.first(int(register.name.partition(".")[2]))] * register.initial
 
         return {r.name: partial(versions, r) for r in network.registers if r.name.startswith("w.")}
 
     def first(self, chunk: int) -> Version:
         """The weights of a chunk as they are now, also where they are seen in another way."""
-        variant = self.firsts[0]
-        names = [name for name, register in variant.tasks.grads.items() if self.owns(chunk, register)]
+        names = self.homes[chunk]
         if chunk not in self.seeing:
             known, todo = set(names), []
-            for do in variant.tasks.before:
+            for do in self.variant.tasks.before:
                 if do.reads[0] in known:
                     known.update(do.writes)
                     todo.append(do)
-            ours = tuple(do.writes[0] for do in todo)
-            gives = Bundles((), tuple((y,) for y in ours))
-            self.seeing[chunk] = ours, variant.running(f"before{chunk}", todo, gives)
-        made, see = self.seeing[chunk]
+            made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
+            self.seeing[chunk] = self.variant.running(f"before{chunk}", todo, Bundles((), (made,)))
         with torch.no_grad():
-            seen = dict(zip(made, see.run(self.held), strict=True))
+            (seen,) = self.seeing[chunk].run(self.held)
         version = self.newest[chunk] = Version({**{name: self.held[name] for name in names}, **seen})
         return version
 
-    def owns(self, chunk: int, register: str) -> bool:
-        """Whether a gradient at home is made of what this chunk adds up."""
-        return self.chunk_of[register] == chunk
-
-    @cached_property
-    def chunk_of(self) -> dict[str, int]:
-        """The chunk of each gradient at home."""
-        tasks = self.firsts[0].tasks
-        made = {slot: chunk for chunk, slots in self.slots_of.items() for slot in slots}
-        for do in tasks.after:
-            for y in do.writes:
-                made[y] = next(made[x] for x in do.reads if x in made)
-        return {register: made[register] for register in tasks.grads.values()}
-
-    def work(self, actor: Actor) -> Callable[[Firing], Sequence[Any]]:
+    def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
+        """The work of an actor: an update, or a task, which may hand an update the gradients that were added up."""
         if actor.name.startswith("U"):
             return self.updating(int(actor.name[1:]))
-        run = super().work(actor)
+        run = task(actor)
         chunk = Name.of(actor.cases[0] or actor.name).chunk
         ports = [give.register for give in actor.gives]
         last = next((at for at, register in enumerate(ports) if register.startswith("g.")), None)
         if last is None:
             return run
         every, slots, of = actor.gives[last].every, self.slots_of[chunk], ref(self)
-        key = self.keys[0]
 
         def fire(firing: Firing) -> Sequence[Any]:
             out = list(run(firing))
-            program = of()
-            if program is not None and (firing.turn + 1) % every == 0:
-                out[last] = tuple(tuple(program.sums[key].pop(slot, ())) for slot in slots)
+            weights = of()
+            if weights is not None and (firing.turn + 1) % every == 0:
+                sums = weights.sums[weights.key]
+                out[last] = tuple(tuple(sums.pop(slot, ())) for slot in slots)
             return out
 
         return fire
 
-    def updating(self, chunk: int) -> Callable[[Firing], Sequence[Any]]:
+    def updating(self, chunk: int) -> Fire:
         """The work of a chunk's optimizer."""
-        variant = self.firsts[0]
-        slots = self.slots_of.get(chunk, ())
-        homes = {name: register for name, register in variant.tasks.grads.items() if self.owns(chunk, register)}
-        todo = [do for do in variant.tasks.after if self.chunk_of_do(do) == chunk]
-        takes, gives = tuple((slot,) for slot in slots), tuple((register,) for register in homes.values())
-        of, layouts = ref(self), variant.tasks.layouts
-        home: Running = variant.running(f"after{chunk}", todo, Bundles(takes, gives))
+        of, takes = ref(self), tuple((slot,) for slot in self.slots_of.get(chunk, ()))
+        home = self.variant.running(f"after{chunk}", self.after[chunk], Bundles(takes, (self.homes[chunk],)))
 
         def fire(firing: Firing) -> Sequence[Any]:
             (slot,) = firing.held[0]
-            program = of()
-            assert program is not None
+            weights = of()
+            assert weights is not None
             with torch.no_grad():
-                made = home.run(program.held, *slot.value)
-            grads = {
-                name: mine or no_shards(layouts[register])
-                for (name, register), mine in zip(homes.items(), made, strict=True)
-            }
-            program.retire(chunk)
-            program.update(grads)
-            return (program.first(chunk),)
+                (grads,) = home.run(weights.held, *slot.value)
+            weights.retire(chunk)
+            weights.update(grads)
+            return (weights.first(chunk),)
 
         return fire
-
-    def chunk_of_do(self, do: Do) -> int:
-        made = {slot: chunk for chunk, slots in self.slots_of.items() for slot in slots}
-        return next(made[x] for x in do.reads if x in made)
 
     def retire(self, chunk: int) -> None:
         """The newest version is about to change: a copy for those who hold it, if there are any."""
@@ -184,21 +182,10 @@ class Streamed(Pipelined):
         if held is not None:
             held.shards = {name: tuple(x.clone() for x in each) for name, each in shards.items()}
 
-    def seen(self, k: int, firing: Firing) -> Mapping[str, Shards]:
+    def seen(self, shards: Mapping[str, Shards], firing: Firing) -> Mapping[str, Shards]:
+        """The sources of a micro-batch with the version that a task is to see."""
         version = next(slots[0].value for slots in firing.held if slots and isinstance(slots[0].value, Version))
-        return {**self.shards[k], **version.shards}
-
-    def __call__(
-        self, held: Mapping[str, Shards], inputs: Sequence[Mapping[str, Shards]], seeds: Sequence[Mapping[str, Shards]]
-    ) -> Made:
-        self.held = held
-        try:
-            with torch.no_grad(), plain():
-                self.stream([held] * len(inputs), inputs, seeds)
-        finally:
-            self.held, self.newest = {}, {}
-        values, self.values = self.values, []
-        return Made(values, {})
+        return {**shards, **version.shards}
 
 
 def _leaves(transfer: Transfer) -> bool:

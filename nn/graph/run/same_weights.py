@@ -1,0 +1,115 @@
+"""The same weights for all micro-batches of a step: brought to who needs them before, their gradients home behind.
+
+Micro-batches of another size or on another route have weights of their own, which are copies.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from ....actors.protocol.network import Actor, Network
+from ....actors.protocol.state import Firing
+from ....boxing import box
+from ....sbp import Layout
+from ..compiler.codegen import Bundles
+from ..compiler.generated_calls import Shards
+from ..lower.registers import LocalRegister
+from ..microbatch.parts import Size
+from .variant import Variant
+
+__all__ = ["Fire", "SameWeights", "Sums"]
+
+Fire: TypeAlias = Callable[[Firing], Sequence[Any]]  # the work of an actor
+Sums: TypeAlias = dict[str, list[Tensor]]  # gradients of weights, of all micro-batches so far
+
+
+class Once:
+    """The work that is done once a step for the micro-batches of a variant, before and behind them all."""
+
+    def __init__(self, variant: Variant) -> None:
+        tasks = variant.tasks
+        made: dict[str, LocalRegister] = {y: y for do in tasks.before for y in do.writes}
+        self.slots = tuple(dict.fromkeys(tasks.sums.values()))
+        self._before = variant.running("before", tasks.before, Bundles((), (made,)))
+        self._after = variant.running("after", tasks.after, Bundles(tuple((s,) for s in self.slots), (tasks.grads,)))
+
+    def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
+        """The weights with those that other groups need of them."""
+        (made,) = self._before.run(held)
+        return {**held, **made}
+
+    def after(self, held: Mapping[str, Shards], sums: Sums) -> dict[str, Shards]:
+        """Gradients at home, of what is added up here; a token of what others have."""
+        made: dict[str, Shards]
+        (made,) = self._after.run(held, *(tuple(sums.get(slot, ())) for slot in self.slots))
+        return made
+
+
+class SameWeights:
+    """How a schedule with a flush keeps weights."""
+
+    def __init__(self, variants: Mapping[tuple[int, Size], Variant], micro_batches: Sequence[tuple[int, Size]]) -> None:
+        self.variants, self.home = variants, variants[micro_batches[0]]
+        self.keys = list(dict.fromkeys(micro_batches))
+        self.there: dict[tuple[int, Size], Mapping[str, Shards]] = {}
+        self.sums: dict[tuple[int, Size], Sums] = {}
+
+    @cached_property
+    def once(self) -> dict[tuple[int, Size], Once]:
+        return {key: Once(self.variants[key]) for key in self.keys}
+
+    def prepare(self) -> None:
+        """Compile what is done once a step, which else the first does."""
+        _ = self.once
+
+    def begin(self, held: Mapping[str, Shards]) -> dict[tuple[int, Size], Mapping[str, Shards]]:
+        """The weights as the micro-batches of each route and size see them."""
+        self.sums = {key: {} for key in self.keys}
+        self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}
+        return {key: once.before(self.there[key]) for key, once in self.once.items()}
+
+    def grads(self) -> dict[str, Shards]:
+        """The gradients of the step, at home."""
+        found: dict[str, Shards] = {}
+        for key, once in self.once.items():
+            self.returned(self.variants[key], once.after(self.there[key], self.sums[key]), found)
+        return found
+
+    def end(self) -> None:
+        self.there, self.sums = {}, {}
+
+    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
+        """Nothing lies in registers from the start."""
+        return {}
+
+    def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
+        return task(actor)
+
+    def seen(self, shards: Mapping[str, Shards], firing: Firing) -> Mapping[str, Shards]:
+        """The sources of a micro-batch, whatever the task."""
+        return shards
+
+    def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
+        """The weights as a variant has them: on the ranks of another route, or as they are."""
+        others = {name: (src, dst) for name, src, dst in self.pairs(variant, home=False) if src is not dst}
+        return {**held, **{name: tuple(box(held[name], *pair)) for name, pair in others.items()}} if others else held
+
+    def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
+        """A variant's gradients, added to those of others where the weights have their homes."""
+        for name, dst, src in self.pairs(variant, home=True):
+            if name in theirs:
+                back = theirs[name] if src is dst else box(theirs[name], src, dst)
+                grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
+
+    def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
+        """How what does not change within a step lies here and in a variant, itself or its gradient at home."""
+        other = {s.value.name: s for s in variant.graph.sources}
+        sources = [s for s in self.home.graph.sources if s.kind != "input"]
+        return [
+            (s.value.name, s.home, other[s.value.name].home)
+            if home
+            else (s.value.name, s.value.layout, other[s.value.name].value.layout)
+            for s in sources
+        ]
