@@ -14,10 +14,9 @@ import torch
 
 from ....boxing import box, box_async
 from ....placement.world import owned
+from ..lower.instructions import Instruction, LocalRegister, Transfer
 from ..lower.order import Order
-from ..lower.overlap import Do, Transfer
 from ..lower.random import Drawer, Numbered
-from ..lower.registers import LocalRegister
 from ..lower.segments import Draw, Segment
 from .compiled_segments import CompiledSegments
 from .generated_calls import Bucket, hold, no_shards, ones, own, to_holders
@@ -138,7 +137,7 @@ class _SourceWriter:
         names = self.names(register)
         return _tuple(names) if names else self.bind(no_shards(self.plan.layouts[register]), "token")
 
-    def do_run(self, do: Do) -> None:
+    def do_run(self, do: Instruction) -> None:
         stage = self.stages[do.number]
         assert isinstance(stage, Segment)
         for at, rank in enumerate(owned(stage.placement)):
@@ -157,7 +156,7 @@ class _SourceWriter:
                 parts = [_tuple([f"{saved}[{n}]" for n in half]) for half in apart.saved]
                 self.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
 
-    def do_grad(self, do: Do) -> None:
+    def do_grad(self, do: Instruction) -> None:
         stage = self.stages[do.number]
         assert isinstance(stage, Segment)
         names = self.again.get(do.number, ())
@@ -173,13 +172,13 @@ class _SourceWriter:
             makes = self.makes(made)
             self.line(f"{makes} = {self.bind(mine.backward, 'b')}({given})")
 
-    def do_first(self, do: Do) -> None:
+    def do_first(self, do: Instruction) -> None:
         self._half(do, 0)
 
-    def do_second(self, do: Do) -> None:
+    def do_second(self, do: Instruction) -> None:
         self._half(do, 1)
 
-    def _half(self, do: Do, half: int) -> None:
+    def _half(self, do: Instruction, half: int) -> None:
         """One half of a segment's backward; the first hands on a rest, which the second is given."""
         stage = self.stages[do.number]
         assert isinstance(stage, Segment)
@@ -198,7 +197,7 @@ class _SourceWriter:
             makes = self.makes(made)
             self.line(f"{makes} = {self.bind((mine.first, mine.second)[half], 'b')}({given})")
 
-    def do_draw(self, do: Do) -> None:
+    def do_draw(self, do: Instruction) -> None:
         stage = self.stages[do.number]
         assert isinstance(stage, Draw)
         drawer = Drawer(self.graph, stage)
@@ -223,7 +222,7 @@ class _SourceWriter:
         """How many draws there are before one: the same whatever is moved in between."""
         return sum(isinstance(other, Draw) for other in self.stages[:stage])
 
-    def do_seed(self, do: Do) -> None:
+    def do_seed(self, do: Instruction) -> None:
         if self.handed:
             self.line(f"{self.targets(do.writes[0])} = shards['seed {do.number}']")
             return
@@ -231,14 +230,14 @@ class _SourceWriter:
             self.line(f"{self.makes([name])[:-1]} = {self.bind(one, 'one')}")
             self.borrowed.add(name)
 
-    def do_add(self, do: Do) -> None:
+    def do_add(self, do: Instruction) -> None:
         # The first sum is a new tensor, for what it adds to may be somebody else's too.
         call = "add" if do.number == 2 else "add_"
         for into, part in zip(self.names(do.reads[0]), self.names(do.reads[1]), strict=True):
             self.line(f"{into} = {call}({into}, {part})")
             self.borrowed.discard(into)
 
-    def do_free(self, do: Do) -> None:
+    def do_free(self, do: Instruction) -> None:
         names = [n for register in do.reads for n in self.all_names(register) if n in self.live]
         if names:
             self.live.difference_update(names)
@@ -252,7 +251,7 @@ class _SourceWriter:
             return [self.name(register, at) for at in range(len(owned(stage.placement)))]
         return [self.name(register, 0)]
 
-    def do_box(self, do: Do) -> None:
+    def do_box(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
         if not _here(transfer):
             return
@@ -269,7 +268,7 @@ class _SourceWriter:
             src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
             self.line(f"{self.targets(do.writes[0])} = box({self.held(do.reads[0])}, {src}, {dst}, op={do.reads[0]!r})")
 
-    def do_start(self, do: Do) -> None:
+    def do_start(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
         if _here(transfer):
             given = ", ".join(map(self.held, do.reads))
@@ -280,7 +279,7 @@ class _SourceWriter:
                 src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
                 self.line(f"{pending} = {self.bind(box_async, 'start')}({given}, {src}, {dst})")
 
-    def do_wait(self, do: Do) -> None:
+    def do_wait(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
         if not _here(transfer):
             return
@@ -288,11 +287,11 @@ class _SourceWriter:
         targets = [self.targets(register) for register in do.writes]
         self.line(f"{targets[0] if len(targets) == 1 else ''.join(f'({t}), ' for t in targets)} = {wait}")
 
-    def _call(self, do: Do, function: str) -> None:
+    def _call(self, do: Instruction, function: str) -> None:
         given = ", ".join(map(self.held, do.reads))
         self.line("".join(f"({self.targets(y)}), " for y in do.writes) + f"= {function}({given})")
 
-    def _extremal(self, do: Do, transfer: Transfer) -> None:
+    def _extremal(self, do: Instruction, transfer: Transfer) -> None:
         src, dst = transfer.pairs[0]
         if transfer.saves:
             call = (

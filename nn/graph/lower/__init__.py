@@ -3,6 +3,6 @@
 segments     runs of ops between which nothing moves; random: numbers drawn between them
 localise     ops of a segment on a rank's shards
 order        forward and backward as one list, with what is gathered or run again (saved_inputs, recompute), and
-             parts of gradients added up (gradient_parts); registers: what it reads and writes
+             parts of gradients added up (gradient_parts); instructions: what it is made of
 overlap      which moves go on beside the work, and when values are let go
 """

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ....sbp import Layout
-from .overlap import Do
-from .registers import LocalRegister
+from .instructions import Instruction, LocalRegister
 
 __all__ = ["Parts"]
 
@@ -27,9 +26,9 @@ class Parts:
         self.layouts[register] = self.layouts[slot]
         return register
 
-    def summed(self, slots: Iterable[LocalRegister]) -> Iterator[Do]:
+    def summed(self, slots: Iterable[LocalRegister]) -> Iterator[Instruction]:
         """Add up what has come of these gradients."""
         for slot in slots:
             for number in range(max(2, self.added[slot] + 1), self.come[slot] + 1):
-                yield Do("add", number, (slot, slot.part(number)), (slot,))
+                yield Instruction("add", number, (slot, slot.part(number)), (slot,))
             self.added[slot] = self.come[slot]

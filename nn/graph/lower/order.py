@@ -19,20 +19,20 @@ from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
 from .gradient_parts import Parts
-from .overlap import AHEAD, Do, Transfer, freed, overlapped
+from .instructions import Instruction, LocalRegister, Transfer, values_of
+from .overlap import AHEAD, freed, overlapped
 from .recompute import Recomputed, recomputed
-from .registers import LocalRegister, values_of
 from .saved_inputs import read_again
 from .segments import Draw, Segment, Stage, kept, made_by
 
-__all__ = ["Order", "Writer", "bucketed", "schedule"]
+__all__ = ["Order", "Writer", "bucketed", "moved_again", "schedule"]
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
     """Things to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
 
-    todo: tuple[Do, ...]
+    todo: tuple[Instruction, ...]
     transfers: tuple[Transfer, ...]
     layouts: Mapping[str, Layout]
     values: Mapping[str, LocalRegister] = field(default_factory=dict)  # to return
@@ -66,6 +66,12 @@ def schedule(
 
 
 Gathered: TypeAlias = dict[str, tuple[LocalRegister, int]]  # by value: where it lies, and how lately it was moved
+
+
+def moved_again(todo: Iterable[Instruction]) -> tuple[str, ...]:
+    """The values that are moved a second time for the backward, once for each time."""
+    moves = (do for do in todo if do.what in ("box", "wait"))
+    return tuple(y.of for do in moves for y in do.writes if y.kind == "again")
 
 
 class Writer:
@@ -113,29 +119,31 @@ class Writer:
         reads: Iterable[LocalRegister],
         writes: Iterable[LocalRegister],
         **how: bool,
-    ) -> Do:
+    ) -> Instruction:
         self.transfers.append(Transfer(tuple(pairs), **how))
-        return Do("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
+        return Instruction("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
 
-    def forward(self) -> Iterator[Do]:
+    def forward(self) -> Iterator[Instruction]:
         for number, stage in enumerate(self.stages):
             if isinstance(stage, Segment):
                 saved = (
                     (LocalRegister("saved", number=number),) if stage.wants and number not in self.regions.of else ()
                 )
-                yield Do("run", number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
+                yield Instruction("run", number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
             elif isinstance(stage, Draw):
-                yield Do("draw", number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number)))
+                yield Instruction(
+                    "draw", number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number))
+                )
             else:
                 name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
                 saved = (self.extremal[name],) if name in self.extremal else ()
                 yield self.move([pair], values_of(stage.inputs), (*values_of([name]), *saved), saves=bool(saved))
 
-    def backward(self) -> Iterator[Do]:
+    def backward(self) -> Iterator[Instruction]:
         for number, (name, given) in enumerate(self.graph.losses):
             slot = self.slot(name)
             if given is None:
-                yield Do("seed", number, (), (slot,))
+                yield Instruction("seed", number, (), (slot,))
             else:
                 yield self.move([(self.layouts[given], self.graph.layout(name).dual)], values_of([given]), [slot])
         gathered: Gathered = {}
@@ -151,7 +159,7 @@ class Writer:
                 if move is not None and LocalRegister("d", move.of) in self.written:
                     yield self.back(move)
 
-    def segment(self, number: int, stage: Segment, gathered: Gathered, step: int) -> Iterator[Do]:
+    def segment(self, number: int, stage: Segment, gathered: Gathered, step: int) -> Iterator[Instruction]:
         """The backward of a segment, and before it what it needs gathered again."""
         made = self.redone.get(number, {})
         needed = [name for name in self.to_gather(number, stage) if name not in made]
@@ -162,11 +170,11 @@ class Writer:
         taken += [register for name, register in registers.items() if name not in names]
         cotangents = [self.slot(name) for name in stage.returns]
         saved = LocalRegister("saved", number=number)
-        yield Do("grad", number, (saved, *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+        yield Instruction("grad", number, (saved, *taken, *cotangents), tuple(map(self.slot, stage.wants)))
 
     def gather(
         self, number: int, names: Sequence[str], gathered: Gathered, step: int
-    ) -> Generator[Do, None, dict[str, LocalRegister]]:
+    ) -> Generator[Instruction, None, dict[str, LocalRegister]]:
         """Values of parameters gathered again, if that was not done shortly before; the registers by their names."""
         registers = {}
         for name in names:
@@ -185,7 +193,7 @@ class Writer:
         drawn_again = self.regions.draws(number) and not self.numbered
         return (LocalRegister("chance", number=number),) if drawn_again else ()
 
-    def recomputed(self, last: int, gathered: Gathered, step: int) -> Iterator[Do]:
+    def recomputed(self, last: int, gathered: Gathered, step: int) -> Iterator[Instruction]:
         """The forward of the region of a segment, the last of it that has a backward, once more."""
         runs = self.regions.runs[self.regions.of[last]]
         made: dict[str, LocalRegister] = {}
@@ -202,9 +210,9 @@ class Writer:
             made.update(outputs)
             if isinstance(stage, Segment):
                 saved = (LocalRegister("saved", number=number),) if stage.wants else ()
-                yield Do("run", number, tuple(given), (*outputs.values(), *saved))
+                yield Instruction("run", number, tuple(given), (*outputs.values(), *saved))
             elif isinstance(stage, Draw):
-                yield Do("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
+                yield Instruction("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
             else:
                 pair = self.layouts[stage.source], stage.output.layout
                 yield self.move([pair], given, tuple(outputs.values()))
@@ -225,7 +233,7 @@ class Writer:
         larger = src.state.split - dst.state.split
         return bool(larger) and plan(src, dst).sends
 
-    def back(self, move: Back) -> Do:
+    def back(self, move: Back) -> Instruction:
         """The move of a gradient, all of which has come."""
         source = self.sources.get(move.into)
         slot = LocalRegister("home" if source and move.dst is source.home else "d", move.into)
@@ -240,7 +248,7 @@ class Writer:
             self.bucket[len(self.transfers)] = move.bucket
         return self.move([(move.src, move.dst)], [come], [slot])
 
-    def homeward(self, slot: LocalRegister) -> Iterator[Do]:
+    def homeward(self, slot: LocalRegister) -> Iterator[Instruction]:
         """The move that brings a source's gradient home, all of which has come, where it is not there already."""
         if slot.kind == "d" and slot.of in self.ends:
             yield self.back(self.ends[slot.of])
@@ -261,7 +269,7 @@ class Writer:
         return slot
 
 
-def _ended(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+def _ended(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:
     """With the moves that bring sources' gradients home, each when the last part of it is there."""
     listed = list(todo)
     last = {slot: at for at, do in enumerate(listed) for slot in do.writes}
@@ -272,10 +280,10 @@ def _ended(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
                 yield from writer.homeward(slot)
 
 
-def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
+def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:
     """With the moves of one bucket as one, where its last member is ready."""
     listed = list(todo)
-    members: dict[int, list[Do]] = {}
+    members: dict[int, list[Instruction]] = {}
     for do in listed:
         if do.what == "box" and do.number in writer.bucket:
             members.setdefault(writer.bucket[do.number], []).append(do)
@@ -289,7 +297,7 @@ def bucketed(todo: Iterable[Do], writer: Writer) -> Iterator[Do]:
             yield writer.move(pairs, reads, [register for each in together for register in each.writes])
 
 
-def _summed(todo: Iterable[Do], parts: Parts) -> Iterator[Do]:
+def _summed(todo: Iterable[Instruction], parts: Parts) -> Iterator[Instruction]:
     """With every further part of a gradient in a register of its own, and added to the first."""
     for do in todo:
         yield do._replace(writes=tuple(map(parts.part, do.writes)))

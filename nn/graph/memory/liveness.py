@@ -15,9 +15,9 @@ from ....boxing.graph.physical import Physical
 from ....boxing.plan import Plan
 from ....sbp import Layout
 from ..compiler.inside import Estimate, Inside, Insides, insides
+from ..lower.instructions import Instruction
 from ..lower.localise import Localiser
 from ..lower.order import Order, schedule
-from ..lower.overlap import Do
 from ..lower.segments import Segment, Stage
 from .equal_ranks import equal_ranks, is_view
 
@@ -177,7 +177,7 @@ class _Rank:
         """Bytes that are live for a moment."""
         self.most = max(self.most, self.live + nbytes)
 
-    def do(self, do: Do) -> None:
+    def do(self, do: Instruction) -> None:
         if do.what == "free":
             for register in do.reads:
                 self.drop(register)
@@ -198,7 +198,7 @@ class _Rank:
                 layout = self.plan.layouts.get(register)  # none where a generator stood
                 self.hold(register, [self.new(self.size(layout) if layout else 0)])
 
-    def segment(self, do: Do) -> None:
+    def segment(self, do: Instruction) -> None:
         stage = self.stages[do.number]
         if do.number not in self.traced or not isinstance(stage, Segment):
             return
@@ -238,7 +238,7 @@ class _Rank:
             found.append(made[name])
         return found
 
-    def move(self, do: Do) -> None:
+    def move(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
         sources = [self.held[name][0] for name in do.reads[-len(transfer.pairs) :] if name in self.held]
         if len(transfer.pairs) > 1:

@@ -15,7 +15,6 @@ from ....placement.errors import SbpError
 from ....sbp import Layout
 from ..choose.choose import Decided
 from ..choose.shortage import kept_most, shortage
-from ..lower.localise import Localiser
 from ..lower.segments import Segment
 from ..memory.liveness import RankMemory, kept, memory
 from ..microbatch.attention import attend
@@ -39,7 +38,7 @@ def footprint(program: Pipelined, *, regather: bool) -> dict[int, RankMemory]:
 
 
 def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
-    localiser = Localiser(variant.graph)
+    localiser = variant.localiser
     # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
     unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
     one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False)

@@ -14,7 +14,7 @@ from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, parts
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
-from ..lower.registers import LocalRegister
+from ..lower.instructions import LocalRegister
 from ..microbatch.parts import Size
 from .chunks import Chunks
 from .tasks import Hop, Name, Tasks

@@ -32,6 +32,7 @@ from ....sbp import Layout
 from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
+from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.parts import Size
 from .network import Lowered, lowered
@@ -180,8 +181,7 @@ class Pipelined:
     @property
     def again(self) -> tuple[str, ...]:
         """The values that are moved a second time for the backward, once for each time."""
-        boxes = [do for task in self.firsts[0].tasks.tasks.values() for do in task.todo if do.what == "box"]
-        return tuple(name.partition(" again ")[0] for do in boxes for name in do.writes if " again " in name)
+        return moved_again(do for task in self.firsts[0].tasks.tasks.values() for do in task.todo)
 
     def timeline(self) -> Timeline | None:
         """What the last step did and when; all ranks ask for it, and the first gets it."""

@@ -14,7 +14,7 @@ from ..compiler.codegen import Bundles, Running, function
 from ..compiler.compiled_segments import CompiledSegments
 from ..compiler.generated_calls import Shards, plain
 from ..lower.localise import Localiser
-from ..lower.order import Order, schedule
+from ..lower.order import Order, moved_again, schedule
 from ..lower.segments import segments
 from ..memory.liveness import RankMemory, memory
 
@@ -114,8 +114,7 @@ class Program:
     @cached_property
     def again(self) -> tuple[str, ...]:
         """The values that are moved a second time for the backward, once for each time; the graph alone says it."""
-        written = (name for do in self._scheduled({}).todo if do.what in ("box", "wait") for name in do.writes)
-        return tuple(name.partition(" again ")[0] for name in written if " again " in name)
+        return moved_again(self._scheduled({}).todo)
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank of the graph, owned here or not."""

@@ -15,7 +15,7 @@ from ....boxing import box
 from ....sbp import Layout
 from ..compiler.codegen import Bundles
 from ..compiler.generated_calls import Shards
-from ..lower.registers import LocalRegister
+from ..lower.instructions import LocalRegister
 from ..microbatch.parts import Size
 from .variant import Variant
 

@@ -18,10 +18,9 @@ from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ....sbp import Layout
 from ..lower.gradient_parts import Parts
+from ..lower.instructions import Contents, Instruction, LocalRegister, Transfer
 from ..lower.order import Writer, bucketed
-from ..lower.overlap import Do, Transfer
 from ..lower.recompute import recomputed
-from ..lower.registers import Contents, LocalRegister
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 
@@ -64,7 +63,7 @@ class Task:
     """What one actor does at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
 
     name: Name
-    todo: tuple[Do, ...]
+    todo: tuple[Instruction, ...]
     values: tuple[LocalRegister, ...]
     sums: tuple[LocalRegister, ...]
 
@@ -79,8 +78,8 @@ class Tasks:
     tasks: Mapping[Name, Task]
     edges: Mapping[tuple[Name, Name], tuple[LocalRegister, ...]]
     hops: tuple[Hop, ...]
-    before: tuple[Do, ...]
-    after: tuple[Do, ...]
+    before: tuple[Instruction, ...]
+    after: tuple[Instruction, ...]
     sums: Mapping[LocalRegister, LocalRegister]  # parts of gradients -> the register where they are added up
     grads: Mapping[str, LocalRegister]  # of sources: the register of the gradient at home
     transfers: tuple[Transfer, ...]
@@ -116,10 +115,10 @@ class _Tasks:
         self.writer = Writer(graph, stages, again, regather, regions, numbered=True)
         self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
-        self.todo: dict[Name, list[Do]] = defaultdict(list)
-        self.before: list[Do] = []
+        self.todo: dict[Name, list[Instruction]] = defaultdict(list)
+        self.before: list[Instruction] = []
         self.hops: list[Hop] = []
-        self.after: list[Do] = []
+        self.after: list[Instruction] = []
         self.parts = Parts(self.writer.layouts)
         self.sums: dict[LocalRegister, LocalRegister] = {}
 
@@ -139,7 +138,7 @@ class _Tasks:
         before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
         return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
 
-    def forward(self, n: int, do: Do) -> None:
+    def forward(self, n: int, do: Instruction) -> None:
         """A stage, done in its chunk; or a hop from one chunk to another, or once."""
         stage, chunk = self.stages[n], self.where.of[n]
         if n in self.where.once:
@@ -161,7 +160,7 @@ class _Tasks:
             assert chunk is not None
             self.todo[Name("F", chunk)].append(self.stashed(do))
 
-    def stashed(self, do: Do) -> Do:
+    def stashed(self, do: Instruction) -> Instruction:
         """A forward whose backward is in two keeps something for each half."""
         halved = do.what == "run" and do.number in self.apart and any(y.kind == "saved" for y in do.writes)
         return do._replace(writes=(*do.writes, LocalRegister("stash", number=do.number))) if halved else do
@@ -183,7 +182,7 @@ class _Tasks:
         for name in (source, target):
             self.todo.setdefault(name, [])  # there may be nothing else to do there
 
-    def backward(self, do: Do) -> None:
+    def backward(self, do: Instruction) -> None:
         if do.what == "grad":
             self.gradient(do)
         elif do.what == "seed":
@@ -195,7 +194,7 @@ class _Tasks:
         else:
             self.moved(do)
 
-    def moved(self, do: Do) -> None:
+    def moved(self, do: Instruction) -> None:
         """A gradient that goes on to another layout."""
         name, into = do.reads[-1].of, do.writes[0].of
         n = self.makers[name]
@@ -208,7 +207,7 @@ class _Tasks:
         else:
             self.put(self.name(n, "W" if name in self.derived else "B"), do)
 
-    def gradient(self, do: Do) -> None:
+    def gradient(self, do: Instruction) -> None:
         """A segment's backward: in one, or that of what came in before that of its weights."""
         stage = self.stages[do.number]
         assert isinstance(stage, Segment)
@@ -223,15 +222,15 @@ class _Tasks:
         into = [y for y, weight in zip(do.writes, weights, strict=True) if not weight]
         theirs = [y for y, weight in zip(do.writes, weights, strict=True) if weight]
         reads = (do.reads[0], *first, *do.reads[-many:])
-        self.put(self.name(do.number, "B"), Do("first", do.number, reads, (*into, rest)))
-        self.put(self.name(do.number, "W"), Do("second", do.number, (stash, *second, rest), (*theirs,)))
+        self.put(self.name(do.number, "B"), Instruction("first", do.number, reads, (*into, rest)))
+        self.put(self.name(do.number, "W"), Instruction("second", do.number, (stash, *second, rest), (*theirs,)))
 
     def name(self, stage: int, kind: Kind) -> Name:
         chunk = self.where.of[stage]
         assert chunk is not None
         return Name(kind if self.split or kind == "F" else "B", chunk)
 
-    def put(self, name: Name, do: Do) -> None:
+    def put(self, name: Name, do: Instruction) -> None:
         """A thing to do in a task, behind the sums that it reads, each part that it writes in a register of its own."""
         self.todo[name] += self.parts.summed(do.reads)
         self.todo[name].append(do._replace(writes=tuple(map(self.part, do.writes))))
@@ -258,7 +257,7 @@ class _Tasks:
             if slot in slots:
                 part = LocalRegister("back", slot, number)
                 self.writer.layouts[part] = self.writer.layouts[slot]
-                self.after += [do._replace(writes=(part,)), Do("add", 2, (slot, part), (slot,))]
+                self.after += [do._replace(writes=(part,)), Instruction("add", 2, (slot, part), (slot,))]
             else:
                 slots[slot] = None
                 self.after.append(do)
@@ -267,7 +266,7 @@ class _Tasks:
         last = [do for do in self.after if read.isdisjoint(do.writes)]
         self.after = [*(do for do in self.after if do not in last), *bucketed(last, self.writer)]
 
-    def task(self, name: Name, todo: Sequence[Do]) -> Task:
+    def task(self, name: Name, todo: Sequence[Instruction]) -> Task:
         wanted = kept(self.graph)
         written = [register for do in todo for register in do.writes]
         values = tuple(dict.fromkeys(r for r in written if r in wanted)) if name.kind == "F" else ()
@@ -306,6 +305,6 @@ def derived(stages: Sequence[Stage], where: Chunks) -> frozenset[str]:
     return frozenset(found)
 
 
-def _read(todo: Sequence[Do]) -> Iterator[LocalRegister]:
+def _read(todo: Sequence[Instruction]) -> Iterator[LocalRegister]:
     for do in todo:
         yield from do.reads

@@ -10,9 +10,10 @@ from ....placement.world import owned, world
 from ..compiler.backends import Backend
 from ..compiler.codegen import Bundles, Running, function
 from ..compiler.compiled_segments import CompiledSegments
+from ..lower.instructions import Instruction
 from ..lower.localise import Localiser
-from ..lower.order import Order as Listed
-from ..lower.overlap import Do, freed, overlapped
+from ..lower.order import Order
+from ..lower.overlap import freed, overlapped
 from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
 from .network import Lowered
@@ -45,9 +46,13 @@ class Variant:
         self.graph = bucketed(graph, together=lambda move: alike.get(move.of))
 
     @cached_property
+    def localiser(self) -> Localiser:
+        return Localiser(self.graph)
+
+    @cached_property
     def segments(self) -> CompiledSegments:
         weights = derived(self.stages, self.where) if self.split else ()
-        return CompiledSegments(Localiser(self.graph), self.stages, self.backend, weights)
+        return CompiledSegments(self.localiser, self.stages, self.backend, weights)
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -61,11 +66,11 @@ class Variant:
             regather=self.backend != "autograd",
         )
 
-    def running(self, name: str, todo: Sequence[Do], bundles: Bundles) -> Running:
+    def running(self, name: str, todo: Sequence[Instruction], bundles: Bundles) -> Running:
         """Things to do as a function."""
         stay = {*bundles.taken, *bundles.given}
         beside = overlapped(todo, self.tasks.transfers)
-        plan = Listed(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
+        plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
 
 

@@ -20,8 +20,7 @@ from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
 from ..compiler.generated_calls import Shards
-from ..lower.overlap import Do, Transfer
-from ..lower.registers import LocalRegister
+from ..lower.instructions import Instruction, LocalRegister, Transfer
 from ..microbatch.parts import Size
 from .same_weights import Fire, Sums
 from .tasks import Name
@@ -82,7 +81,7 @@ class WeightVersions:
                         f"{name}: the gradient of {slot.of} comes from two chunks\n"
                         f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, as '1f1b'"
                     )
-        self.after: dict[int, list[Do]] = defaultdict(list)
+        self.after: dict[int, list[Instruction]] = defaultdict(list)
         for do in tasks.after:
             chunk = next(self.chunk_of[x] for x in do.reads if x in self.chunk_of)
             self.chunk_of.update(dict.fromkeys(do.writes, chunk))

@@ -15,7 +15,8 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors.schedules.published import PUBLISHED
 from sbpflow.actors.schedules.schedule import Schedule
-from sbpflow.nn.graph.lower.overlap import Do, Transfer, overlapped
+from sbpflow.nn.graph.lower.instructions import Instruction, Transfer
+from sbpflow.nn.graph.lower.overlap import overlapped
 from sbpflow.nn.graph.run import variant
 from sbpflow.placement.errors import ScheduleError
 from tests.ranks import Ranks
@@ -408,9 +409,9 @@ def test_dropout_is_the_same_in_every_schedule() -> None:
 
 def beside(schedule: str) -> None:
     """On cards and between hosts; here ranks of one host would carry their moves themselves."""
-    started: list[Do] = []
+    started: list[Instruction] = []
 
-    def watched(todo: Sequence[Do], transfers: Sequence[Transfer]) -> list[Do]:
+    def watched(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[Instruction]:
         made = overlapped(todo, transfers)
         started.extend(do for do in made if do.what == "start")
         return made

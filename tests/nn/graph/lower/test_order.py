@@ -7,9 +7,9 @@ import pytest
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Physical
+from sbpflow.nn.graph.lower.instructions import Instruction, Transfer, What, values_of
 from sbpflow.nn.graph.lower.order import Order, schedule
-from sbpflow.nn.graph.lower.overlap import AHEAD, Do, Transfer, What, freed, overlapped
-from sbpflow.nn.graph.lower.registers import values_of
+from sbpflow.nn.graph.lower.overlap import AHEAD, freed, overlapped
 from sbpflow.nn.graph.lower.saved_inputs import read_again
 from sbpflow.nn.graph.lower.segments import Segment, segments
 from sbpflow.nn.graph.run.program import Program
@@ -135,8 +135,8 @@ def test_a_loss_may_be_a_parameter_itself() -> None:
     assert plan.grads == {"w": "home w"}
 
 
-def do(what: What, number: int, reads: str, writes: str) -> Do:
-    return Do(what, number, values_of(reads.split()), values_of(writes.split()))
+def do(what: What, number: int, reads: str, writes: str) -> Instruction:
+    return Instruction(what, number, values_of(reads.split()), values_of(writes.split()))
 
 
 def test_a_chain_of_moves_keeps_its_order() -> None:
