@@ -11,11 +11,11 @@ from functools import lru_cache
 import torch
 
 from .call import Call
+from .traits import traits
 
 __all__ = ["adds_up", "exact_groups", "holds", "promotes", "rounded"]
 
 LINEAR = ("aten::", "prims::", "sbpflow::")  # namespaces of ops whose backward is the derivative, so that it is linear
-PROMOTING = {"aten::cat", "aten::stack"}
 
 
 @lru_cache(maxsize=1024)
@@ -72,4 +72,4 @@ def adds_up(op: torch._ops.OpOverload, inputs: Sequence[torch.Tensor], outputs: 
 
 def promotes(op: torch._ops.OpOverload) -> bool:
     """Whether an op of inputs of several dtypes is that op of the inputs cast to the widest."""
-    return torch.Tag.pointwise in op.tags or op._schema.name in PROMOTING
+    return torch.Tag.pointwise in op.tags or "promotes" in traits(op._schema.name.removeprefix("aten::"))

@@ -13,14 +13,12 @@ from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.precision import adds_up, promotes, rounded
 from ...sbp.registry import find, has_rule
 from ...sbp.state import State
+from ...sbp.traits import traits
 from ..tensors.handle import has_grad
 from ..tensors.tensor import GlobalTensor
 from .capture import Captured, CapturedCall, capture
 from .formulas import composite
 from .recipe import Recipe
-
-# Taken apart on fakes it may become another kernel than tensors that require grad would get.
-_WHOLE = {"scaled_dot_product_attention"}
 
 __all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "price", "statistics", "verdict"]
 
@@ -53,7 +51,12 @@ def verdict(node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Verdict:
     if ways:
         way, costs = choose(call, ways, price(tensors, where))
         return Verdict(call, ways=ways, costs=costs, way=way)
-    if node.op._can_decompose() and not node.op._schema.is_mutable and call.name not in _WHOLE and not statistics(call):
+    if (
+        node.op._can_decompose()
+        and not node.op._schema.is_mutable
+        and "kept" not in traits(call.name)
+        and not statistics(call)
+    ):
         named = numbered((node.fake_args, node.fake_kwargs))
         try:
             seen = capture(node.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)

@@ -3,18 +3,19 @@
 from ..call import Call, Way
 from ..registry import register
 from ..state import State
+from ..traits import named
 
 __all__ = ["like", "new"]
 
 
-@register("empty_like", "zeros_like", "ones_like", "full_like")
+@register(*named("like"))
 def like(call: Call) -> list[Way]:
     """Ranks fill what they hold of it: split where it is, and whole where it is partial."""
     state = _state(call)
     return [Way((state,), (State(state.dims),))]
 
 
-@register("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full")
+@register(*named("new"))
 def new(call: Call) -> list[Way]:
     """The shape is an argument, so every rank fills the whole."""
     return [Way((_state(call),), (State(((),) * call.outputs[0].dim()),))]

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..call import Call, Rewritten, Way
 from ..registry import register
 from ..state import Factors, State, drop, trim
+from ..traits import named
 
 __all__ = ["carried"]
 
@@ -46,7 +47,7 @@ def _view_as_told(op: torch._ops.OpOverload) -> Rewritten:
     return Rewritten(lambda piece, x, *args, **kwargs: (chosen, (x, piece.shape())))
 
 
-@register("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int")
+@register(*named("regrouped"))
 def view(call: Call) -> list[Way]:
     shape, target = tuple(call.inputs[0].shape), tuple(call.outputs[0].shape)
     state = call.states[0] if call.states else State(((),) * len(shape))

@@ -20,9 +20,10 @@ from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
 from ..signature import Sbp
 from ..state import Factors, State
+from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
 from .move_cost import Lie, PlacementLinks, dual, local_bytes, moved, network
-from .op_cost import LINEAR, is_view, seconds
+from .op_cost import is_view, seconds
 from .options import Option, Reach, options, pinned
 from .placements import Homes
 from .preferred_cuts import wishes
@@ -259,7 +260,7 @@ class _Formulation:
         if region and users and all(op.origin.recompute == region for op in users):
             return False
         return number in self.logical.wants_grad and any(
-            op.grad and op.op._schema.name.removeprefix("aten::") not in LINEAR for op in users
+            op.grad and not traits(op.op._schema.name.removeprefix("aten::")) & {*VIEWS, "linear"} for op in users
         )
 
     def _add(self, node: ChoiceNode) -> int:

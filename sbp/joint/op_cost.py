@@ -9,7 +9,7 @@ from ...placement.cluster import Device
 from ..call import Call
 from .move_cost import Lie, local_numel
 
-__all__ = ["LINEAR", "alone", "flops", "is_view", "rate", "seconds"]
+__all__ = ["alone", "flops", "is_view", "rate", "seconds"]
 
 
 def flops(call: Call) -> float:
@@ -100,13 +100,6 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
     "aten::convolution": _convolution,
 }
-
-# Ops whose backward looks at none of their inputs' values.
-LINEAR = frozenset({
-    "add", "sub", "rsub", "neg", "sum", "mean", "view", "reshape", "_unsafe_view", "transpose", "permute", "t",
-    "expand", "unsqueeze", "squeeze", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack",
-    "to", "_to_copy", "clone", "contiguous", "detach", "alias", "flatten", "unflatten", "embedding",
-})  # fmt: skip
 
 
 def is_view(call: Call) -> bool:

@@ -20,11 +20,10 @@ from ..choose import Doing, everywhere, way_by
 from ..precision import adds_up, promotes, rounded
 from ..registry import find, has_rule
 from ..state import Factors, State
+from ..traits import traits
 from .move_cost import Lie
 
-DRAWN_LIKE = frozenset({"bernoulli.p", "rand_like", "randn_like", "randint_like", "randint_like.low_dtype"})
-
-__all__ = ["DRAWN_LIKE", "Option", "Reach", "answer_of", "options", "pinned", "source_states", "way_of"]
+__all__ = ["Option", "Reach", "answer_of", "options", "pinned", "source_states", "way_of"]
 
 
 NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as addends
@@ -53,7 +52,7 @@ def answer_of(call: Call) -> Match | Sequence[Way] | None:
     Random numbers of the shape of a tensor may be wanted in any pieces: they are drawn whole, as on one device.
     """
     if torch.Tag.nondeterministic_seeded in call.op.tags and not has_rule(call.op):
-        if call.name not in DRAWN_LIKE:
+        if "follows" not in traits(call.name):
             return None
         state = call.states[0] if call.states else State(((),) * call.inputs[0].ndim)
         return [Way((state,), (State(state.dims),))]

@@ -11,13 +11,12 @@ from typing import TypeAlias
 from ..call import NEVER, Call, Match
 from ..registry import rule_for
 from ..state import Factors
+from ..traits import traits
 from .options import answer_of
 
 __all__ = ["Cuts", "wishes"]
 
 Cuts: TypeAlias = dict[tuple[int, Factors], None]  # dim, and how it would be cut; an ordered set
-VIEWS = {"view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int"}
-PARTS = {"split.Tensor", "split.sizes", "split_with_sizes", "chunk", "tensor_split.sections"}
 
 
 def wishes(calls: Sequence[tuple[Call, tuple[int, ...], tuple[int, ...]]]) -> Mapping[int, Cuts]:
@@ -30,10 +29,10 @@ def wishes(calls: Sequence[tuple[Call, tuple[int, ...], tuple[int, ...]]]) -> Ma
 
 
 def _before(call: Call, inputs: tuple[int, ...], wanted: Sequence[Cuts]) -> Iterable[tuple[int, tuple[int, Factors]]]:
-    if call.name in VIEWS:
+    if "regrouped" in traits(call.name):
         yield from ((inputs[0], cut) for cut in _of_view(call, wanted[0]))
         return
-    if call.name in PARTS:
+    if "pieces" in traits(call.name):
         yield from ((inputs[0], cut) for cut in _of_parts(call))
     if not any(wanted):
         return

@@ -14,20 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
+from ....sbp.traits import traits
 from ..physical import Back, Box, Op, Physical, Step, vars_in
-from .scene import shape_only, tokens
+from .scene import op_name, shape_only, tokens
 
 __all__ = ["Joined"]
 
-EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"])
 FEW = 8  # ops of a module that share a node
-SMALL = frozenset(  # beside what PyTorch calls pointwise or a reduction, and what reads no tensor
-    [
-        "bernoulli", "cat", "clone", "constant_pad_nd", "detach", "full_like", "gather", "new_ones", "new_zeros",
-        "ones_like", "repeat_interleave", "select_scatter", "slice_scatter", "stack", "to", "_to_copy", "tril", "triu",
-        "zeros_like",
-    ]
-)  # fmt: skip
 
 
 class Joined:
@@ -120,7 +113,7 @@ class Joined:
     def _out_of_sight(self, step: Op, kept: set[str], drawn: set[int]) -> bool:
         """Whether an overview leaves an op out; and note what is made of no input."""
         names = [y.name for y in step.outputs]
-        if step.op._schema.name.partition("::")[2] in EMPTY and kept.isdisjoint(names):
+        if "empty" in traits(op_name(step.op)) and kept.isdisjoint(names):
             self.hidden.update(names)
             return True
         if self.plain.issuperset(map(self.origin, step.inputs)):
@@ -210,6 +203,6 @@ def _few(steps: Sequence[Step]) -> Collection[str]:
 def _small(step: Op) -> bool:
     """Whether an op takes next to no time beside a product of matrices."""
     tags = set(step.op.tags)
-    name = step.op._schema.name.partition("::")[2]
-    cheap = torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in SMALL
-    return cheap or shape_only(step) or not step.inputs
+    said = traits(op_name(step.op)) & {"same", "like", "new", "small"}
+    cheap = torch.Tag.pointwise in tags or torch.Tag.reduction in tags or said
+    return bool(cheap) or shape_only(step) or not step.inputs

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from ....sbp import Layout
+from ....sbp.traits import traits
 from ...picture.palette import duration, family, user_path, volume
 from ...plan import Plan
 from ..move_table import CollectiveKind, ways_of
@@ -17,10 +18,6 @@ __all__ = [
     "brief", "counted", "lie", "look_of", "numbered", "op_name", "shape_of", "shape_only", "some", "summed", "tip_of",
     "tokens", "words",
 ]  # fmt: skip
-
-SHAPES = frozenset(
-    {"reshape", "contiguous", "_unsafe_view", "flatten", "_reshape_alias"}
-)  # beside ops that return views
 
 WIDE = 30  # characters on a line of a node that lists ops
 
@@ -144,7 +141,8 @@ def shape_only(step: Step) -> bool:
     if isinstance(step, Box):
         return False
     views = any(made.alias_info is not None and not made.alias_info.is_write for made in step.op._schema.returns)
-    return views or step.op._schema.name.partition("::")[2] in SHAPES
+    name = op_name(step.op)
+    return views or name == "contiguous" or "reshaped" in traits(name)
 
 
 def words(*plans: Plan, of: str = "") -> tuple[str, ...]:

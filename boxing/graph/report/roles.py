@@ -13,13 +13,12 @@ from math import prod
 
 from ....placement import Placement
 from ....sbp import Layout, Partial, Sbp, Split
+from ....sbp.traits import traits
 from ..blocks import Blocks
 from ..physical import Box, Op, Physical, Source
 from ..picture.scene import op_name
 
 __all__ = ["Role", "axis_names", "roles_of", "together"]
-
-CASTS = frozenset({"_to_copy", "to", "clone", "detach", "alias", "t", "transpose", "permute", "numpy_T"})
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,9 @@ def _each(graph: Physical) -> Iterator[tuple[str, Role]]:
     uses: dict[str, dict[str, tuple[Op, str]]] = {}  # by module and parameter: the first op that takes it, and as what
     for step in graph.steps:
         mine = [name for name in step.inputs if name in derived]
-        if isinstance(step, Box) or (len(step.inputs) == len(mine) == 1 and op_name(step.op) in CASTS):
+        if isinstance(step, Box) or (
+            len(step.inputs) == len(mine) == 1 and traits(op_name(step.op)) & {"same", "permuted"}
+        ):
             derived.update({y.name: derived[mine[0]] for y in step.outputs if mine})
             continue
         held = uses.setdefault(step.origin.module, {}) if mine else {}
@@ -154,3 +155,8 @@ def together(roles: Sequence[Role]) -> Iterable[list[Role]]:
     for role in roles:
         found.setdefault((role.within, role.words, role.axes, role.count, role.placements), []).append(role)
     return found.values()
+
+
+def _shown(step: Op) -> bool:
+    """Whether an op gives a weight on as it is, in another dtype or order of dims."""
+    return bool(traits(op_name(step.op)) & {"same", "permuted"})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ....sbp.call import Ref
+from ....sbp.traits import traits
 
 __all__ = ["RESHAPES", "Geometry", "back", "functional", "geometry", "overload_like", "written"]
 
@@ -32,17 +33,6 @@ OTHER = {
     "__ilshift__": "bitwise_left_shift", "__irshift__": "bitwise_right_shift", "normal_": "normal_functional",
 }  # fmt: skip
 
-_PERMUTES = frozenset({
-    "t", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "numpy_T", "matrix_H", "mT", "mH",
-    "adjoint",
-})  # fmt: skip
-_SHAPED = frozenset({
-    "view", "_unsafe_view", "_reshape_alias", "reshape", "reshape_as", "view_as", "flatten", "unflatten", "ravel",
-    "squeeze", "unsqueeze", "contiguous", "alias", "detach", "to", "expand", "expand_as", "broadcast_to", "atleast_1d",
-    "atleast_2d", "atleast_3d", "lift_fresh", "type_as", "float", "positive",
-})  # fmt: skip
-_RANGES = frozenset({"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
-    "unsafe_chunk", "hsplit", "vsplit", "dsplit"})  # fmt: skip
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
@@ -126,17 +116,18 @@ def back(
     It is told as a function of `make(op, *args)`, the number of the viewed tensor and that of the new value.
     """
     name = op._schema.name.partition("::")[2]
+    said = traits(name)
     if part.bits != whole.bits or 0 in [s for s, n in zip(part.stride, part.shape, strict=True) if n > 1]:
         return None
-    if name in _SHAPED and _count(part.shape) == _count(whole.shape):
+    if said & {"same", "reshaped", "spread"} and _count(part.shape) == _count(whole.shape):
         return lambda make, _, new: (
             new if part.shape == whole.shape else make(aten.reshape.default, Ref(new), [*whole.shape])
         )
-    if name in _PERMUTES:
+    if "permuted" in said:
         order = _order(op, args, kwargs, len(whole.shape))
         inverse = [order.index(d) for d in range(len(order))]
         return lambda make, _, new: make(aten.permute.default, Ref(new), inverse)
-    if name in _RANGES and len(part.shape) == len(whole.shape):
+    if "cut" in said and len(part.shape) == len(whole.shape):
         return _into_range(whole, part)
     if name in ("select", "unbind"):
         dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(whole.shape)

@@ -23,6 +23,7 @@ from ....boxing.record import user_line
 from ....placement.errors import SbpError
 from ....sbp.call import map_tensors, tensors_in
 from ....sbp.logical import Origin
+from ....sbp.traits import named
 from ...eager.recurrent import FORMULAS
 from ...tensors.memory_formats import as_laid
 from .policy import Asking, Policy
@@ -34,11 +35,7 @@ __all__ = ["Known", "Interceptor", "data_dependent"]
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
-_DROPS = tuple(
-    getattr(aten, name + suffix).default
-    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-    for suffix in ("", "_")
-)
+_DROPS = tuple(getattr(aten, name + suffix).default for name in named("drops") for suffix in ("", "_"))
 _ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}

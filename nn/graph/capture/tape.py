@@ -21,6 +21,7 @@ from ....placement.errors import SbpError
 from ....sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ....sbp.logical import LogicalOp, Origin
 from ....sbp.state import State
+from ....sbp.traits import traits
 from .inplace import RESHAPES, Geometry, back, functional, geometry, overload_like, written
 
 __all__ = ["Storage", "Tape", "View"]
@@ -314,7 +315,7 @@ class Tape:
         self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[Tensor, ...], grad: bool
     ) -> tuple[int, ...]:
         numbers = tuple(self._number(y) for y in outputs)
-        grad = grad and op._schema.name.removeprefix("aten::") not in _FLAT
+        grad = grad and "random" not in traits(op._schema.name.removeprefix("aten::"))
         self.ops.append(LogicalOp(op, args, kwargs, outputs, numbers, grad, self.origin, self.placement, self.lies))
         return numbers
 
@@ -344,13 +345,6 @@ class Tape:
         for at, op in enumerate(self.ops):
             if any(y is tensor for y in op.outputs):
                 self.ops[at] = replace(op, outputs=tuple(other if y is tensor else y for y in op.outputs))
-
-
-# Random numbers whose gradient is zero, by whatever they are drawn.
-_FLAT = frozenset({
-    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "normal", "normal_functional",
-    "poisson", "random", "uniform",
-})  # fmt: skip
 
 
 def _needs(tensors: Sequence[Tensor]) -> bool:

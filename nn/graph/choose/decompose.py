@@ -18,12 +18,13 @@ from ....placement import Placement
 from ....placement.grid import placement as make_placement
 from ....sbp import Layout
 from ....sbp.call import Call, Ref, fill, in_order, map_tensors, mapped, refs_in
-from ....sbp.joint.options import DRAWN_LIKE, answer_of
+from ....sbp.joint.options import answer_of
 from ....sbp.layout import memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.precision import holds, promotes, rounded
 from ....sbp.registry import has_rule
 from ....sbp.state import State
+from ....sbp.traits import traits
 from ...eager import formulas
 from ...eager.capture import capture, fakes_of, seen_by, shared_fakes
 from ..capture.interceptor import Interceptor
@@ -32,11 +33,6 @@ from ..capture.tape import Tape
 __all__ = ["expand", "formula_of"]
 
 _log = logging.getLogger(__name__)
-
-ALWAYS = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
-ALONG = {"softmax.int", "_softmax", "log_softmax.int", "_log_softmax", "logsumexp", "var.correction", "std.correction"}
-DROPS = {"alpha_dropout", "feature_dropout", "feature_alpha_dropout"}
-KEPT = {"scaled_dot_product_attention"}  # taken apart on fakes it may become another kernel than the device's
 
 
 def expand(logical: Logical, ranks: Callable[[LogicalOp], int]) -> Logical:
@@ -85,22 +81,22 @@ class _Apart:
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
     """The formula that replaces a call, as a function of its own arguments."""
-    name = call.name
+    name, said = call.name, traits(call.name)
     if name == "dropout":
         return _dropout
     if name == "scaled_dot_product_attention" and call.bound["dropout_p"]:
         return _attention
     if name == "rrelu":
         return _rrelu
-    if name in DROPS:
+    if "drops" in said:
         return call.op.decompose
-    if name in DRAWN_LIKE and call.inputs and memory_order(call.inputs[0]):
+    if "follows" in said and call.inputs and memory_order(call.inputs[0]):
         return partial(_drawn_in_memory, call.op)
     if ranks == 1:
         return None
-    if name in ALWAYS or (name == "batch_norm" and call.bound["training"]):
+    if "addends" in said or (name == "batch_norm" and call.bound["training"]):
         return formulas.formula_named(name)
-    if torch.Tag.nondeterministic_seeded in call.op.tags or name in KEPT or call.op._schema.is_mutable:
+    if torch.Tag.nondeterministic_seeded in call.op.tags or "kept" in said or call.op._schema.is_mutable:
         return None
     if answer_of(call) is None and not has_rule(call.op) and call.op._can_decompose():
         return call.op.decompose
@@ -112,7 +108,7 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
 
 def formula_of(op: LogicalOp, call: Call) -> Logical | None:
     """The formula of an op along a dim that is split, as a graph of its own; None if it has no such formula."""
-    if call.name not in ALONG or len(call.inputs) != 1 or not call.inputs[0].numel():
+    if "along" not in traits(call.name) or len(call.inputs) != 1 or not call.inputs[0].numel():
         return None
     function = formulas.formula_named(call.name)
     seen = _captured(function, call, op)

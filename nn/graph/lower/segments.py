@@ -18,14 +18,9 @@ from ....boxing.graph.physical import Box, Op, Physical, vars_in
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp.call import Call
+from ....sbp.traits import traits
 
 __all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments"]
-
-# Ops that draw numbers and take from their input no more than shape, dtype and device.
-SHAPE_ONLY = {
-    *("bernoulli.p", "uniform", "exponential", "log_normal", "cauchy", "geometric", "normal_functional"),
-    *("rand_like", "randn_like", "randint_like", "randint_like.low_dtype", "random", "random.from", "random.to"),
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Draw:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The tensors whose values it reads."""
-        return () if Call(self.op.op, (), {}, ()).name in SHAPE_ONLY else self.op.inputs
+        return () if "unread" in traits(Call(self.op.op, (), {}, ()).name) else self.op.inputs
 
 
 Stage: TypeAlias = Segment | Box | Draw

@@ -6,6 +6,7 @@ from typing import Any
 from ....placement.errors import SbpError
 from ....sbp.call import Call, Ref
 from ....sbp.logical import Logical, LogicalOp
+from ....sbp.traits import traits
 
 __all__ = ["name_of", "of_batch", "paired"]
 
@@ -125,7 +126,7 @@ def _differs(op: LogicalOp | None, other: LogicalOp | None) -> SbpError:
 
 def _idle(op: LogicalOp) -> bool:
     """Whether an op of the batch may have nothing to do for a single sample."""
-    return name_of(op) in ("expand", "contiguous", "clone", "view", "reshape", "_unsafe_view")
+    return "idle" in traits(name_of(op))
 
 
 def of_batch(op: LogicalOp, other: LogicalOp) -> LogicalOp:

@@ -15,38 +15,14 @@ from ....sbp.call import Match
 from ....sbp.joint.options import answer_of
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
+from ....sbp.traits import VIEWS, traits
 from .align import name_of
 from .parts import Axes, Part, part_of_rule
 
 __all__ = ["FILLED", "Analysis", "Counted"]
 
-# Ops that make a dim of the batch's size of nothing, the same in every place of it.
-EVEN = {
-    *(
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "repeat",
-        "tile",
-        "repeat_interleave",
-        "zeros",
-        "ones",
-        "full",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-    ),
-    *("zeros_like", "ones_like", "full_like", "scalar_tensor", "empty", "new_empty", "empty_like"),
-}
 FILLED = {"zeros_like": 0, "ones_like": 1}
-LIKE = {*FILLED, "full_like", "empty_like"}
-SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty"}  # of another's shape only
 DRAWN = {"sbpflow::packed_noise"}  # by lengths: every micro-batch has numbers of its own
-# Ops that show numbers otherwise, and do not compute with them.
-SEEN = {
-    *("unsqueeze", "expand", "view", "reshape", "to", "_to_copy", "contiguous", "clone", "alias", "detach", "squeeze"),
-    *("permute", "transpose", "slice"),
-}
 ATTENTION = "scaled_dot_product_attention"
 TOKENS = 1  # the axis of
 
@@ -128,7 +104,7 @@ class Analysis:
         rows = next((part.rows for part in parts if part.rows is not None), None)
         if rows is not None:
             return self.indexed(op, parts, rows)
-        if name_of(op) in LIKE:
+        if "like" in traits(name_of(op)):
             return [Part(State(parts[0].state.dims))]
         if name_of(op) == "repeat_interleave.self_int" and mine is not None and not parts[0].state.partial:
             bound = self.logical.call(op).bound  # of whole samples: there are as many more, next to each other
@@ -138,7 +114,7 @@ class Analysis:
                 and not any(f < 0 for factors in parts[0].state.dims for f in factors)
             ):
                 return [Part(parts[0].state)]
-        if all(part.whole for part in parts) or name_of(op) in SHAPED | DRAWN:
+        if all(part.whole for part in parts) or "new" in traits(name_of(op)) or name_of(op) in DRAWN:
             fresh = [self.fresh(op, y, None if mine is None else mine.outputs[at]) for at, y in enumerate(op.outputs)]
             return None if any(part.odd for part in fresh) and self.plain(op) else fresh
         states = tuple(part.state for part in parts)
@@ -184,7 +160,7 @@ class Analysis:
     def indexed(self, op: LogicalOp, parts: Sequence[Part], rows: int) -> list[Part] | None:
         """The parts that an op makes of the numbers of samples: the same seen otherwise, or the samples they number."""
         name = name_of(op)
-        if len(parts) == 1 and name.partition(".")[0] in SEEN:
+        if len(parts) == 1 and (name == "slice.Tensor" or traits(name) & (VIEWS - {"cut"})):
             found = self.of(op, None, [parts[0]._replace(rows=None)])
             return None if found is None else [part._replace(rows=rows) for part in found]
         x, *others = parts
@@ -203,12 +179,13 @@ class Analysis:
     def fresh(self, op: LogicalOp, y: Tensor, mine: Tensor | None) -> Part:
         """The parts of what is made of whole values: whole, unless it measures what the batch does."""
         name = name_of(op).partition(".")[0]
+        even = traits(name) & {"even", "spread", "like", "new"}  # they make a dim of the batch's size of nothing
         whole = Part(State(((),) * y.ndim))
         shape = self.shown(op, y) if mine is None else mine.shape
         if tuple(shape) == tuple(y.shape):
             return whole
         dims = self.axes.dims(y.shape, shape, tokens=not self.plain(op))  # samples have no rows of a weight
-        if dims is None and name in EVEN:
+        if dims is None and even:
             dims = self.axes.longer(y.shape, shape)
         if dims is None:
             return whole._replace(odd=True)
@@ -216,7 +193,7 @@ class Analysis:
         part = Part(State(dims))
         if name == "arange" and not op.inputs and number not in self.counted and dims in (((0,),), ((TOKENS,),)):
             return part._replace(rows=number)
-        if (name in EVEN and self.even(op, y, dims)) or torch.Tag.nondeterministic_seeded in op.op.tags:
+        if (even and self.even(op, y, dims)) or torch.Tag.nondeterministic_seeded in op.op.tags:
             return part
         start = self.picks(op, dims)
         if start is not None:

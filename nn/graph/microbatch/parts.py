@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ....sbp.call import NEVER, Call, Match
 from ....sbp.state import Factors, State, trim
+from ....sbp.traits import traits
 
 __all__ = ["Axes", "Part", "Size", "part_of_rule"]
 
 Size: TypeAlias = tuple[int, ...]  # so many samples, and tokens of each where sequences are cut
 
 MEAN = 1  # as ATen numbers reductions
-SHIFTS = {"add.Scalar", "sub.Scalar", "rsub.Scalar", "add.Tensor", "sub.Tensor", "rsub.Tensor"}
 
 
 class Axes(NamedTuple):
@@ -168,7 +168,7 @@ def _linear(call: Call, match: Match, parts: Sequence[Part], axis: int) -> bool 
         return None
     (avg,) = kinds
     fits = any(mine == set(group) or (avg and mine <= set(group)) for group in match.linear)
-    return avg if fits or (avg and call.name in SHIFTS) else None
+    return avg if fits or (avg and "shifts" in traits(call.name)) else None
 
 
 def _reduced(call: Call, match: Match, f: int) -> str | None:

@@ -1,0 +1,103 @@
+"""Traits of ops: facts that no rule says, by rows of ops. Every list of ops of some kind is read off here.
+
+Traits of what a result is of its input:
+
+same          its values in their places, perhaps in another dtype or memory
+reshaped      its values in their order in another shape; `regrouped` where any shape may be asked for
+permuted      its dims in another order
+cut           a range of one dim; `pieces` where the ranges make all of it
+spread        its values repeated along new places
+like, new     of its shape, or of another that is asked for: it is not read
+even          the same at every place of a dim of any length
+
+Others:
+
+linear        the backward looks at none of the inputs' values
+random        draws numbers, whose gradient is zero; `unread` where an input says no more than shape, dtype and device;
+              `follows` where the result may lie as the input does
+shifts        moves means and sums by a number
+promotes      takes inputs of several dtypes as of the widest, as pointwise ops do
+idle          may have nothing to do for a single sample
+small         takes next to no time beside a product of matrices, though torch's tags do not say so
+empty         leaves its values open
+kept          is never taken apart: on fakes it may become another kernel than on the device
+addends       is taken apart always, into sums that may be partial
+along         has a formula for a dim that is split
+drops         zeroes elements by chance
+"""
+
+from functools import cache
+
+__all__ = ["named", "traits"]
+
+# A star stands for all overloads that are in no row by themselves.
+ROWS = """
+    same                    alias* lift_fresh* positive* type_as* detach* to* _to_copy*
+    same idle               contiguous* clone*
+    reshaped regrouped idle view* reshape* _unsafe_view*
+    reshaped regrouped      flatten.using_ints unflatten.int
+    reshaped                view.dtype flatten* unflatten* _reshape_alias* reshape_as* view_as* ravel*
+    reshaped                squeeze* unsqueeze* atleast_1d* atleast_2d* atleast_3d*
+    permuted                t* transpose* swapaxes* swapdims* permute* movedim* moveaxis* numpy_T* matrix_H* mT* mH*
+    permuted                adjoint*
+    cut pieces              split* split_with_sizes* chunk* tensor_split.sections
+    cut                     slice* narrow* tensor_split* unsafe_split* unsafe_chunk* hsplit* vsplit* dsplit*
+    spread idle             expand*
+    spread                  expand_as* broadcast_to*
+
+    like                    zeros_like* ones_like* full_like*
+    like empty              empty_like*
+    new                     new_zeros* new_ones* new_full*
+    new empty               new_empty* new_empty_strided*
+    even                    repeat* tile* zeros* ones* full* scalar_tensor*
+    even small              repeat_interleave*
+    even empty              empty*
+    empty                   empty_strided*
+
+    linear                  neg* sum* mean* embedding* select* unbind*
+    linear shifts           add* sub* rsub*
+    linear promotes small   cat* stack*
+    small                   constant_pad_nd* gather* select_scatter* slice_scatter* tril* triu*
+
+    random                  normal* binomial* poisson*
+    random small            bernoulli*
+    random unread           uniform* exponential* log_normal* cauchy* geometric* normal_functional* random*
+    random unread follows   rand_like randn_like randint_like randint_like.low_dtype bernoulli.p
+
+    kept                    scaled_dot_product_attention*
+    addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*
+    along                   softmax.int _softmax log_softmax.int _log_softmax logsumexp var.correction std.correction
+    drops                   dropout* alpha_dropout* feature_dropout* feature_alpha_dropout*
+"""
+
+VIEWS = frozenset({"same", "reshaped", "permuted", "cut", "spread"})  # traits of what shows its input otherwise
+
+
+def _read(text: str) -> dict[str, frozenset[str]]:
+    rows: dict[str, frozenset[str]] = {}
+    width = text.index("alias*") - text.index("same")
+    for line in filter(None, map(str.strip, text.splitlines())):
+        for name in line[width:].split():
+            if name in rows:
+                raise ValueError(f"{name} has traits already")
+            rows[name] = frozenset(line[:width].split())
+    return rows
+
+
+_rows = _read(ROWS)
+NONE: frozenset[str] = frozenset()
+
+
+@cache
+def traits(name: str) -> frozenset[str]:
+    """The traits of an op as rules name it; without an overload, those that all of its have.
+
+    >>> sorted(traits("split.Tensor")), sorted(traits("view.dtype")), sorted(traits("mm"))
+    (['cut', 'pieces'], ['reshaped'], [])
+    """
+    return _rows.get(name) or _rows.get(name.partition(".")[0] + "*", NONE)
+
+
+def named(trait: str) -> tuple[str, ...]:
+    """The ops that have a trait, in the order of the rows."""
+    return tuple(name.removesuffix("*") for name, said in _rows.items() if trait in said)
