@@ -116,6 +116,16 @@ def test_a_file_is_short_and_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(source))
 
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.mark.parametrize("path", ROOM_CODE, ids=str)
+def test_the_first_line_of_a_docstring_names_its_subject(path: Path) -> None:
+    nodes = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, DOCUMENTED)]
+    said = [text.partition("\n")[0] for node in nodes if (text := ast.get_docstring(node))]
+    assert [line for line in said if re.match(r"(What|Who|Which)\b", line)] == []
+
+
 CLOCKS = {"time", "perf_counter", "process_time", "thread_time"}
 
 

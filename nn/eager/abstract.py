@@ -87,7 +87,7 @@ class Ghost(GlobalTensor):
         return ghost(there, self._needs and torch.is_grad_enabled(), self._tell)
 
     def drawn(self) -> "Ghost":
-        """What random numbers of its shape lie like: as it does; addends are drawn whole."""
+        """The layout of random numbers of its shape: as it lies; addends are drawn whole."""
         return ghost(self._layout.with_state(State(self._layout.state.dims)), False, self._tell)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -111,7 +111,7 @@ def capture(
     *,
     grad: bool = False,
 ) -> Captured:
-    """What `function` does with tensors of these layouts, which stand in its arguments as Refs.
+    """The ATen calls of `function` with tensors of these layouts, which stand in its arguments as Refs.
 
     With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
     """

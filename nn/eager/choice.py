@@ -1,4 +1,4 @@
-"""What becomes of a captured call: which ways its rule gives it, what each costs, and why there may be none."""
+"""The choice for a captured call: the ways that its rule gives, what each costs, and why there may be none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -115,7 +115,7 @@ def collected(args: Any, kwargs: Any) -> list[GlobalTensor]:
 
 
 def _note(a: Any, key: list[Any], func: Any) -> None:
-    """What of an argument decides the recipe."""
+    """The part of an argument that decides the recipe."""
     kind = a.__class__
     if kind is GlobalTensor:
         key.append(a._layout)

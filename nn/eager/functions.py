@@ -61,7 +61,7 @@ class Applied:
 
 
 class FunctionOp:
-    """What rules look at of an op, for a Function: a schema made from the signature of `forward` and a call."""
+    """A Function as rules look at an op: a schema made from the signature of `forward` and a call."""
 
     tags: tuple[()] = ()
     _overloadname = "default"

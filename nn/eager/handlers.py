@@ -144,7 +144,7 @@ def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
 
 
 def handler(func: Any) -> Recipe | None:
-    """What answers this function, if it is one of these."""
+    """The handler of this function, if it has one."""
     known = _handlers.get(func)
     if known is None:
         refuse_sending(func)
@@ -233,7 +233,7 @@ for _name in ("apply_", "map_", "map2_"):
 
 @answers(torch._amp_foreach_non_finite_check_and_unscale_)
 def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -> None:
-    """What a GradScaler does with gradients: an infinity in one rank's piece skips the step on all of them."""
+    """A GradScaler's work on gradients: an infinity in one rank's piece skips the step on all of them."""
     by_placement: dict[Placement, list[GlobalTensor]] = {}
     for g in grads:
         by_placement.setdefault(g.placement, []).append(g)

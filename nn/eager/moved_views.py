@@ -106,7 +106,7 @@ def _make_anew(view: GlobalTensor) -> None:
 
 
 def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ...]) -> None:
-    """What a function wrote to gathered copies, to where the tensor lies."""
+    """Brings what a function wrote to gathered copies to where the tensor lies."""
     if held[0].shape != x.shape and x._torn is not None:
         raise SbpError(
             f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"

@@ -136,7 +136,7 @@ def single(func: Any, node: CapturedCall, call: Call, way: Way, tensors: Sequenc
 def _calls(
     func: Any, node: CapturedCall, way: Way, pieces: Sequence[Piece]
 ) -> tuple[list[tuple[Callable[..., Any], list[Any]]], tuple[int, ...]] | None:
-    """What each rank calls instead, where that is known once and for all: what a rule says, or torch's own function.
+    """The function that each rank calls instead, where it is known for good: a rule's local function, or torch's own.
 
     Functions written in Python only prepare one ATen call; ranks make that call at once.
     """

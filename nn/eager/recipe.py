@@ -63,7 +63,7 @@ class Recipe:
     def known_now(
         self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
     ) -> None:
-        """What can only be said of the first result once it was looked at."""
+        """All that can only be said of the first result once it was looked at."""
 
 
 class ByGrad(Recipe):
@@ -83,7 +83,7 @@ class ByGrad(Recipe):
 
 
 def wants_grad(tensors: Sequence[GlobalTensor]) -> tuple[bool, ...]:
-    """Which tensors take part in autograd now."""
+    """The tensors that take part in autograd now."""
     if not torch.is_grad_enabled():
         return ()
     return tuple(x.requires_grad for x in tensors)
@@ -168,7 +168,7 @@ class Single(Recipe):
         return function(*mine)
 
     def pass_on(self, tensors: Sequence[GlobalTensor]) -> Any:
-        """What a process has of the results that owns no rank of the placement: tokens with the same edges."""
+        """The results on a process that owns no rank of the placement: tokens with the same edges."""
         dtypes = [of.dtype for of in self.outputs.layouts if of is not None]
         put = iter(pass_tokens([x._shards[0] for x in tensors], dtypes))
         result = map_tensors(self.result, lambda _: next(put))

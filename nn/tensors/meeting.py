@@ -49,7 +49,7 @@ def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
 
 
 def name_of(func: Any) -> str:
-    """What users call a function."""
+    """The name by which users call a function."""
     if isinstance(func, torch._ops.OpOverload):
         return str(func._schema.name).rpartition("::")[2]
     name = getattr(func, "__name__", str(func))

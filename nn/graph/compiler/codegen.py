@@ -25,8 +25,8 @@ __all__ = ["Bundles", "Running", "function"]
 
 
 class Bundles(NamedTuple):
-    """What a function is handed and hands on: registers in the order in which their shards lie in a tuple, or their
-    shards by name."""
+    """Bundles that a function is handed and hands on: registers in the order of their shards in a tuple, or these by
+    name."""
 
     takes: tuple[tuple[LocalRegister, ...], ...]
     gives: tuple[tuple[LocalRegister, ...] | Mapping[str, LocalRegister], ...]
@@ -94,7 +94,7 @@ class _SourceWriter:
         return "{" + ", ".join(f"{name!r}: {self.held(register)}" for name, register in registers.items()) + "}"
 
     def sources(self, bundles: Bundles) -> list[LocalRegister]:
-        """What is read and neither made here nor handed in, in the order of the graph."""
+        """Registers that are read and neither made here nor handed in, in the order of the graph."""
         made = set(bundles.taken)
         found: dict[LocalRegister, None] = {}
         for do in self.plan.todo:

@@ -100,7 +100,7 @@ def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit:
 
 
 def left(variant: Variant, rank: int) -> int:
-    """What slices of a sequence leave for later ones: keys and values of all of it, and as much of gradients."""
+    """Bytes that slices of a sequence leave for later ones: keys and values of all of it, and as much of gradients."""
     found = 0
     for stage in variant.stages:
         for op in stage.ops if isinstance(stage, Segment) and rank in stage.placement.flat else ():

@@ -24,7 +24,7 @@ __all__ = ["Bundle", "Lowered", "lowered", "shape_of", "skeleton"]
 
 @dataclass(frozen=True)
 class Bundle:
-    """What lies in a slot of a register: what its maker puts there, and what its reader finds. They differ by hops."""
+    """The content of a register's slot: what its maker puts there, and what its reader finds. They differ by hops."""
 
     sent: tuple[LocalRegister, ...]
     come: tuple[LocalRegister, ...]
@@ -153,7 +153,7 @@ class _Lowering:
         self.gives: dict[Size, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
     def route(self, size: Size, tasks: Tasks, shift: int) -> None:
-        """What the tasks of one size and route hand to each other; their chunks are numbered from `shift` on."""
+        """Registers between the tasks of one size and route; their chunks are numbered from `shift` on."""
         for (maker, reader), held in tasks.edges.items():
             self.join(size, maker.shifted(shift), reader.shifted(shift), held, ())
         hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
@@ -165,7 +165,7 @@ class _Lowering:
     def join(
         self, size: Size, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
     ) -> None:
-        """What one task hands to another, in the skeleton's register or in one of its own.
+        """Joins two tasks by what one hands to the other, in the skeleton's register or in one of its own.
 
         Backward goes from the last slice of a sequence to the first: what it has of forward lies in one for each.
         """

@@ -48,7 +48,7 @@ __all__ = ["Made", "Pipelined", "seeds_of"]
 
 @dataclass(frozen=True)
 class Made:
-    """What a step made: results by micro-batch, and gradients where each source has its home."""
+    """The outcome of a step: results by micro-batch, and gradients where each source has its home."""
 
     values: list[dict[str, Shards]]
     grads: dict[str, Shards]
@@ -184,7 +184,7 @@ class Pipelined:
         return moved_again(do for task in self.firsts[0].tasks.tasks.values() for do in task.todo)
 
     def timeline(self) -> Timeline | None:
-        """What the last step did and when; all ranks ask for it, and the first gets it."""
+        """The timeline of the last step; all ranks ask for it, and the first gets it."""
         if self.outcome is None:
             raise ScheduleError("a timeline before any step\n  call the graph first")
         return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places, self.bytes)

@@ -23,8 +23,8 @@ __all__ = ["Outcome", "Program"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step made. `values` are its results, losses and what buffers are to hold; `grads` lie where each source
-    has its home. Shards are those owned here, one empty token where none is."""
+    """The outcome of a step. `values` are its results, losses and what buffers are to hold; `grads` lie where sources
+    have their homes. Shards are those owned here, one empty token where none is."""
 
     values: dict[str, Shards]
     grads: dict[str, Shards]

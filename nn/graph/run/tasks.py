@@ -60,7 +60,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What one actor does at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
+    """The task of an actor at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
 
     name: Name
     todo: tuple[Instruction, ...]
@@ -273,7 +273,7 @@ class _Tasks:
         return Task(name, tuple(todo), values, tuple(dict.fromkeys(r for r in written if r in self.sums)))
 
     def edges(self, done: Mapping[Name, Task]) -> dict[tuple[Name, Name], tuple[LocalRegister, ...]]:
-        """Who hands what to whom."""
+        """The registers that tasks hand to each other."""
         arrive = {hop.come: hop.target for hop in self.hops}
         makers = dict(arrive)
         for name, task in done.items():

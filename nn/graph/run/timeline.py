@@ -54,7 +54,7 @@ def _names(network: Network) -> list[str]:
 def _pairs(
     lowered: Lowered, where: dict[str, tuple[int, ...]], proof: Simulation, register: str
 ) -> list[tuple[int, int]]:
-    """Which rank sends to which what lies in a register; of a token every one to every one."""
+    """The pairs of ranks between which a register's content goes; of a token every one to every one."""
     bundle = lowered.bundles.get(register)
     if bundle is not None and bundle.hops:
         return sorted({

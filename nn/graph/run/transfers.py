@@ -89,7 +89,7 @@ def _all(boxes: Sequence[Box], shape: tuple[int, ...], side: int) -> bool:
 
 
 class PeerMessage:
-    """What one peer sends of a bundle at once: the parts of all ways that it has something of, in one run of memory."""
+    """The message of one peer for a bundle: the parts of all ways that it has something of, in one run of memory."""
 
     def __init__(self, ways: Sequence[Transit], peer: int) -> None:
         self.ways, self.peer = ways, peer
