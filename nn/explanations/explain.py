@@ -46,10 +46,9 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 
     `func` is a torch function, a module, or any function of tensors. What it does with plain tensors, it does.
 
-    >>> from .. import ones
-    >>> from ...placement import placement
-    >>> p = placement("cpu:[0-1]")
-    >>> x, w = ones(4, 8, placement=p, sbp="S(1)"), ones(8, 2, placement=p, sbp="S(0)")
+    >>> import sbpflow as flow
+    >>> p = flow.placement("cpu:[0-1]")
+    >>> x, w = flow.ones(4, 8, placement=p, sbp="S(1)"), flow.ones(8, 2, placement=p, sbp="S(0)")
     >>> [(str(choice), choice.bytes) for choice in explain(torch.matmul, x, w).steps[0].choices]
     [('S(1), S(0) -> P', 0), ('B, B -> B', 96)]
     """
