@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
-from ...boxing.graph.physical import Physical as Physical
+from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.report import Report
 from ...boxing.record import user_line
 from ...placement.errors import SbpError

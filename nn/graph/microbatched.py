@@ -207,9 +207,9 @@ class PipedStep(Step):
         ]
 
     def _dump_program(self) -> None:
-        for one in self.variants.values():
-            self.dump("segments", lambda one=one: "\n".join(map(stage_text, one.stages)))  # type: ignore[misc]
-            self.dump("order", lambda one=one: "\n".join(map(str, one.tasks.tasks.values())))  # type: ignore[misc]
+        made = self.variants.values()
+        self.dump("segments", lambda: "\n".join(stage_text(stage) for one in made for stage in one.stages))
+        self.dump("order", lambda: "\n".join(str(task) for one in made for task in one.tasks.tasks.values()))
         self.dump("source", lambda: self.program.network.text)
 
     def _groups(self) -> list[list[int]]:

@@ -134,8 +134,8 @@ class Search:
             level = self.best * (1 - ENOUGH)
             bound = max(bound, min(level, self.branched(self.dropped(branch, level))))
         ranked = tuple(sorted(self.met, key=lambda choice: (self.met[choice], choice)))
-        near = Near(climb.at, ranked[:PLANS], tuple(plan.choice for plan in climb.planes))
-        return Found(ranked, min(bound, self.best), least, near)
+        ended = Near(climb.at, ranked[:PLANS], tuple(plan.choice for plan in climb.planes))
+        return Found(ranked, min(bound, self.best), least, ended)
 
     def cold(self, free: Best) -> tuple[tuple[Drawn, ...], float]:
         """Plans far apart, from which all multipliers are between; and the bytes of the one that needs least."""
