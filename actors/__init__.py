@@ -3,7 +3,7 @@
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
 from .schedules.definition import Shape
-from .schedules.pipeline import Costs
+from .schedules.pipeline import Costs, network_of
 from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
 from .schedules.published import PUBLISHED, published
 from .schedules.schedule import Schedule
@@ -21,6 +21,7 @@ __all__ = [
     "Shape",
     "Take",
     "bubble",
+    "network_of",
     "peak_bytes",
     "peak_slots",
     "published",

@@ -16,7 +16,7 @@ from benchmarks.parts.alone import aligned
 from sbpflow.actors.protocol.feasibility import proved
 from sbpflow.actors.protocol.network import Network
 from sbpflow.actors.protocol.simulate import simulate
-from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import published
 from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.placement.errors import ScheduleError
@@ -37,7 +37,7 @@ def main() -> None:
 
 def network(name: str, p: int, m: int) -> Network:
     schedule = published(name)
-    return pipeline(schedule, schedule.shape(p, m), Costs(1.0, 1.1, 0.9, hop=0.05))
+    return network_of(schedule, schedule.shape(p, m), Costs(1.0, 1.1, 0.9, hop=0.05))
 
 
 def runs(firings: int) -> Iterator[str]:
@@ -63,7 +63,7 @@ def proofs(rounds: int) -> Iterator[str]:
         count = len(proved(made).firings)
         rows.append((name, str(p), str(m), f"{count:,}", f"{_median(lambda n=made: proved(n), rounds):.1f}"))  # type: ignore[misc]
     for p, m in ((4, 8), (16, 128)):
-        refused = pipeline(TIGHT, TIGHT.shape(p, m))
+        refused = network_of(TIGHT, TIGHT.shape(p, m))
         stopped = len(simulate(refused).firings)
         took = _median(lambda n=refused: _refused(n), rounds)  # type: ignore[misc]
         rows.append(("1f1b with low_b=p-s: refused", str(p), str(m), f"{stopped:,}", f"{took:.1f}"))

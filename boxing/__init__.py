@@ -2,7 +2,7 @@
 
 plan         how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
 box          along a plan, with gradients; record: every move that happened; infer_layout: of pieces that are there
-reductions   addends on one rank
+reductions   addends on one rank; explanation: of choices, as every `explain` returns them
 picture/     of moves; graph/: all moves of a step; demo: every move between signatures
 """
 
@@ -13,6 +13,7 @@ from .box import box as box
 from .box import box_async as box_async
 from .box import gather as gather
 from .box import scatter as scatter
+from .explanation import Explanation as Explanation
 from .infer_layout import layout_of as layout_of
 from .plan import Plan as Plan
 from .plan import plan as plan
@@ -23,6 +24,6 @@ from .routes.bound import lower_bound as lower_bound
 from .routes.moves import Move as Move
 
 __all__ = [
-    "Move", "Moved", "Moves", "Pending", "Plan", "box_async", "close", "gather", "layout_of", "lower_bound", "owned",
-    "plan", "scatter",
+    "Explanation", "Move", "Moved", "Moves", "Pending", "Plan", "box_async", "close", "gather", "layout_of",
+    "lower_bound", "owned", "plan", "scatter",
 ]  # fmt: skip

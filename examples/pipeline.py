@@ -107,7 +107,8 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     schedule = flow.actors.published(SCHEDULE)
-    say(f"{schedule.show(len(STAGES), MICRO_BATCHES, 'out/schedule.svg')}\ndrew out/schedule.svg\n")
+    shown = schedule.show(len(STAGES), MICRO_BATCHES)
+    say(f"{shown}\ndrew {shown.draw('out/schedule.svg')}\n")
     losses = train()
     if "--check" in sys.argv:
         apart = max(abs(a - b) for a, b in zip(losses, train_alone(), strict=True))

@@ -4,7 +4,7 @@ tensors <- eager <- model <- graph: each folder imports those before it. explana
 """
 
 from .eager import functions as _functions
-from .explanations.explanation import Explanation
+from .explanations.explanation import CallReport
 from .graph import Graph
 from .model.annotate import place, shard
 from .model.balance import pipeline
@@ -14,7 +14,7 @@ from .model.to_global import to_global
 
 __all__ = [
     "Annotations",
-    "Explanation",
+    "CallReport",
     "Graph",
     "annotations",
     "materialise",

@@ -51,9 +51,10 @@ def simulate(name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Pa
 
     schedule = Schedule.read(Path(name).read_text(encoding="utf-8")) if Path(name).is_file() else published(name)
     usual = (0, 0) if schedule.table else (4, 8)  # a table says both itself
-    print(schedule.show(p or usual[0], m or usual[1], v=v, n=n, path=svg))
+    shown = schedule.show(p or usual[0], m or usual[1], v=v, n=n)
+    print(shown)
     if svg is not None:
-        print(f"drew {svg}")
+        print(f"drew {shown.draw(svg)}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from ...placement.errors import ScheduleError
 from ..protocol.network import Actor, Give, Network, Register, Take
 from .definition import Definition, Marks, Shape
 
-__all__ = ["Chunk", "Costs", "chunks", "parts", "pipeline", "version"]
+__all__ = ["Chunk", "Costs", "chunks", "network_of", "parts", "version"]
 
 UPDATE = -1  # before anything else on its device: others wait for it
 
@@ -60,7 +60,7 @@ class Chunk:
         return f"device {self.device}"
 
 
-def pipeline(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
+def network_of(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
     """The network of the schedule for one step; costs are those of every chunk, or of each."""
     actors, registers = parts(schedule, shape, costs)
     name = (

@@ -9,12 +9,12 @@ from math import floor, log10
 from pathlib import Path
 from typing import NamedTuple
 
-from ...placement.errors import ScheduleError
+from ...boxing.picture.draw import written
 from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
 from .definition import Definition, Shape
-from .pipeline import Costs, pipeline
+from .pipeline import Costs, network_of
 from .text import Action
 
 __all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
@@ -180,14 +180,9 @@ class Preview:
     def _repr_svg_(self) -> str:
         return "\n".join(self._svg())
 
-    def write(self, path: Path | str) -> Path:
-        """Write the picture. It is text: the same schedule makes the same file."""
-        path = Path(path)
-        if path.suffix != ".svg":
-            raise ScheduleError(f"a preview cannot be written to {path.name!r}\n  give a path that ends in .svg")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self._repr_svg_() + "\n", encoding="utf-8")
-        return path
+    def draw(self, path: Path | str) -> Path:
+        """Write the picture, as svg or png. An svg is text: the same schedule makes the same file."""
+        return written(self._repr_svg_() + "\n", path)
 
     def _svg(self) -> Iterator[str]:
         shortest = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
@@ -256,7 +251,7 @@ def ticks(end: float, most: int = 10) -> list[float]:
 def preview(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
     """The preview of a schedule; where it comes to a stop, an error says who waits for what."""
     each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
-    network = pipeline(schedule, shape, each)
+    network = network_of(schedule, shape, each)
     run = simulate(network)
     if not run.finished:
         proved(network)

@@ -1,7 +1,6 @@
 """Schedules, as users have them: a definition that shows what it would do."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from .definition import Definition
 from .pipeline import Costs
@@ -24,14 +23,10 @@ class Schedule(Definition):
         self,
         p: int = 0,
         m: int = 0,
-        path: Path | str | None = None,
         *,
         v: int = 0,
         n: int = 1,
         costs: Costs | Sequence[Costs] | None = None,
     ) -> Preview:
-        """The preview of p devices and m micro-batches: print it, or give a path for a picture (SVG)."""
-        drawn = preview(self, self.shape(p, m, v=v, n=n), costs)
-        if path is not None:
-            drawn.write(path)
-        return drawn
+        """The preview of p devices and m micro-batches: print it, or draw(path) it."""
+        return preview(self, self.shape(p, m, v=v, n=n), costs)

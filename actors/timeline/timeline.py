@@ -1,7 +1,7 @@
 """The timeline of a step: what ran when, on every rank and queue, beside what the simulator said.
 
-    timeline.write("step.json")     opens in Perfetto (ui.perfetto.dev) and in chrome://tracing
-    timeline.write("step.svg")      a picture, with the simulation below it; notebooks show it
+    timeline.save("step.json")      opens in Perfetto (ui.perfetto.dev) and in chrome://tracing
+    timeline.draw("step.svg")       a picture, with the simulation below it; notebooks show it
     print(timeline.text())          rows of letters
     print(timeline.summary())       times, bubbles, where it left the simulation, and what to try
 
@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from ...boxing.picture.draw import written
 from ...placement.errors import ScheduleError
 from ..protocol.network import Network
 from ..protocol.simulate import Ran, Simulation
@@ -99,13 +100,18 @@ class Timeline:
         wide = max((len(name) for name, _ in rows), default=0)
         return "\n".join(f"{name:{wide}} |{row}|" for name, row in rows)
 
-    def write(self, path: Path | str) -> Path:
-        """Write the file that Perfetto opens, or the picture where the path ends in .svg."""
+    def draw(self, path: Path | str) -> Path:
+        """Write the picture, as svg or png by the path's suffix."""
+        return written(self._repr_svg_(), path)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the file that Perfetto opens."""
         path = Path(path)
+        if path.suffix != ".json":
+            raise ScheduleError(
+                f"a timeline is saved as json, not as {path.name!r}\n  a picture is drawn: timeline.draw(path)"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".svg":
-            path.write_text(self._repr_svg_(), encoding="utf-8")
-            return path
         trace = {"displayTimeUnit": "ms", "otherData": {"network": self.network.name}, "traceEvents": [*self.events()]}
         path.write_text(json.dumps(trace), encoding="utf-8")
         return path

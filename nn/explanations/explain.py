@@ -36,12 +36,12 @@ from ..tensors.handle import has_grad
 from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.moves import flat
 from ..tensors.tensor import GlobalTensor
-from .explanation import CallChoice, ExplainedCall, Explanation, Kind, input_names, suggested
+from .explanation import CallChoice, CallReport, ExplainedCall, Kind, input_names, suggested
 
 __all__ = ["explain"]
 
 
-def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallReport:
     """The calls that `func(*args, **kwargs)` would make on global tensors; prints itself. Nothing is computed or sent.
 
     `func` is a torch function, a module, or any function of tensors. What it does with plain tensors, it does.
@@ -72,7 +72,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
                     func(*args, **kwargs)
         except Unknown as reason:
             ends = str(reason)
-    return Explanation(tuple(told.steps), ends)
+    return CallReport(tuple(told.steps), ends)
 
 
 class Teller(TorchFunctionMode):

@@ -1,14 +1,15 @@
-"""The result of `flow.explain`: the calls of a function, the signatures each could have, and which one it gets."""
+"""Reports of calls: the calls that a function makes, the signatures each could have, and which one it gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from string import ascii_lowercase
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from ...boxing import plan
+from ...boxing.explanation import Explanation
 from ...boxing.plan import Plan
 from ...placement.errors import SbpError
 from ...sbp import Layout
@@ -17,7 +18,7 @@ from ...sbp.rule import parse
 from ...sbp.schema import operands
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["CallChoice", "Explanation", "Kind", "ExplainedCall", "input_names", "suggested"]
+__all__ = ["CallChoice", "CallReport", "Kind", "ExplainedCall", "input_names", "suggested"]
 
 # By a rule, by a formula of ours, as several calls, on gathered tensors, as to_global says, or drawn at random.
 Kind: TypeAlias = Literal["rule", "formula", "parts", "gathered", "moved", "drawn"]
@@ -70,6 +71,12 @@ class CallChoice:
     def __str__(self) -> str:
         return " -> ".join(", ".join(map(lie, side)) for side in (self.inputs, self.outputs))
 
+    def dict(self) -> dict[str, Any]:
+        routes = {"moves": self.moves, "moves_back": self.moves_back}
+        told = {name: {str(i): way.route for i, way in ways} for name, ways in routes.items()}
+        costs = {"seconds": self.seconds, "bytes": self.bytes, "bytes_back": self.bytes_back}
+        return {"signature": str(self), **costs, **told}
+
 
 class ExplainedCall(NamedTuple):
     """One call; `choices` in the order in which they were looked at, `level` says inside how many others it is made."""
@@ -86,6 +93,12 @@ class ExplainedCall(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join("  " * self.level + line for line in self._lines())
+
+    def dict(self) -> dict[str, Any]:
+        choices = [choice.dict() for choice in self.choices]
+        chosen = self.chosen and self.chosen.dict()
+        said = {"op": self.op, "how": self.how, "why": self.why, "rule": self.rule, "level": self.level}
+        return {**said, "inputs": list(map(str, self.inputs)), "choices": choices, "chosen": chosen}
 
     def _lines(self) -> list[str]:
         given = ", ".join(f"{of.shape} {lie(of)}" for of in self.inputs)
@@ -110,7 +123,7 @@ class ExplainedCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Explanation:
+class CallReport(Explanation):
     """The calls of a function, in order. `ends` says why there are no more, where a value would have been needed."""
 
     steps: tuple[ExplainedCall, ...]
@@ -141,6 +154,13 @@ class Explanation:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def full(self) -> str:
+        return str(self)
+
+    def dict(self) -> dict[str, Any]:
+        totals = {"bytes": self.bytes, "bytes_back": self.bytes_back, "seconds": self.seconds}
+        return {"calls": [step.dict() for step in self.steps], "ends": self.ends, **totals}
 
 
 def lie(of: Layout) -> str:

@@ -18,7 +18,7 @@ from ..tensors.meeting import name_of
 from ..tensors.moves import Refused, describe
 from ..tensors.tensor import GlobalTensor
 from .explain import explain
-from .explanation import Explanation
+from .explanation import CallReport
 
 __all__ = ["explicit"]
 
@@ -77,7 +77,7 @@ def _fix(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tensors: Sequence[GlobalTensor],
-    said: Explanation,
+    said: CallReport,
 ) -> Fix | None:
     """The cheapest of some layouts of the inputs for which the call was explained once more, and did not move."""
     tried = [step.chosen.inputs for step in said.steps if step.chosen and len(step.chosen.inputs) == len(tensors)]

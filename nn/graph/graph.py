@@ -175,16 +175,16 @@ class Graph:
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
 
-        With a path it is also written: as a picture beside the simulation (.svg), or for ui.perfetto.dev. With several
+        With a path it is also drawn beside the simulation (.svg), or saved for ui.perfetto.dev (.json). With several
         processes all of them ask, and the first rank gets it.
         """
         made: Timeline | None = self.planned.timeline()
         if made is not None and path is not None:
-            made.write(path)
+            (made.save if Path(path).suffix == ".json" else made.draw)(path)
         return made
 
     def explain(self) -> Report:
-        """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.html(path)`."""
+        """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.save(path)`."""
         return self.planned.explain()
 
     def costs(self) -> tuple[Costs, ...]:

@@ -1,14 +1,6 @@
-"""Reports: what a graph costs and why, in the shapes in which people read it.
+"""Reports: what a graph costs and why, in the shapes in which people read it."""
 
-print(report)              a summary, on 30 lines at most
-print(report.full())       all of it in tables of text
-report.dict()              the same for a program
-report.html("step.html")   a page of its own, with the picture
-"""
-
-from html import escape
-from pathlib import Path
-
+from ...explanation import Explanation
 from .facts import GraphFacts
 from .full import full
 from .map import drawn_map
@@ -18,8 +10,8 @@ from .summary import summary
 __all__ = ["Report"]
 
 
-class Report(GraphFacts):
-    """The facts of a graph, to be printed and shown."""
+class Report(GraphFacts, Explanation):
+    """The explanation of a graph: its summary has 30 lines at most, its page the picture."""
 
     def __str__(self) -> str:
         return "\n".join(summary(self))
@@ -28,16 +20,12 @@ class Report(GraphFacts):
         """Every rank, move and op, in tables of text."""
         return "\n".join(full(self))
 
+    def html(self) -> str:
+        return page(self)
+
     def map(self) -> str:
         """The model on one page, as SVG: modules down, axes across, cells coloured by S, B, P; and memory by kind."""
         return drawn_map(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>{self.map()}"
-
-    def html(self, path: str | Path | None = None) -> str:
-        """A page that needs nothing from elsewhere; written to the path if there is one."""
-        text = page(self)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return super()._repr_html_() + self.map()

@@ -22,7 +22,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
     ]
     moves = [
         *_moves(facts),
-        "all of it: print(step.explain().full()), step.explain().html(path), step.explain().dict()",
+        "all of it: print(step.explain().full()), step.explain().save(path), .dict()",
     ]
     yield from head
     yield from _modules(facts.roles, LINES - len("\n".join([*head, *moves]).splitlines()) - 3)

@@ -10,7 +10,7 @@ import pytest
 from sbpflow.actors.protocol.feasibility import Mark, cycle, marked, proved, remedies, wait_graph, waits
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.published import PUBLISHED
 from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.placement.errors import ScheduleError
@@ -82,7 +82,7 @@ def test_all_random_marks_are_judged_so(seed: int) -> None:
 def test_published_schedules_end(name: str, p: int, m: int) -> None:
     schedule = PUBLISHED[name]
     updates = schedule.value(schedule.update, schedule.shape(p, 1), 0)
-    assert proved(pipeline(schedule, schedule.shape(p, m * updates))).finished
+    assert proved(network_of(schedule, schedule.shape(p, m * updates))).finished
 
 
 # --- what a refusal says ---
@@ -110,7 +110,7 @@ def test_a_smaller_change_is_named_first() -> None:
 
 def test_marks_that_help_only_together_are_named_together() -> None:
     tight = Schedule("tight", act="p-s", low_b="p-s")
-    network = pipeline(tight, tight.shape(3, 8))
+    network = network_of(tight, tight.shape(3, 8))
     with pytest.raises(
         ScheduleError, match=r"try high=4 for act.0 \(now 3\) and high=3 for act.1 \(now 2\) and high=2"
     ) as no:
@@ -190,7 +190,7 @@ def test_an_actor_that_is_ready_waits_for_its_queue() -> None:
 
 
 def test_the_shortest_circle_is_found_among_many_waits() -> None:
-    found = waits(simulate(pipeline(tight := Schedule("t", act="p-s", low_b="p-s"), tight.shape(6, 9))).desk)
+    found = waits(simulate(network_of(tight := Schedule("t", act="p-s", low_b="p-s"), tight.shape(6, 9))).desk)
     circle = cycle(found)
     assert len(found) > 12
     assert [(wait.actor, wait.what) for wait in circle] == [("F0", "freed"), ("B0", "low")]

@@ -14,7 +14,7 @@ from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.protocol import NEXT, ActorState, Event, Kind, Message, Phase, Wired, Wiring, step
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Desk, Firing, Slot
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.placement.errors import ScheduleError
 from tests.actors.networks import chain, feasible, fits, marks
@@ -284,22 +284,22 @@ def plain(name: str, takes: str, gives: str, firings: int = 0, queue: str = "") 
 
 def low() -> Network:
     s = Schedule("low", act="p-s", low_b="p-s-1")
-    return pipeline(s, s.shape(2, 2))
+    return network_of(s, s.shape(2, 2))
 
 
 def apart() -> Network:
     s = Schedule("apart", split=True, act="2", stash="3", dy="2", low_b="1", low_w="1")
-    return pipeline(s, s.shape(1, 4))
+    return network_of(s, s.shape(1, 4))
 
 
 def turns() -> Network:
     s = Schedule("turns", v=2, act="m", group="p", pool="2*(p-s-1)+(v-1)*p+1")
-    return pipeline(s, s.shape(1, 2))
+    return network_of(s, s.shape(1, 2))
 
 
 def lifo() -> Network:
     s = Schedule("lifo", lifo=True)
-    return pipeline(s, s.shape(1, 4))
+    return network_of(s, s.shape(1, 4))
 
 
 def versions() -> Network:

@@ -6,7 +6,7 @@ import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import Simulation, orders, simulate
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.published import published
 from tests.actors.networks import feasible
 from tests.counts import calls
@@ -138,7 +138,7 @@ def test_a_firing_costs_the_same_few_calls_however_many_there_are() -> None:
     schedule = published("1f1b")
 
     def each(m: int) -> float:
-        network = pipeline(schedule, schedule.shape(8, m))
+        network = network_of(schedule, schedule.shape(8, m))
         assert sum(state.fired for state in simulate(network, record=False).desk.states) == 16 * m
         return calls(lambda: simulate(network, record=False)) / (16 * m)
 

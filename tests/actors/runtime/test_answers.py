@@ -12,13 +12,13 @@ from sbpflow.actors.runtime.job import Job, Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import order_of
 from sbpflow.actors.runtime.static_order import StaticOrder
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.published import PUBLISHED, published
 
 
 def run_of(name: str, p: int, m: int) -> Simulation:
     schedule = published(name)
-    return simulate(pipeline(schedule, schedule.shape(p, m)))
+    return simulate(network_of(schedule, schedule.shape(p, m)))
 
 
 def tape_of(run: Simulation, rank: int, p: int, *, answered: bool = True) -> StaticOrder:

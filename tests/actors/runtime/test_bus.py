@@ -24,7 +24,7 @@ from sbpflow.actors.runtime.bus import Bus, bus
 from sbpflow.actors.runtime.channel import Link, TensorLink, token
 from sbpflow.actors.runtime.partition import Partition, RegisterEnd, cut
 from sbpflow.actors.runtime.runtime import Runtime, Work, order_of
-from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import published
 from sbpflow.placement.errors import SbpflowError, ScheduleError
 from sbpflow.placement.world import store
@@ -81,7 +81,7 @@ def ranks_meet(name: str) -> Meet:
 
 def simulated(name: str, p: int) -> Simulation:
     schedule = published(name)
-    return simulate(pipeline(schedule, schedule.shape(p, 8), Costs(1.0, 1.0, 1.0)))
+    return simulate(network_of(schedule, schedule.shape(p, 8), Costs(1.0, 1.0, 1.0)))
 
 
 def met(name: str, p: int, ordered: bool) -> list[Ran]:

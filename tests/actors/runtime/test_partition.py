@@ -5,20 +5,20 @@ import pytest
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.runtime.partition import Partition, cut
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.placement.errors import ScheduleError
 
 
 def parts(name: str, p: int, m: int) -> dict[int, Partition]:
     schedule = published(name)
-    run = simulate(pipeline(schedule, schedule.shape(p, m)))
+    run = simulate(network_of(schedule, schedule.shape(p, m)))
     return {rank: cut(run, {f"device {d}": d for d in range(p)}, rank) for rank in range(p)}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_actor_is_somewhere_and_every_send_has_its_receive(name: str) -> None:
-    whole = pipeline(published(name), published(name).shape(4, 8))
+    whole = network_of(published(name), published(name).shape(4, 8))
     cuts = parts(name, 4, 8)
     ends = {edge.actor for part in cuts.values() for edge in part.edges}
     kept = [actor.name for part in cuts.values() for actor in part.network.actors if actor.name not in ends]

@@ -17,7 +17,7 @@ from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import Ran, simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.runtime import RunRecord, Runtime, Work, order_of, settled
-from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.placement.errors import ScheduleError
 from tests.actors.ticks import LIMIT, meeting, threads_meet
@@ -49,7 +49,7 @@ def idle(network: Network) -> dict[str, Work]:
 
 def made(name: str, p: int, m: int, cost: float) -> Network:
     schedule = published(name)
-    return pipeline(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), Costs(cost, cost, cost))
+    return network_of(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), Costs(cost, cost, cost))
 
 
 def chain(*, firings: int = 4, high: int = 2, queues: tuple[str, str] = ("q", "q")) -> Network:

@@ -8,9 +8,9 @@ import pytest
 from sbpflow.actors import PUBLISHED, Costs, Schedule, published
 from sbpflow.actors.protocol.diagram import KINDS, SHADES, drawn
 from sbpflow.actors.schedules.formula import fault
-from sbpflow.actors.schedules.pipeline import pipeline
+from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.preview import ticks
-from sbpflow.placement.errors import ScheduleError
+from sbpflow.placement.errors import MissingError, ScheduleError
 
 ROOT = Path(__file__).resolve().parents[3]
 PICTURES = ROOT / "docs" / "pictures" / "schedules"
@@ -29,8 +29,8 @@ def test_a_preview_says_what_runs_when() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_picture_of_a_schedule_is_the_one_in_the_docs(name: str, tmp_path: Path) -> None:
-    drawn = published(name).show(4, 8, tmp_path / "x.svg", n=2 if name == "terapipe" else 1)
-    text = (tmp_path / "x.svg").read_text()
+    drawn = published(name).show(4, 8, n=2 if name == "terapipe" else 1)
+    text = drawn.draw(tmp_path / "x.svg").read_text()
     assert (PICTURES / f"{name}.svg").read_text() == text, "draw it again: docs/schedules.md has the command"
     titles = [node.text for node in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}title")]
     assert sorted(str(title).split()[0] for title in titles) == sorted(
@@ -41,8 +41,8 @@ def test_the_picture_of_a_schedule_is_the_one_in_the_docs(name: str, tmp_path: P
 def test_a_notebook_draws_a_preview() -> None:
     drawn = published("zb_h1").show(2, 2)
     assert ET.fromstring(drawn._repr_svg_()).tag.endswith("svg")
-    with pytest.raises(ScheduleError, match=r"ends in \.svg"):
-        drawn.write("line.png")
+    with pytest.raises(MissingError, match=r"line\.pdf.*is svg or png"):
+        drawn.draw("line.pdf")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -115,7 +115,7 @@ def test_one_cheap_stage_makes_no_picture_of_half_a_million_pixels(p: int, tmp_p
 def test_a_kind_has_one_colour_in_every_picture() -> None:
     """B was green in one and orange in the other."""
     schedule = published("zb_h1")
-    graph = drawn(pipeline(schedule, schedule.shape(2, 2)))
+    graph = drawn(network_of(schedule, schedule.shape(2, 2)))
     svg = schedule.show(2, 2)._repr_svg_()
     for kind, shades in SHADES.items():
         if kind != "U":
@@ -150,7 +150,7 @@ def test_orders_that_wait_for_each_other_are_told_every_thing_to_do_sooner() -> 
 def test_an_order_is_for_its_own_size() -> None:
     own = Schedule("own", table=PAIR)
     with pytest.raises(ScheduleError, match=r"own is a table for p=2 m=3 v=1"):
-        pipeline(own, own.shape(2, 4))
+        network_of(own, own.shape(2, 4))
     with pytest.raises(ScheduleError, match=r"it is for v=2 n=1"):
         published("zb_v").show(4, 8, n=2)
 

@@ -12,7 +12,7 @@ import pytest
 
 from sbpflow.actors import Costs, Network, Preview, Schedule, Shape, bubble, peak_slots, published, simulate
 from sbpflow.actors.protocol.state import Desk, Firing
-from sbpflow.actors.schedules.pipeline import pipeline, version
+from sbpflow.actors.schedules.pipeline import network_of, version
 from sbpflow.actors.schedules.v_orders import slots
 from sbpflow.placement.errors import ScheduleError
 
@@ -99,7 +99,7 @@ LAWS = ("gpipe", "gpipe_lifo", "1f1b", "eager_1f1b", "interleaved", "breadth_fir
 
 def check_law(name: str, p: int, m: int) -> None:
     schedule = published(name)
-    run = simulate(pipeline(schedule, schedule.shape(p, m)))
+    run = simulate(network_of(schedule, schedule.shape(p, m)))
     idle, held = law(name, p, m)
     assert run.finished
     assert bubble(run) == pytest.approx(idle), (name, p, m)
@@ -128,7 +128,7 @@ def test_interleaving_ends_also_where_groups_are_not_whole(v: int) -> None:
     schedule = published("interleaved")
     for p in range(2, 9):
         for m in range(1, 3 * p + 1):
-            run = simulate(pipeline(schedule, schedule.shape(p, m, v=v)))
+            run = simulate(network_of(schedule, schedule.shape(p, m, v=v)))
             assert run.finished, (p, m)
             assert all(run.peak[f"pool.{s}"] <= 2 * (p - s - 1) + (v - 1) * p + 1 for s in range(p))
 
@@ -144,7 +144,7 @@ def vee_idle(name: str, p: int) -> int:
 
 def check_vee(name: str, p: int, m: int) -> None:
     schedule = published(name)
-    run = simulate(pipeline(schedule, schedule.shape(p, m)))
+    run = simulate(network_of(schedule, schedule.shape(p, m)))
     assert run.finished
     assert len(run.firings) == 6 * p * m
     assert max(peak_slots(run).values()) <= slots(name, p)
@@ -244,7 +244,7 @@ def test_a_micro_batch_sees_one_version_of_the_weights(name: str, p: int, monkey
             return firing
 
     monkeypatch.setattr(import_module("sbpflow.actors.protocol.simulate"), "Desk", Watched)
-    assert simulate(pipeline(schedule, shape)).finished
+    assert simulate(network_of(schedule, shape)).finished
     assert seen == {(c, k, version(schedule, shape, c, k)): 2 for c in range(p) for k in range(5 * p)}
 
 
@@ -254,7 +254,7 @@ def test_weights_are_as_old_as_published() -> None:
     assert [version(dream, shape, s, 10) for s in range(4)] == [7, 8, 9, 10]
     assert [version(twice, shape, 0, k) for k in range(12)] == [0] * 6 + [1] * 3 + [2] * 3
     for name, kept in (("pipedream", [4, 3, 2, 1]), ("2bw", [2, 2, 2, 2])):
-        run = simulate(pipeline(published(name), shape))
+        run = simulate(network_of(published(name), shape))
         assert [run.peak[f"w.{s}"] for s in range(4)] == kept
     assert version(published("1f1b"), shape, 0, 19) == 0
 
@@ -271,7 +271,7 @@ def test_bubbles_at_profiled_times_are_the_published_ones(
     p: int, m: int, costs: Costs, rates: tuple[float, ...]
 ) -> None:
     names = ("1f1b", "zb_h1", "zb_h2")
-    runs = [simulate(pipeline(schedule, schedule.shape(p, m), costs)) for schedule in map(published, names)]
+    runs = [simulate(network_of(schedule, schedule.shape(p, m), costs)) for schedule in map(published, names)]
     assert tuple(round(bubble(run), 4) for run in runs) == rates
 
 
@@ -289,7 +289,7 @@ def test_eager_forwards_hide_the_hops(hop: float) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2", "interleaved", "v_half"])
 def test_the_order_is_the_same_whatever_time_things_take(name: str) -> None:
     schedule, draw = published(name), random.Random(0)
-    network = pipeline(schedule, schedule.shape(8, 16), Costs(hop=0.1))
+    network = network_of(schedule, schedule.shape(8, 16), Costs(hop=0.1))
     orders = set()
     for _ in range(20):
         run = simulate(network, time=lambda actor, case, label: draw.uniform(0.7, 1.3))
@@ -316,7 +316,7 @@ def test_costs_that_no_clock_can_tell_are_refused(wrong: float) -> None:
         made: dict[str, Any] = {field: wrong}
         with pytest.raises(ScheduleError, match=rf"Costs\({field}={wrong}\)\n  give what it takes"):
             Costs(**made)
-    network = pipeline(published("1f1b"), Shape(2, 2))
+    network = network_of(published("1f1b"), Shape(2, 2))
     actor, *others = network.actors
     with pytest.raises(ScheduleError, match="F0 takes"):
         Network((replace(actor, time=wrong), *others), network.registers)
@@ -329,7 +329,7 @@ def test_costs_that_no_clock_can_tell_are_refused(wrong: float) -> None:
 def test_a_hop_is_only_between_devices() -> None:
     """Down and up again: the turn of a V stays on its device."""
     schedule = Schedule("vee", way="vee")
-    network = pipeline(schedule, schedule.shape(2, 1), Costs(hop=5))
+    network = network_of(schedule, schedule.shape(2, 1), Costs(hop=5))
     assert [network.register(name).delay for name in ("x.1", "x.2", "x.3", "dy.2", "dy.1", "dy.0")] == [
         5,
         0,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbpflow.actors.protocol.simulate import Ran, simulate
-from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import published
 from sbpflow.actors.timeline.chart import LETTER, WIDE
 from sbpflow.actors.timeline.timeline import Timeline
@@ -18,7 +18,7 @@ SPACE = "{http://www.w3.org/2000/svg}"
 def timeline(forward: float, slower: float = 1.0) -> Timeline:
     """A step on two ranks, really slower than simulated."""
     schedule = published("1f1b")
-    run = simulate(pipeline(schedule, schedule.shape(2, 4), Costs(forward, 0.02)))
+    run = simulate(network_of(schedule, schedule.shape(2, 4), Costs(forward, 0.02)))
     found: dict[int, list[Ran]] = {}
     for ran in run.firings:
         real = replace(ran, start=ran.start * slower, end=ran.end * slower)
@@ -51,5 +51,5 @@ def test_a_chart_has_every_firing_of_the_step_and_of_the_simulation() -> None:
 
 def test_a_timeline_is_written_as_a_picture_by_its_suffix(tmp_path: Path) -> None:
     made = timeline(0.01)
-    assert made.write(tmp_path / "a" / "step.svg").read_text() == made._repr_svg_()
-    assert made.write(tmp_path / "step.json").read_text().startswith("{")
+    assert made.draw(tmp_path / "a" / "step.svg").read_text() == made._repr_svg_()
+    assert made.save(tmp_path / "step.json").read_text().startswith("{")

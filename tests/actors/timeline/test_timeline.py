@@ -12,7 +12,7 @@ import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import Ran, Simulation, simulate
-from sbpflow.actors.schedules.pipeline import Costs, pipeline
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import PUBLISHED, published
 from sbpflow.actors.timeline.advice import parting
 from sbpflow.actors.timeline.clocks import clock_offsets, collect, offset
@@ -27,7 +27,7 @@ Time = Callable[[str, str, int], float]
 
 def network(name: str = "1f1b", p: int = 4, m: int = 8, costs: Costs = COSTS) -> Network:
     schedule = published(name)
-    return pipeline(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), costs)
+    return network_of(schedule, schedule.shape(p, m, n=2 if schedule.slices else 1), costs)
 
 
 def by_rank(run: Simulation, clocks: Callable[[int], float] = lambda rank: 0.0) -> dict[int, tuple[Ran, ...]]:
@@ -102,7 +102,7 @@ def test_counters_show_the_live_activations(name: str, most: list[int]) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1"])
 def test_a_trace_is_what_perfetto_reads(name: str, tmp_path: Path) -> None:
     net = network(name)
-    trace = json.loads(timeline(net, slow_stage(net, 1, 1.5)).write(tmp_path / "deep" / "step.json").read_text())
+    trace = json.loads(timeline(net, slow_stage(net, 1, 1.5)).save(tmp_path / "deep" / "step.json").read_text())
     events: list[Trace] = trace["traceEvents"]
     needed = {
         "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"}, "C": {"name", "pid", "tid", "ts", "args"},
@@ -209,7 +209,7 @@ def test_a_late_neighbour_and_a_full_register_are_told_apart() -> None:
     why = {str(did): late.step.why(did) for did in late.step.replay.done}
     assert why["F1 micro-batch 0"] == ("filled", "for a filled slot of x.1, from F0 micro-batch 0 on rank 0")
     tight = replace(published("gpipe"), act="1")
-    run = simulate(pipeline(tight, tight.shape(1, 3), COSTS))
+    run = simulate(network_of(tight, tight.shape(1, 3), COSTS))
     both = tuple(replace(ran, queue=f"device {ran.actor[0] == 'B':d}") for ran in run.firings)
     actors = tuple(replace(actor, queue=f"device {actor.name[0] == 'B':d}") for actor in run.network.actors)
     step = Timeline(Network(actors, run.network.registers), {0: both}).step

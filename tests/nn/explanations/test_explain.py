@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, P, S
-from sbpflow.nn import Explanation
+from sbpflow.nn import CallReport
 from sbpflow.sbp import registry
 
 F = nn.functional
@@ -200,7 +200,7 @@ def test_without_global_tensors_there_is_nothing_to_explain() -> None:
 
 def test_gradients_are_not_explained_but_nothing_runs() -> None:
     x = filled(4, 6).requires_grad_()
-    said: Explanation = flow.explain(lambda x: torch.autograd.grad(x.sum(), x), x)
+    said: CallReport = flow.explain(lambda x: torch.autograd.grad(x.sum(), x), x)
     assert "grad is not explained" in said.ends
     assert x.grad is None
 

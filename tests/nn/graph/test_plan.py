@@ -96,7 +96,7 @@ def test_a_pipeline_on_meta_is_looked_at_before_it_runs(type_: Any, schedule: st
     assert len(memory.ranks) == 3
     assert step.draw(tmp_path / "step.svg").exists()
     assert step.draw_actors(tmp_path / "actors.svg").exists()
-    assert step.explain().html(tmp_path / "step.html")
+    assert step.explain().save(tmp_path / "step.html").stat().st_size
     assert all(value.is_meta for value in model.parameters())
 
 
