@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def route(self) -> str:
-        """The kinds of the moves, as `reduce_scatter, all_gather`; `view` where nothing is to be done."""
+        """The kinds of the moves, such as `reduce_scatter, all_gather`; `view` where nothing is to be done."""
         return ", ".join(m.kind for m in self.moves) or "view"
 
     @cached_property

@@ -23,9 +23,11 @@ __all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
 class Origin:
     """Where in the user's program an op comes from, for errors and pictures, and what the program said of it."""
 
-    module: str = ""  # the path of the innermost module, as `blocks.3.attn.qkv`
+    module: str = ""  # the path of the innermost module, such as `blocks.3.attn.qkv`
     line: str = ""  # the user's file and line
-    block: str = ""  # the path of the outermost repeated module, as `blocks.3`; ops of equal blocks match one by one
+    block: str = (
+        ""  # the path of the outermost repeated module, such as `blocks.3`; those of equal blocks match
+    )
     recompute: str = ""  # the region with which the backward runs it again; none, if what it saves is kept
 
 

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for pictures (default out)"
     )
     trying = commands.add_parser("simulate", help="show what a pipeline's schedule would do, and when")
-    trying.add_argument("schedule", metavar="NAME", help="a published one, as 1f1b or zb_h1, or a file with one")
+    trying.add_argument("schedule", metavar="NAME", help="a published one, such as 1f1b or zb_h1, or a file with one")
     trying.add_argument("-p", type=_count, help="devices (default 4)")
     trying.add_argument("-m", type=_count, help="micro-batches (default 8)")
     trying.add_argument("-v", type=_count, default=0, help="chunks on each device, if not as usual")

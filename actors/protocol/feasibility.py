@@ -15,7 +15,7 @@ from .reorder import sooner
 from .simulate import Simulation, simulate
 from .state import Desk
 
-__all__ = ["Mark", "Travel", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "wait_graph", "waits"]
+__all__ = ["Mark", "Travel", "Wait", "Waits", "cycle", "marked", "proved", "remedies", "waits"]
 
 MOST = 24  # lines of waits that a message shows
 FREE = 1 << 40  # slots that no run fills
@@ -182,28 +182,6 @@ def _way_back(start: str, listed: dict[str, list[Wait]], most: int) -> tuple[Wai
 def _told(chain: Sequence[Wait]) -> list[str]:
     circle = bool(chain) and chain[-1].by == chain[0].actor
     return [*map(str, chain), *["and so in a circle"] * circle]
-
-
-def wait_graph(waits: Sequence[Wait]) -> str:
-    """The graph of all waits as text for Graphviz; the circle is red."""
-    chain = cycle(waits)
-    hot = set(chain) if chain and chain[-1].by == chain[0].actor else set()
-    look = {"work": ", style=bold", "queue": ", style=dashed"}
-    lines = ["digraph {", '  graph [rankdir=LR, bgcolor="transparent"]', "  node [shape=box]"]
-    known = dict.fromkeys(wait.actor for wait in waits)
-    kinds = {wait.actor: look.get(wait.what, "") for wait in waits}
-    for name in dict.fromkeys([*known, *(wait.by for wait in waits if wait.by)]):
-        lines.append(f"  {_quoted(name)} [label={_quoted(name)}{kinds.get(name, ', style=dotted')}]")
-    for wait in waits:
-        if wait.by:
-            label = _quoted(f"{wait.register} {wait.have}/{wait.need} {wait.what}".strip())
-            red = ', color="#cf222e"' if wait in hot else ""
-            lines.append(f"  {_quoted(wait.actor)} -> {_quoted(wait.by)} [label={label}{red}]")
-    return "\n".join([*lines, "}", ""])
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @dataclass(frozen=True, slots=True)

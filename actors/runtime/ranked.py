@@ -1,6 +1,6 @@
 """The network as its ranks run it: the parts of all ranks, with a register for each message between two of them.
 
-Names carry the rank, as `F0@2`, since ranks of one stage run actors of the same name.
+Names carry the rank, such as `F0@2`, since ranks of one stage run actors of the same name.
 """
 
 from collections.abc import Collection, Mapping

@@ -11,7 +11,7 @@ enough, an order says for each device what it does, thing by thing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
@@ -136,9 +136,6 @@ class Definition:
     def synchronous(self) -> bool:
         """Whether all micro-batches of a step see the same weights."""
         return not self.versions
-
-    def with_chunks(self, v: int) -> Self:
-        return replace(self, v=v)
 
     def shape(self, p: int = 0, m: int = 0, *, v: int = 0, n: int = 1) -> Shape:
         """A pipeline for this schedule; a table says p and m itself."""

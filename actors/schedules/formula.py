@@ -1,4 +1,4 @@
-"""Formulas of marks, as `2*(p-s)-1` or `min(p//2, p-s)`, read once and worked out for every stage."""
+"""Formulas of marks, such as `2*(p-s)-1` or `min(p//2, p-s)`, read once and worked out for every stage."""
 
 import ast
 import operator

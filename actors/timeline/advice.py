@@ -89,7 +89,7 @@ class StepRecords:
         return *key, shares[key]
 
     def why(self, did: Did, usual: "Usual | None" = None) -> tuple[str, str]:
-        """The last wait of a firing, as `busy`, `filled`, `freed`, `way`, `late` or `first`, and in words."""
+        """The last wait of a firing, in a word (`busy`, `filled`, `freed`, `way`, `late` or `first`) and in several."""
         here = self.queues[did.rank, did.ran.queue]
         at = here.index(did)
         before = here[at - 1] if at else None

@@ -74,7 +74,7 @@ class MoveRow:
 
     @property
     def route(self) -> str:
-        """The collectives of a move, as `reduce_scatter over data`."""
+        """The collectives of a move, such as `reduce_scatter over data`."""
         return ", then ".join(map(str, self.ways)) or "nothing sent"
 
     @property

@@ -110,7 +110,7 @@ def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ..
     if held[0].shape != x.shape and x._torn is not None:
         raise SbpError(
             f"a view that had to be moved cannot change its shape in place\n  {describe(x)}\n"
-            "  use the function that returns a new tensor, as x.t() for x.t_()"
+            "  use the function that returns a new tensor, such as x.t() for x.t_()"
         )
     if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
         x._shards, x._layout = held, whole(held[0], x.placement, partial)

@@ -136,7 +136,7 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
 
     A pattern names parameters, or modules for all parameters in them; `*` is any part of a name, with its dots. Of the
     patterns of one dict the first that fits a parameter counts, of several calls the last. None takes a hint back.
-    One entry, as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without dims
+    One entry, such as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without dims
     are B instead of split. A tied parameter has one hint under all its names.
     """
     known = list(slots(model))
@@ -212,7 +212,7 @@ def _nothing_called(pattern: str, model: nn.Module, known: list[ParameterName], 
     found = near(pattern, [*names, *paths])
     return SbpError(
         f"shard: {type(model).__name__} has no parameter or module called {pattern!r}\n"
-        f"  it has {number} parameters" + (f", as {', '.join(names[:4])}" if names else "") + "\n"
+        f"  it has {number} parameters" + (f", such as {', '.join(names[:4])}" if names else "") + "\n"
         f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
     )
 

@@ -234,7 +234,7 @@ class _Build(Transformer[Token, Any]):
 def whole(number: Token) -> int:
     """The number, which must be a whole one."""
     if not number.lstrip("-").isdecimal():
-        raise Misread(number, f"expected a whole number, found {number}", "write it without a point, as 2")
+        raise Misread(number, f"expected a whole number, found {number}", "write it without a point, such as 2")
     return int(number)
 
 

@@ -106,8 +106,8 @@ def _key(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         raise SbpError(
-            f"a graph cannot take a {type(value).__name__} as an argument: what if it changes?\n"
-            "  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
+            f"a graph cannot take a {type(value).__name__} as an argument, because its value could change unnoticed "
+            "after compilation\n  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
         ) from None
     return type(value), value
 

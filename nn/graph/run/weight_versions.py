@@ -67,7 +67,7 @@ class WeightVersions:
             raise ScheduleError(
                 f"{name}: a weight is used on two groups of ranks, {far.reads[0]}\n"
                 f"  {schedule.name} has versions of a weight on one stage; place what shares it together, "
-                "or take a schedule with a flush, as '1f1b'"
+                "or take a schedule with a flush, such as '1f1b'"
             )
         homes = {task.name.chunk: set(task.sums) for task in tasks.tasks.values() if task.sums}
         self.slots_of: dict[int, tuple[LocalRegister, ...]] = {}
@@ -79,7 +79,7 @@ class WeightVersions:
                 if self.chunk_of.setdefault(slot, chunk) != chunk:
                     raise ScheduleError(
                         f"{name}: the gradient of {slot.of} comes from two chunks\n"
-                        f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, as '1f1b'"
+                        f"  {schedule.name} updates each chunk by itself; take a schedule with a flush, such as '1f1b'"
                     )
         self.after: dict[int, list[Instruction]] = defaultdict(list)
         for do in tasks.after:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sbpflow.actors.protocol.feasibility import Mark, cycle, marked, proved, remedies, wait_graph, waits
+from sbpflow.actors.protocol.feasibility import Mark, cycle, marked, proved, remedies, waits
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.schedules.pipeline import network_of
@@ -195,10 +195,3 @@ def test_the_shortest_circle_is_found_among_many_waits() -> None:
     assert len(found) > 12
     assert [(wait.actor, wait.what) for wait in circle] == [("F0", "freed"), ("B0", "low")]
     assert str(found).splitlines()[2].strip() == "and so in a circle"
-
-
-def test_a_drawing_has_an_arrow_for_every_wait_and_the_circle_in_red() -> None:
-    text = wait_graph(waits(simulate(STUCK).desk))
-    assert '"f" -> "b" [label="x 0/1 freed", color="#cf222e"]' in text
-    assert '"b" -> "f" [label="x 2/3 low", color="#cf222e"]' in text
-    assert text.count("->") == 2
