@@ -32,7 +32,7 @@ def to_global(module: M, placement: Placement, sbp: Signatures = B) -> M:
     """Make a module's parameters and buffers global, in place, and return it.
 
     `sbp` is one signature for all, a dict from patterns of names to signatures (the first that fits counts, what fits
-    none is B), or a function of name and tensor. One entry, such as `S(0)`, is meant for every axis; what is said of many
+    none is B), or a function of name and tensor. One entry (`S(0)`) is meant for every axis; what is said of many
     tensors leaves those without dims B instead of split. Every process passes the same values. They are not sent;
     ranks only compare a checksum, since a model that each rank made from another seed would train without a word.
     Hooks, gradients and attributes of a parameter come along, and handles of hooks still remove them.
