@@ -136,8 +136,8 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
 
     A pattern names parameters, or modules for all parameters in them; `*` is any part of a name, with its dots. Of the
     patterns of one dict the first that fits a parameter counts, of several calls the last. None takes a hint back.
-    One entry, such as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without dims
-    are B instead of split. A tied parameter has one hint under all its names.
+    One entry, such as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without
+    dims are B instead of split. A tied parameter has one hint under all its names.
     """
     known = list(slots(model))
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
