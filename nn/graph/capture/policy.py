@@ -1,6 +1,6 @@
 """The policy of a region that is recomputed: which of its ops are kept, as `create_selective_checkpoint_contexts` says.
 
-A policy is asked about the calls below autograd that an op of the graph is made of, such as `aten.addmm` of a linear; where
+A policy is asked about the calls below autograd that an op of the graph is made of (`aten.addmm` of a linear); where
 one of them is to be saved, the op is no part of the region.
 """
 
