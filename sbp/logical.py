@@ -25,9 +25,7 @@ class Origin:
 
     module: str = ""  # the path of the innermost module, such as `blocks.3.attn.qkv`
     line: str = ""  # the user's file and line
-    block: str = (
-        ""  # the path of the outermost repeated module, such as `blocks.3`; those of equal blocks match
-    )
+    block: str = ""  # the path of the outermost repeated module, such as `blocks.3`; those of equal blocks match
     recompute: str = ""  # the region with which the backward runs it again; none, if what it saves is kept
 
 

@@ -90,5 +90,5 @@ def test_what_is_written_to_a_detached_alias_is_refused() -> None:
         made.detach().clamp_(min=0.5)
         return made.mean()  # type: ignore[no-any-return]
 
-    with pytest.raises(SbpError, match=r"clamp_.* writes to a tensor .*(?s:.*)detached at .*test_draws\.py:\d+"):
+    with pytest.raises(SbpError, match=r"clamp_.* writes to a tensor .*(?s:.*)detached at .*test_random\.py:\d+"):
         flow.compile(net(), loss, placement=LINE)(*batch())

@@ -11,8 +11,7 @@ from sbpflow.boxing.graph.report.roles import roles_of
 from sbpflow.boxing.picture.palette import user_path
 from sbpflow.sbp import Sbp
 from tests.boxing.graph.gpt import gpt, piped
-
-from .graphs import GRAPHS, LINE, Build, aten, total
+from tests.nn.graph.graphs import GRAPHS, LINE, Build, aten, total
 
 GRID = flow.placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))
 MEGATRON = {

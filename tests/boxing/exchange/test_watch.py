@@ -28,7 +28,7 @@ LIMIT = (
     60.0  # seconds: longer than all of a test may take, so that nothing is told by the limit but where it is shorter
 )
 WAYS = {"shared": None, "messages": False, "collectives": True}
-WHERE = re.compile(r"at \S*test_failures\.py:\d+")
+WHERE = re.compile(r"at \S*test_watch\.py:\d+")
 
 
 class Told(NamedTuple):
@@ -145,7 +145,7 @@ def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, 
     for rank, (first, after) in survivors(fresh(size, ask, moves, LIMIT, WAYS[way])).items():
         other = 0 if rank == odd else odd
         assert_told(first, words(moves[rank][0]), words(moves[other][0]), "different moves")
-        assert re.search(rf"rank \d: in {re.escape(words(moves[other][0]))} at \S*test_failures.py:\d+", first.text)
+        assert re.search(rf"rank \d: in {re.escape(words(moves[other][0]))} at \S*test_watch.py:\d+", first.text)
         assert_broken(after)
 
 
