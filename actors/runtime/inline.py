@@ -14,17 +14,18 @@ from .job import Job, Raw, check_first, check_given
 from .progress import Progress, at_line, where
 from .static_order import StaticOrder
 
-__all__ = ["Solo"]
+__all__ = ["InlineSteps"]
 
 LARGE = 1 << 18  # bytes; what a register sends may hold no more until somebody must wait for it
 GRACE = 10.0  # seconds in which the thread must stop
 
 
-class Solo:
+class InlineSteps:
     """Steps of one queue. A thread beside it only lets large sends go, and is made when there are any."""
 
-    def __init__(self, plan: Job) -> None:
-        self.plan, self.watch, self.tape = plan, Progress(self, plan.name, plan.guard, plan.timeout), StaticOrder(plan)
+    def __init__(self, job: Job) -> None:
+        self.job, self.order = job, StaticOrder(job)
+        self.watch = Progress(self, job.name, job.guard, job.timeout)
         self.fired = 0
         self.caller: threading.Thread | None = None  # makes a step
         self.large: SimpleQueue[Send | None] = SimpleQueue()
@@ -32,20 +33,20 @@ class Solo:
 
     def run(self, record: bool) -> list[Raw]:
         """One step, to the end or to the first error."""
-        watch, tape = self.watch, self.tape
+        watch, order = self.watch, self.order
         self.fired, self.caller = 0, threading.current_thread()
-        cells: list[Any] = [None] * len(tape.readers)
-        for register, values in self.plan.initial.items():
+        cells: list[Any] = [None] * len(order.readers)
+        for register, values in self.job.initial.items():
             self.fill(cells, register, values())
-        for link in tape.links:
+        for link in order.links:
             link.start()
         ran: list[Raw] = []
         watch.begin()
         try:
             try:
                 self.follow(cells, ran if record else None)
-                if watch.error is None and not tape.desk.ended:
-                    watch.fail(ScheduleError(f"{self.plan.name} cannot go on\n{self.describe()}"))
+                if watch.error is None and not order.desk.ended:
+                    watch.fail(ScheduleError(f"{self.job.name} cannot go on\n{self.describe()}"))
             except BaseException as error:  # whatever it is, the step must end everywhere
                 self.fail(error)
         finally:
@@ -57,18 +58,18 @@ class Solo:
 
     def fill(self, cells: list[Any], register: str, values: Sequence[Any]) -> None:
         """Put values in the slots that are filled at the start."""
-        known = self.tape.initial.get(register, [])
+        known = self.order.initial.get(register, [])
         check_first(register, values, len(known))
         for cell, value in zip(known, values, strict=True):
             cells[cell] = value
 
     def follow(self, cells: list[Any], ran: list[Raw] | None) -> None:
-        """Do what the tape says."""
+        """Do what the order says."""
         watch = self.watch
-        for receive, fired, room in self.tape.first:
+        for receive, fired, room in self.order.first:
             receive.post(fired, room)
         start = 0.0
-        for n, (firing, work, link, width, fills, sends, receives, drops) in enumerate(self.tape.entries):
+        for n, (firing, work, link, width, fills, sends, receives, drops) in enumerate(self.order.entries):
             if watch.error is not None:
                 return
             self.fired = n
@@ -103,12 +104,12 @@ class Solo:
                 receive.post(fired, room)
             for cell in drops:
                 cells[cell] = None
-        self.fired = len(self.tape.entries)
+        self.fired = len(self.order.entries)
 
     def let_go(self, send: Send) -> None:
         """Have the thread wait for what is under way."""
         if self.thread is None:
-            name = f"sbpflow {self.plan.name}: sends"
+            name = f"sbpflow {self.job.name}: sends"
             self.thread = threading.Thread(target=self.settle, name=name, daemon=True)
             self.thread.start()
         self.large.put(send)
@@ -123,25 +124,25 @@ class Solo:
                 self.watch.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        entries = self.tape.entries
+        entries = self.order.entries
         if self.fired == len(entries):
             self.watch.fail(error)
             return
         at, case, label, *_ = entries[self.fired].firing
-        actor = self.plan.network.actors[at]
+        actor = self.job.network.actors[at]
         self.watch.fail(error, where(actor.name, actor.cases[case], label), actor.queue)
 
     def at_work(self) -> str:
-        entries = self.tape.entries[self.fired : self.fired + 1]
-        actors = self.plan.network.actors
+        entries = self.order.entries[self.fired : self.fired + 1]
+        actors = self.job.network.actors
         return ", ".join(actors[e.firing.actor].queue + at_line(self.caller) for e in entries) or "nobody"
 
     def idles(self) -> bool:
-        return any(entry.link is not None for entry in self.tape.entries[self.fired : self.fired + 1])
+        return any(entry.link is not None for entry in self.order.entries[self.fired : self.fired + 1])
 
     def describe(self) -> str:
-        travel = [work.travel if isinstance(work, Send | Receive) else None for work in self.tape.work]
-        return str(waits(StaticOrder(self.plan, self.fired).desk, travel))
+        travel = [work.travel if isinstance(work, Send | Receive) else None for work in self.order.work]
+        return str(waits(StaticOrder(self.job, self.fired).desk, travel))
 
     def close(self) -> None:
         """End the thread; one that still waits is left to end by itself."""

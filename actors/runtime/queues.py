@@ -1,4 +1,4 @@
-"""The queues of a crew, and what a thread does for others between two firings."""
+"""The queues of threaded steps, and what a thread does for others between two firings."""
 
 import threading
 from dataclasses import dataclass, field

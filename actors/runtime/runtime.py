@@ -19,11 +19,11 @@ from ...placement.errors import ScheduleError
 from ...placement.world import at_close
 from ..protocol.network import Network
 from ..protocol.simulate import Ran, Simulation, simulate
-from .inline import Solo
+from .inline import InlineSteps
 from .job import Job, Raw, Work
 from .progress import Guard
 from .static_order import fits
-from .threads import Crew
+from .threads import ThreadedSteps
 
 __all__ = ["RunRecord", "Runtime", "Work", "order_of", "settled"]
 
@@ -117,21 +117,21 @@ class Runtime:
             raise ScheduleError(f"{network.name}: no queue is called {here!r}\n  there are {', '.join(network.queues)}")
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}
         self.network = network
-        self._plan = Job(network, work, local, here, initial or {}, guard, answers or {}, timeout, name or network.name)
-        self._crew: Crew | Solo | None = None
+        self._job = Job(network, work, local, here, initial or {}, guard, answers or {}, timeout, name or network.name)
+        self._steps: ThreadedSteps | InlineSteps | None = None
         self._end: Callable[[], object] | None = None
         mine = weakref.ref(self)
         at_close(lambda: _close(mine()))
 
     def run(self, *, record: bool = False) -> RunRecord:
         """One step: from the initial states until every actor has ended. The first error of any actor is raised."""
-        crew = self._crew
-        if crew is None:
-            self._crew = crew = Solo(self._plan) if fits(self._plan) else Crew(self._plan)
-            self._end = weakref.finalize(self, crew.close)
+        steps = self._steps
+        if steps is None:
+            self._steps = steps = InlineSteps(self._job) if fits(self._job) else ThreadedSteps(self._job)
+            self._end = weakref.finalize(self, steps.close)
         start = perf_counter()
         try:
-            ran = crew.run(record)
+            ran = steps.run(record)
         except BaseException:
             self.close()  # another try, if there is one, has new threads
             raise
@@ -139,7 +139,7 @@ class Runtime:
 
     def close(self) -> None:
         """End the threads. A later run makes new ones."""
-        end, self._end, self._crew = self._end, None, None
+        end, self._end, self._steps = self._end, None, None
         if end is not None:
             end()
 

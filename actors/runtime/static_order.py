@@ -32,30 +32,30 @@ class OrderedFiring(NamedTuple):
     drops: tuple[Cell, ...]  # whose value nobody needs any more
 
 
-def fits(plan: Job) -> bool:
+def fits(job: Job) -> bool:
     """Whether all is up to one queue: the others only send and receive for it, and it goes by an order then."""
-    network = plan.network
-    links = {actor.queue for actor in network.actors if isinstance(plan.work[actor.name], Send | Receive)}
-    homes = {actor.queue for actor in network.actors if not isinstance(plan.work[actor.name], Send | Receive)}
-    if len(homes) != 1 or homes & links or plan.here not in (None, *homes):
+    network = job.network
+    links = {actor.queue for actor in network.actors if isinstance(job.work[actor.name], Send | Receive)}
+    homes = {actor.queue for actor in network.actors if not isinstance(job.work[actor.name], Send | Receive)}
+    if len(homes) != 1 or homes & links or job.here not in (None, *homes):
         return False
-    return not links or homes <= plan.order.keys()
+    return not links or homes <= job.order.keys()
 
 
 class StaticOrder:
     """A step of one queue, written down: all of it, or the first `most` firings and the next one begun."""
 
-    def __init__(self, plan: Job, most: int | None = None) -> None:
-        network = plan.network
+    def __init__(self, job: Job, most: int | None = None) -> None:
+        network = job.network
         self.wiring = Wiring(network)
         self.desk = Desk(self.wiring)
-        self.work = [plan.work[actor.name] for actor in network.actors]
+        self.work = [job.work[actor.name] for actor in network.actors]
         self.links = [work for work in self.work if isinstance(work, Send | Receive)]
         pairs = zip(network.actors, self.work, strict=True)
         home = next(actor.queue for actor, work in pairs if not isinstance(work, Send | Receive))
         self.home = network.queues.index(home)
-        self.order = [self.wiring.number[name] for name in plan.order[home]] if home in plan.order else None
-        self.answers = plan.answers
+        self.order = [self.wiring.number[name] for name in job.order[home]] if home in job.order else None
+        self.answers = job.answers
         self.turn = 0  # how much of the order is done
         self.readers: list[int] = []  # of each cell, those that have not freed it
         self.asked = [(0, 0)] * len(self.work)  # how many a receive got, and for how many more there were slots

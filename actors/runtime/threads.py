@@ -1,4 +1,4 @@
-"""The threads of a runtime, one a queue, and the step that they are at.
+"""Threaded steps: a thread for each queue, and the step that they are at.
 
     one lock    guards the desk; a firing takes it once, to end what was done and to begin what comes next
     bells       a queue with nothing ready is parked and sleeps on its own; who makes something ready rings it
@@ -24,20 +24,20 @@ from .job import Job, Raw, check_first, check_given
 from .progress import Progress, at_line, where
 from .queues import Errands, Queue
 
-__all__ = ["Crew"]
+__all__ = ["ThreadedSteps"]
 
 PATIENCE = 1.0  # seconds between looks at whether the step failed
 GRACE = 10.0  # seconds in which a queue must stop after an error
 
 
-class Crew:
-    """Threads for all queues but one, which the calling thread drives."""
+class ThreadedSteps:
+    """Steps of several queues: threads for all of them but one, which the calling thread drives."""
 
-    def __init__(self, plan: Job) -> None:
-        network = plan.network
-        self.plan, self.watch = plan, Progress(self, plan.name, plan.guard, plan.timeout)
+    def __init__(self, job: Job) -> None:
+        network = job.network
+        self.job, self.watch = job, Progress(self, job.name, job.guard, job.timeout)
         self.wiring = wiring = Wiring(network)
-        self.work = [plan.work[actor.name] for actor in network.actors]
+        self.work = [job.work[actor.name] for actor in network.actors]
         self.sends = [w if isinstance(w, Send) else None for w in self.work]
         self.receives = [w if isinstance(w, Receive) else None for w in self.work]
         self.travel = [send or receive for send, receive in zip(self.sends, self.receives, strict=True)]
@@ -45,9 +45,9 @@ class Crew:
             [(g, (give := w.actor.gives[g]).every, network.register(give.register).initial) for g in w.give]
             for w in wiring.actors
         ]  # of every out edge: the give, and how its slots are numbered
-        orders = {queue: tuple(wiring.number[name] for name in names) for queue, names in plan.order.items()}
+        orders = {queue: tuple(wiring.number[name] for name in names) for queue, names in job.order.items()}
         self.queues = [Queue(at, name, orders.get(name)) for at, name in enumerate(network.queues)]
-        self.home = self.queues[network.queues.index(plan.here) if plan.here else 0] if self.queues else None
+        self.home = self.queues[network.queues.index(job.here) if job.here else 0] if self.queues else None
         self.lock = threading.Lock()
         self.closed, self.grad = False, True
         self.over, self.busy, self.fired = True, 0, 0  # `busy` counts queues that are not parked
@@ -61,7 +61,7 @@ class Crew:
         if home.thread is None:
             self.hire(home)
         self.desk = Desk(self.wiring)
-        for register, values in self.plan.initial.items():
+        for register, values in self.job.initial.items():
             self.fill(register, values())
         for queue in self.queues:
             queue.turn = 0
@@ -78,7 +78,7 @@ class Crew:
             try:
                 self.step(home)
                 if watch.error is None and not self.desk.ended:
-                    watch.fail(ScheduleError(f"{self.plan.name} cannot go on\n{self.describe()}"))
+                    watch.fail(ScheduleError(f"{self.job.name} cannot go on\n{self.describe()}"))
             except BaseException as error:  # from the keyboard
                 watch.fail(error)
             if watch.error is not None:
@@ -105,7 +105,7 @@ class Crew:
     def hire(self, home: Queue) -> None:
         for queue in self.queues:
             if queue is not home:
-                called = f"sbpflow {self.plan.name}: {queue.name}"
+                called = f"sbpflow {self.job.name}: {queue.name}"
                 queue.thread = threading.Thread(target=self.serve, args=(queue,), name=called, daemon=True)
                 queue.thread.start()
         home.thread = threading.current_thread()

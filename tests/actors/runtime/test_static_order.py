@@ -16,12 +16,12 @@ from sbpflow.actors.protocol.simulate import Simulation, simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.bus import bus
 from sbpflow.actors.runtime.channel import Link, Receive, Send, TensorLink
-from sbpflow.actors.runtime.inline import Solo
+from sbpflow.actors.runtime.inline import InlineSteps
 from sbpflow.actors.runtime.job import Job, Raw, Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import Runtime, order_of
 from sbpflow.actors.runtime.static_order import StaticOrder, fits
-from sbpflow.actors.runtime.threads import Crew
+from sbpflow.actors.runtime.threads import ThreadedSteps
 from tests.actors.runtime.test_runtime import random_network
 from tests.ranks import Ranks
 
@@ -46,7 +46,9 @@ def rates(seed: int) -> Network:
     return Network(actors, registers, f"rates {seed}")
 
 
-def noted(network: Network, which: type[Crew] | type[Solo], order: Simulation | None) -> tuple[list[Raw], list[HELD]]:
+def noted(
+    network: Network, which: type[ThreadedSteps] | type[InlineSteps], order: Simulation | None
+) -> tuple[list[Raw], list[HELD]]:
     """What ran, and what each firing held."""
     seen: list[HELD] = []
 
@@ -75,8 +77,8 @@ def test_a_tape_does_what_threads_do(make: Any, seed: int) -> None:
     run = simulate(network)
     if run.finished:
         order = run if seed % 2 else None
-        ran, held = noted(network, Solo, order)
-        assert (ran, held) == noted(network, Crew, order)
+        ran, held = noted(network, InlineSteps, order)
+        assert (ran, held) == noted(network, ThreadedSteps, order)
         assert len(ran) == len(run.firings)
 
 
