@@ -152,9 +152,9 @@ class Logical:
                 kept.append(op)
         return replace(self, ops=tuple(kept[::-1]))
 
-    def call(self, op: LogicalOp) -> Call:
-        """The op as rules look at it."""
-        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+    def call(self, op: LogicalOp, states: tuple[State, ...] = (), sizes: tuple[int, ...] = ()) -> Call:
+        """The op as rules look at it, where its inputs lie so on a grid of this shape."""
+        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs, states, sizes)
 
 
 def _type(x: Tensor) -> str:

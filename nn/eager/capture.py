@@ -5,12 +5,11 @@ and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,61 +20,74 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...sbp import Layout
 from ...sbp.call import Ref, fill, frozen, map_tensors, tensors_in
+from ...sbp.logical import Logical, LogicalOp, Source
 from ..tensors.memory_formats import as_laid
 
-__all__ = ["Captured", "CapturedCall", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes"]
+__all__ = ["CallWatch", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes", "sources_of"]
 
 
 # A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-@dataclass(frozen=True, eq=False)
-class CapturedCall:
-    """One ATen call; its tensors are `Ref`s, and `fakes` are what they were, for rules to look at."""
-
-    op: torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    fake_args: tuple[Any, ...]
-    fake_kwargs: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-    numbers: tuple[int, ...]  # of the outputs; that of an input where the op returned it
-    grad: bool = True  # whether gradients were on; some functions turn them off for a while
-
-
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """A function as a list of nodes; `result` is what it returned, with Refs for tensors."""
-
-    nodes: tuple[CapturedCall, ...]
-    result: Any
-    inputs: tuple[Tensor, ...]
-    fakes: tuple[Tensor, ...]  # by number
-
-
-class Seen(NamedTuple):
-    """A call as it went by."""
-
-    op: torch._ops.OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
-    grad: bool
-
-
 # SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
-class _Watch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+class CallWatch(SchemaCheckMode):  # type: ignore[no-untyped-call]
+    """A mode that sees every ATen call above autograd, and answers it."""
+
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
-        self.calls: list[Seen] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = as_laid(func, args, func(*args, **(kwargs or {})))
-        self.calls.append(Seen(func, args, kwargs or {}, out, torch.is_grad_enabled()))
+        return self.see(func, args, kwargs or {})
+
+    def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that goes by, above autograd."""
+        raise NotImplementedError
+
+
+class _Notes(CallWatch):  # type: ignore[no-untyped-call]
+    """Notes calls as ops of a graph, whose sources are the inputs."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sources = sources_of(inputs)
+        self.noted: list[LogicalOp] = []
+        self.outs: list[Any] = []  # as ops returned them
+        self.fakes = list(inputs)  # by number
+        self.numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+
+    def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = as_laid(op, args, op(*args, **kwargs))
+        self.note(op, map_tensors(args, self._ref), map_tensors(kwargs, self._ref), out, torch.is_grad_enabled())
         return out
+
+    def note(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, grad: bool) -> None:
+        outputs = tuple(tensors_in(out))
+        for tensor in outputs:
+            if id(tensor) not in self.numbers:
+                self.numbers[id(tensor)] = len(self.fakes)
+                self.fakes.append(tensor)
+        self.noted.append(LogicalOp(op, args, kwargs, outputs, tuple([self.numbers[id(t)] for t in outputs]), grad))
+        self.outs.append(out)
+
+    def _ref(self, tensor: Tensor) -> Any:
+        number = self.numbers.get(id(tensor))
+        if number is None and (
+            tensor.is_meta or isinstance(tensor, FakeTensor)
+        ):  # torch.zeros_like returns another object than its op
+            number = next((n for n, other in enumerate(self.fakes) if _is_same(tensor, other)), None)
+            if number is None:
+                raise LookupError("a tensor that no captured call made")
+        return tensor if number is None else Ref(number)  # a constant of the function stays what it is
+
+    def graph(self, function: Any, result: Any) -> Logical:
+        """The function as a graph, with its result as it is where nobody watches: torch makes tuples of ops' lists."""
+        is_op = isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+        is_list = type(result) is list and any(result is out for out in self.outs)
+        result = tuple(result) if is_list and not is_op else result
+        return Logical(self.sources, tuple(self.noted), map_tensors(result, self._ref))
 
 
 _capturing = 0
@@ -103,6 +115,11 @@ def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
     return [_fake(layout) for layout in layouts]
 
 
+def sources_of(fakes: Sequence[Tensor]) -> tuple[Source, ...]:
+    """The inputs of a captured function."""
+    return tuple([Source(str(n), "input", x, x.requires_grad) for n, x in enumerate(fakes)])
+
+
 def capture(
     function: Callable[..., Any],
     args: Sequence[Any],
@@ -110,9 +127,10 @@ def capture(
     layouts: Sequence[Layout],
     *,
     grad: bool = False,
-) -> Captured:
+) -> Logical:
     """The ATen calls of `function` with tensors of these layouts, which stand in its arguments as Refs.
 
+    An op that writes in place gives the number of what it writes to; an op's `grad` is whether gradients were on.
     With `grad` they require it: inside, an op may take another kernel then, and that one serves without as well.
     """
     name = getattr(function, "__name__", "")
@@ -126,8 +144,8 @@ def capture(
     if grad:
         inputs = [x.requires_grad_(x.is_floating_point() or x.is_complex()) for x in inputs]
     with shared_fakes():
-        calls, result = _watched(function, args, kwargs, inputs)
-    return _read(calls, _as_returned(function, calls, result), inputs)
+        notes, result = _watched(function, args, kwargs, inputs)
+    return notes.graph(function, result)
 
 
 # How the results of these lie in memory depends on the device's kernel, of which metas know nothing.
@@ -141,15 +159,15 @@ def _sees_metas(function: Any) -> bool:
 
 def _watched(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor]
-) -> tuple[list[Seen], Any]:
-    watch = _Watch()
-    with seen_by(watch):
-        return watch.calls, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+) -> tuple[_Notes, Any]:
+    notes = _Notes(inputs)
+    with seen_by(notes):
+        return notes, function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
 
 
 @contextmanager
-def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
-    """Inside, a mode at the pre-dispatch key sees every call of a function on tensors without values."""
+def seen_by(watch: CallWatch) -> Iterator[None]:
+    """Inside, a watch sees every call of a function on tensors without values."""
     global _capturing
     _capturing += 1
     silent, _fake_log.disabled = _fake_log.disabled, True
@@ -161,25 +179,18 @@ def seen_by(watch: TorchDispatchMode) -> Iterator[None]:
         _fake_log.disabled = silent
 
 
-def _as_returned(function: Any, calls: Sequence[Seen], result: Any) -> Any:
-    """The result as the function returns it where nobody watches: torch makes tuples of the lists of its ops."""
-    is_op = isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
-    is_list = type(result) is list and any(result is call.out for call in calls)
-    return tuple(result) if is_list and not is_op else result
-
-
 def _meta(layout: Layout) -> Tensor:
     return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")
 
 
 # What torch's own functions of one op call, by themselves and the kinds of their arguments, once it was seen.
-_ops: dict[Any, CapturedCall] = {}
+_ops: dict[Any, LogicalOp] = {}
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _of_builtin(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Tensor]
-) -> Captured:
+) -> Logical:
     """Capture on meta tensors: quicker than fakes, and enough where Python code does not look at devices.
 
     Which op a builtin calls seldom depends on shapes, so that for other shapes that op alone is run.
@@ -190,21 +201,23 @@ def _of_builtin(
     kind = function, frozen((args, kwargs)), metas
     known = _ops.get(kind)
     if known is not None:
+        notes = _Notes(inputs)
         fake_args, fake_kwargs = fill(known.args, inputs), fill(known.kwargs, inputs)
         out = as_laid(known.op, fake_args, known.op(*fake_args, **fake_kwargs))
-        calls = [Seen(known.op, fake_args, fake_kwargs, out, known.grad)]
-        return _read(calls, _as_returned(function, calls, out), inputs)
-    calls, result = _watched(function, args, kwargs, inputs)
-    seen = _read(calls, _as_returned(function, calls, result), inputs)
-    if any(map(_is_meta, (part for node in seen.nodes for part in (*node.args, *node.kwargs.values())))):
+        notes.note(known.op, known.args, known.kwargs, out, known.grad)
+        return notes.graph(function, out)
+    notes, result = _watched(function, args, kwargs, inputs)
+    seen = notes.graph(function, result)
+    if any(map(_is_meta, (part for op in seen.ops for part in (*op.args, *op.kwargs.values())))):
         raise LookupError("a constant was made without values")
-    if len(seen.nodes) == 1:
-        (call,) = calls
-        again = call.op(*call.args, **call.kwargs) if not call.op._schema.is_mutable else call.out
-        if [t.shape for t in tensors_in(again)] != [t.shape for t in tensors_in(call.out)]:
-            raise LookupError("torch's two meta functions of this op differ")  # nll_loss_nd has such a pair
-        if result is call.out and not mentions(function, _SHAPES):
-            _ops[kind] = seen.nodes[0]
+    if len(seen.ops) == 1:
+        (op,) = seen.ops
+        if not op.op._schema.is_mutable:
+            again = op.op(*fill(op.args, notes.fakes), **fill(op.kwargs, notes.fakes))
+            if [t.shape for t in tensors_in(again)] != [t.shape for t in op.outputs]:
+                raise LookupError("torch's two meta functions of this op differ")  # nll_loss_nd has such a pair
+        if result is notes.outs[0] and not mentions(function, _SHAPES):
+            _ops[kind] = op
     return seen
 
 
@@ -243,34 +256,6 @@ def _mentions(function: Any, names: frozenset[str], seen: set[Any]) -> bool:
 def _names(code: CodeType) -> set[str]:
     inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inner)
-
-
-def _read(calls: Sequence[Seen], result: Any, inputs: list[Tensor]) -> Captured:
-    numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
-    fakes = list(inputs)
-
-    def refer(tensor: Tensor) -> Any:
-        number = numbers.get(id(tensor))
-        if number is None and (
-            tensor.is_meta or isinstance(tensor, FakeTensor)
-        ):  # torch.zeros_like returns another object than its op
-            number = next((n for n, other in enumerate(fakes) if _is_same(tensor, other)), None)
-            if number is None:
-                raise LookupError("a tensor that no captured call made")
-        return tensor if number is None else Ref(number)  # a constant of the function stays what it is
-
-    nodes = []
-    for op, args, kwargs, out, grad in calls:
-        taken, named = map_tensors(args, refer), map_tensors(kwargs, refer)
-        outputs = tuple(tensors_in(out))
-        for tensor in outputs:
-            if id(tensor) not in numbers:
-                numbers[id(tensor)] = len(fakes)
-                fakes.append(tensor)
-        nodes.append(
-            CapturedCall(op, taken, named, args, kwargs, outputs, tuple(numbers[id(t)] for t in outputs), grad)
-        )
-    return Captured(tuple(nodes), map_tensors(result, refer), tuple(inputs), tuple(fakes))
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -7,16 +7,17 @@ import torch
 
 from ...placement import Placement, default_cluster
 from ...sbp import Layout
-from ...sbp.call import Call, Way, numbered, tensors_in
+from ...sbp.call import Call, Way, numbered
 from ...sbp.choose import Price, candidates, choose, quick
 from ...sbp.layout import memory_gaps, memory_order
+from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up, promotes, rounded
 from ...sbp.registry import find, has_rule
 from ...sbp.state import State
 from ...sbp.traits import traits
 from ..tensors.handle import has_grad
 from ..tensors.tensor import GlobalTensor
-from .capture import Captured, CapturedCall, capture
+from .capture import capture
 from .formulas import composite
 from .recipe import Recipe
 
@@ -30,53 +31,54 @@ class Verdict:
     By a `formula`, under one of several `ways`, taken `apart`, or, for want of all these, gathered: then `why` says it.
     """
 
+    op: LogicalOp
     call: Call
     formula: Recipe | None = None
     ways: Sequence[Way] = ()
     costs: Sequence[float] = ()
     way: Way | None = None
-    apart: Captured | None = None
+    apart: Logical | None = None
     why: str = ""
 
 
-def verdict(node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Verdict:
-    """How to answer a captured call of these tensors."""
+def verdict(seen: Logical, tensors: Sequence[GlobalTensor]) -> Verdict:
+    """How to answer a function of these tensors that was captured as one op."""
     where = tensors[0].placement
-    states = tuple(x._layout.state for x in tensors)
-    call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, states, where.shape)
-    formula = composite(call, node)
+    (op,) = seen.ops
+    call = seen.call(op, tuple([x._layout.state for x in tensors]), where.shape)
+    formula = composite(call, op)
     if formula is not None:
-        return Verdict(call, formula)
-    ways, why = _allowed(call, node, tensors)
+        return Verdict(op, call, formula)
+    ways, why = _allowed(call, op, tensors)
     if ways:
         way, costs = choose(call, ways, price(tensors, where))
-        return Verdict(call, ways=ways, costs=costs, way=way)
+        return Verdict(op, call, ways=ways, costs=costs, way=way)
     if (
-        node.op._can_decompose()
-        and not node.op._schema.is_mutable
+        call.op._can_decompose()
+        and not call.op._schema.is_mutable
         and "kept" not in traits(call.name)
         and not statistics(call)
     ):
-        named = numbered((node.fake_args, node.fake_kwargs))
+        named = numbered((call.args, call.kwargs))
         try:
-            seen = capture(node.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)
+            apart = capture(call.op.decompose, named[0], named[1], [x._layout for x in tensors], grad=True)
         except Exception:
-            return Verdict(call, why=why)
-        return Verdict(call, apart=seen, why=why)
-    return Verdict(call, why=why)
+            return Verdict(op, call, why=why)
+        return Verdict(op, call, apart=apart, why=why)
+    return Verdict(op, call, why=why)
 
 
-def _allowed(call: Call, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> tuple[Sequence[Way], str]:
+def _allowed(call: Call, op: LogicalOp, tensors: Sequence[GlobalTensor]) -> tuple[Sequence[Way], str]:
     """The ways that may be taken or, where there are none, why."""
-    if _draws(node.op):
+    if _draws(call.op):
         return [], "it draws random numbers, and these must be the same on all ranks"
-    if _reshapes(call, node, tensors):
+    if _reshapes(op, tensors):
         return [], "it changes the shape of what it writes to"
     ways = options(call)
     if not ways:
-        return [], "no rule" if not has_rule(node.op) else "its rule has nothing to say of these arguments"
-    if node.op._schema.is_mutable:
-        return _in_place(call, node, ways), "what it writes to cannot stay where it is"
+        return [], "no rule" if not has_rule(call.op) else "its rule has nothing to say of these arguments"
+    if call.op._schema.is_mutable:
+        return _in_place(call, op, ways), "what it writes to cannot stay where it is"
     kept = statistics(call)
     ways = [way for way in ways if all(way.inputs[i] == call.states[i] for i in kept)]
     return ways, "the statistics that it writes to cannot stay where they are"
@@ -87,11 +89,11 @@ def _draws(op: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags and not has_rule(op)
 
 
-def _reshapes(call: Call, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> bool:
+def _reshapes(op: LogicalOp, tensors: Sequence[GlobalTensor]) -> bool:
     """Whether an op changes the shape of what it writes to, so that the fake no longer shows what went in."""
     return any(
         n < len(tensors) and tuple(y.shape) != tensors[n]._layout.shape
-        for n, y in zip(node.numbers, call.outputs, strict=True)
+        for n, y in zip(op.numbers, op.outputs, strict=True)
     )
 
 
@@ -112,16 +114,16 @@ def statistics(call: Call) -> list[int]:
     return [i for i, x in enumerate(call.inputs) if any(x is one for one in held)]
 
 
-def _in_place(call: Call, node: CapturedCall, ways: Sequence[Way]) -> list[Way]:
+def _in_place(call: Call, op: LogicalOp, ways: Sequence[Way]) -> list[Way]:
     """Those in which what is written to may stay where it is."""
-    written = [i for i, x in enumerate(call.inputs) if i in node.numbers]
-    if len(written) != len(node.numbers):
+    written = [i for i in range(len(call.inputs)) if i in op.numbers]
+    if len(written) != len(op.numbers):
         return []
     return [
         way
         for way in ways
         if all(way.inputs[i] == call.states[i] for i in written)
-        and all(way.outputs[k] == call.states[i] for k, i in enumerate(node.numbers))
+        and all(way.outputs[k] == call.states[i] for k, i in enumerate(op.numbers))
     ]
 
 
@@ -158,17 +160,15 @@ def _dual(dst: State, of: Layout, where: Placement) -> State:
     return State(dst.dims, tuple(still))
 
 
-def lies(
-    way: Way, node: CapturedCall, tensors: Sequence[GlobalTensor]
-) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+def lies(way: Way, found: Verdict, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     """How inputs and outputs lie under a way, and with them their gradients."""
-    where = tensors[0].placement
+    where, op, call = tensors[0].placement, found.op, found.call
     active = active_axes(way)
     free = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in active]
-    written = [tensors[n] for n in node.numbers if n < len(tensors)] if node.op._schema.is_mutable else []
+    written = [tensors[n] for n in op.numbers if n < len(tensors)] if call.op._schema.is_mutable else []
     floats = written or [x for x in tensors if has_grad(x._layout)]  # what is written to keeps its gradient's way
     flexible = {a for a in free if floats and all(a in x._layout.grad_partial for x in floats)}
-    if not written and not adds_up(node.op, tensors_in((node.fake_args, node.fake_kwargs)), node.outputs):
+    if not written and not adds_up(call.op, call.inputs, call.outputs):
         flexible = set()
 
     def grads(state: State, dtype: torch.dtype) -> tuple[int, ...]:
@@ -183,20 +183,19 @@ def lies(
     )
     outs = tuple(
         Layout(where, state, tuple(y.shape), y.dtype, grads(state, y.dtype), None, memory_order(y), memory_gaps(y))
-        for y, state in zip(node.outputs, way.outputs, strict=True)
+        for y, state in zip(call.outputs, way.outputs, strict=True)
     )
     return targets, outs
 
 
-def cast_first(node: CapturedCall, tensors: Sequence[GlobalTensor], targets: Sequence[Layout]) -> tuple[int, ...]:
+def cast_first(call: Call, targets: Sequence[Layout]) -> tuple[int, ...]:
     """The inputs that are cast to the dtype of what comes out before the call, which would else round addends.
 
     A bfloat16 `B` times float32 rows has a float32 gradient, of which each rank has an addend.
     """
-    if not promotes(node.op):
+    if not promotes(call.op):
         return ()
-    fakes = tensors_in((node.fake_args, node.fake_kwargs))
-    return tuple(i for i in rounded(fakes, node.outputs) if targets[i].grad_partial)
+    return tuple(i for i in rounded(call.inputs, call.outputs) if targets[i].grad_partial)
 
 
 def _same_or(have: Layout, to: Layout) -> Layout:

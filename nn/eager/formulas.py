@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ...sbp.call import Call, fill, tensors_in
 from ...sbp.layout import memory_order
+from ...sbp.logical import LogicalOp
 from ...sbp.state import State
 from ..tensors import seeds
 from ..tensors.factories import whole_everywhere
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor, wrap
 from .abstract import Ghost
-from .capture import CapturedCall
 from .recipe import Recipe
 from .recurrent import FORMULAS
 
@@ -32,24 +32,24 @@ _composites: dict[str, tuple[When, Callable[..., Any]]] = {}
 class Handler(Recipe):
     """A function of ours, called with the ATen call's arguments."""
 
-    def __init__(self, function: Callable[..., Any], node: CapturedCall) -> None:
-        self.function, self.node = function, node
-        self.orders = [memory_order(y) for y in node.outputs]
+    def __init__(self, function: Callable[..., Any], op: LogicalOp) -> None:
+        self.function, self.op = function, op
+        self.orders = [memory_order(y) for y in op.outputs]
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        made = self.function(*fill(self.node.args, tensors), **fill(self.node.kwargs, tensors))
+        made = self.function(*fill(self.op.args, tensors), **fill(self.op.kwargs, tensors))
         for y, order in zip(tensors_in(made), self.orders, strict=True):
             if isinstance(y, GlobalTensor) and y._layout.order != order:  # the op itself would have laid it out so
                 y._layout = y._layout.in_order(order)
         return made
 
 
-def composite(call: Call, node: CapturedCall) -> Recipe | None:
+def composite(call: Call, op: LogicalOp) -> Recipe | None:
     """The recipe by a formula, where there is one and it is the better way for this call."""
     known = _composites.get(call.name)
     if known is None or not known[0](call):
         return None
-    return Handler(known[1], node)
+    return Handler(known[1], op)
 
 
 def formula(*names: str, when: When) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,20 +16,21 @@ from torch.overrides import handle_torch_function
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ...placement.errors import SbpError
-from ...sbp.call import fill, numbered, tensors_in
+from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
+from ...sbp.logical import Logical, LogicalOp
 from ...sbp.registry import known
 from ..tensors import copies
 from ..tensors.meeting import name_of
 from ..tensors.tensor import GlobalTensor
 from . import refusals
-from .capture import CapturedCall, capturing, fakes_of
+from .capture import capturing, fakes_of, sources_of
 from .choice import verdict
 from .dispatch import dispatch
 from .gathered import Whole
 from .prepare import single
 from .recipe import Recipe
 
-__all__ = ["Applied", "FunctionOp", "applied", "function_name", "install", "node_of"]
+__all__ = ["Applied", "FunctionOp", "applied", "captured", "function_name", "install"]
 
 _apply = Function.apply.__func__  # type: ignore[attr-defined]
 _applied: dict[type[Function], "Applied"] = {}
@@ -53,11 +54,8 @@ class Applied:
         """By the Function's rule if it has one."""
         if function_name(self.cls) not in known():
             return Whole(name_of(self))
-        node = node_of(self, args, tensors)
-        found = verdict(node, tensors)
-        if found.way is None:
-            return Whole(name_of(self))
-        return single(self, node, found.call, found.way, tensors)
+        found = verdict(captured(self, args, tensors), tensors)
+        return Whole(name_of(self)) if found.way is None else single(self, found, tensors)
 
 
 class FunctionOp:
@@ -90,15 +88,19 @@ def function_name(cls: type[Function]) -> str:
     return f"function::{cls.__qualname__.replace('.', '_').replace('<locals>', 'locals')}"
 
 
-def node_of(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> CapturedCall:
+def captured(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Logical:
     """A Function's call as it would have been captured; only its forward runs, on fakes."""
     fakes = fakes_of([x._layout for x in tensors])
     named = numbered(args)
     faked = fill(named, fakes)
     with torch.no_grad():
-        outputs = tuple(tensors_in(func(*faked)))
+        made = func(*faked)
+    outputs = tuple(tensors_in(made))
+    numbers = tuple(range(len(tensors), len(tensors) + len(outputs)))
     op: Any = FunctionOp(func.cls, faked, len(outputs))
-    return CapturedCall(op, named, {}, faked, {}, outputs, tuple(range(len(tensors), len(tensors) + len(outputs))))
+    order = iter(numbers)
+    result = map_tensors(made, lambda _: Ref(next(order)))
+    return Logical(sources_of(fakes), (LogicalOp(op, named, {}, outputs, numbers),), result)
 
 
 def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

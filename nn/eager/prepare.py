@@ -12,18 +12,19 @@ from torch import Tensor
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
+from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up
 from ..tensors.factories import whole_everywhere
 from ..tensors.meeting import name_of
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor
-from .capture import Captured, CapturedCall, asks_for_grad, capture
-from .choice import cast_first, lies, statistics, verdict
+from .capture import asks_for_grad, capture
+from .choice import Verdict, cast_first, lies, statistics, verdict
 from .gathered import Whole
 from .handlers import handler
 from .recipe import Outputs, Recipe, Single, assembled, wants_grad
 
-__all__ = ["CallSequence", "first", "is_the_node", "single"]
+__all__ = ["CallSequence", "first", "is_one_op", "single"]
 
 
 def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> Recipe:
@@ -48,8 +49,8 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
                 "two contiguous subspaces). Use .reshape(...) instead."
             ) from None
         return Whole(name_of(func), writes=name_of(func).endswith("_") and name_of(func) != "__getitem__")
-    if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
-        made = _of_node(func, seen.nodes[0], tensors)
+    if is_one_op(seen):
+        made = _of_op(func, seen, tensors)
         if isinstance(made, Single):
             made.result = fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
@@ -57,18 +58,18 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
         elif isinstance(made, CallSequence) and type(seen.result) is tuple:  # its op, taken apart, returns a list
             made.result = tuple(made.result)
         return made
-    if len(seen.nodes) == 1 and len(tensors) == 2:
+    if len(seen.ops) == 1 and len(tensors) == 2:
         return _swapped(func, seen, tensors) or CallSequence(seen)
     return CallSequence(seen)
 
 
-def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Single | None:
+def _swapped(func: Any, seen: Logical, tensors: Sequence[GlobalTensor]) -> Single | None:
     """The recipe of a function that hands its two tensors on the other way round, as `F.embedding` does."""
-    order = (Ref(1), Ref(0))
-    node = replace(seen.nodes[0], args=fill(seen.nodes[0].args, order), kwargs=fill(seen.nodes[0].kwargs, order))
-    if node.op._schema.is_mutable or not is_the_node(replace(seen, nodes=(node,)), 2) or min(node.numbers) < 2:
+    turned = replace(seen.map({0: 1, 1: 0}), sources=seen.sources[::-1])
+    (op,) = turned.ops
+    if op.op._schema.is_mutable or not is_one_op(turned) or min(op.numbers) < 2:
         return None
-    made = _of_node(func, node, tensors[::-1])
+    made = _of_op(func, turned, tensors[::-1])
     if not isinstance(made, Single) or made.slots is None:
         return None
     made.result = fill(seen.result, seen.fakes)
@@ -78,82 +79,83 @@ def _swapped(func: Any, seen: Captured, tensors: Sequence[GlobalTensor]) -> Sing
     return made
 
 
-def is_the_node(seen: Captured, count: int) -> bool:
-    """Whether a captured function does just what its one node does, with the same tensors in the same order."""
-    (node,) = seen.nodes
+def is_one_op(seen: Logical) -> bool:
+    """Whether a captured function does just what one op does, with the same tensors in the same order."""
+    if len(seen.ops) != 1:
+        return False
+    (op,) = seen.ops
     return (
-        node.grad
-        and handler(node.op) is None
-        and refs_in((node.args, node.kwargs)) == list(range(count))
-        and len(tensors_in((node.fake_args, node.fake_kwargs))) == count
-        and tuple(refs_in(seen.result)) == node.numbers
+        op.grad
+        and handler(op.op) is None
+        and refs_in((op.args, op.kwargs)) == list(range(len(seen.sources)))
+        and not tensors_in((op.args, op.kwargs))
+        and tuple(refs_in(seen.result)) == op.numbers
     )
 
 
-def _of_node(func: Any, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Recipe:
-    found = verdict(node, tensors)
-    if (found.formula is not None or found.apart is not None) and _is_widened(node):
+def _of_op(func: Any, seen: Logical, tensors: Sequence[GlobalTensor]) -> Recipe:
+    found = verdict(seen, tensors)
+    call = found.call
+    if (found.formula is not None or found.apart is not None) and _is_widened(call):
         return _Widened()
     if found.formula is not None:
         return found.formula
     if found.way is not None:
-        return _unless_rounded(single(func, node, found.call, found.way, tensors), node, tensors)
+        return _unless_rounded(single(func, found, tensors), call, tensors)
     if found.apart is not None:
         return CallSequence(found.apart)
-    writes = node.op._schema.is_mutable or bool(statistics(found.call))
-    return Whole(name_of(func), writes=writes, adds_up=adds_up(node.op, found.call.inputs, found.call.outputs))
+    writes = call.op._schema.is_mutable or bool(statistics(call))
+    return Whole(name_of(func), writes=writes, adds_up=adds_up(call.op, call.inputs, call.outputs))
 
 
-def single(func: Any, node: CapturedCall, call: Call, way: Way, tensors: Sequence[GlobalTensor]) -> Recipe:
-    """The recipe of one call under one way."""
-    targets, outs = lies(way, node, tensors)
+def single(func: Any, found: Verdict, tensors: Sequence[GlobalTensor]) -> Recipe:
+    """The recipe of one call under the chosen way."""
+    op, call, way = found.op, found.call, found.way
+    assert way is not None
+    targets, outs = lies(way, found, tensors)
     # An output that is an input comes back as it, unless it had to be moved first.
-    mutable = node.op._schema.is_mutable
-    same = tuple(
-        n if n < len(tensors) and (mutable or targets[n] is tensors[n]._layout) else None for n in node.numbers
-    )
+    mutable = call.op._schema.is_mutable
+    same = tuple(n if n < len(tensors) and (mutable or targets[n] is tensors[n]._layout) else None for n in op.numbers)
     stay = all(to is x._layout for to, x in zip(targets, tensors, strict=True))
     outputs = Outputs(outs, same, (False,) * len(outs))
-    views = tuple(
-        _base_of(y, call) if n >= len(tensors) else None for y, n in zip(node.outputs, node.numbers, strict=True)
-    )
+    views = tuple(_base_of(y, call) if n >= len(tensors) else None for y, n in zip(op.outputs, op.numbers, strict=True))
     name = name_of(func)
     pieces = [Piece(rank, targets, outs) for rank in owned(tensors[0].placement)]
-    calls = _calls(func, node, way, pieces)
+    calls = _calls(func, op, way, pieces)
     writes = tuple(n for n in same if n is not None) if mutable else ()  # one that comes back may be as it was
     if way.local is not None and calls is None:
-        shared = RuleCall(name, targets, outputs, views, way.local, node, pieces)
+        shared = RuleCall(name, targets, outputs, views, way.local, op, pieces)
         shared.writes = writes
         return shared
     made = Single(name, None if stay else targets, outputs, views)
     made.writes, made.bookish = writes, call.op.namespace == "aten"
     if calls is not None:
         made.calls, made.slots = calls
-    made.any_float = torch.Tag.pointwise in node.op.tags
+    made.any_float = torch.Tag.pointwise in call.op.tags
     return made
 
 
 def _calls(
-    func: Any, node: CapturedCall, way: Way, pieces: Sequence[Piece]
+    func: Any, op: LogicalOp, way: Way, pieces: Sequence[Piece]
 ) -> tuple[list[tuple[Callable[..., Any], list[Any]]], tuple[int, ...]] | None:
     """The function that each rank calls instead, where it is known for good: a rule's local function, or torch's own.
 
     Functions written in Python only prepare one ATen call; ranks make that call at once.
     """
     if isinstance(way.local, Rewritten):
-        made = [way.local.rewrite(piece, *node.args, **node.kwargs) for piece in pieces]
-    elif way.local is None and isinstance(func, FunctionType) and not node.kwargs:
-        bound = builtin(node.op)
-        if bound is None or torch.Tag.pointwise in node.op.tags:
+        made = [way.local.rewrite(piece, *op.args, **op.kwargs) for piece in pieces]
+    elif way.local is None and isinstance(func, FunctionType) and not op.kwargs:
+        bound = builtin(op.op)
+        if bound is None or torch.Tag.pointwise in op.op.tags:
             return None
-        made = [(bound, node.args)] * len(pieces)
+        made = [(bound, op.args)] * len(pieces)
     else:
         return None
     if not made:
         return None
     args = made[0][1]
     places = {a.number: at for at, a in enumerate(args) if isinstance(a, Ref)}
-    if len(refs_in(list(args))) != len(places) or len(places) != len(refs_in((node.args, node.kwargs))):
+    if len(refs_in(list(args))) != len(places) or len(places) != len(refs_in((op.args, op.kwargs))):
         return None
     return [(function, list(mine)) for function, mine in made], tuple(places[k] for k in sorted(places))
 
@@ -190,12 +192,12 @@ class RuleCall(Single):
         outputs: Outputs,
         views: tuple[int | None, ...],
         local: Local,
-        node: CapturedCall,
+        op: LogicalOp,
         pieces: Sequence[Piece],
     ) -> None:
         super().__init__(name, targets, outputs, views, local)
         self.pieces = pieces
-        self.node = node
+        self.op = op
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         assert self.targets is not None
@@ -206,25 +208,25 @@ class RuleCall(Single):
         results = []
         for i, piece in enumerate(self.pieces):
             mine = [held[i] for held in shards]
-            results.append(self.local(piece, *fill(self.node.args, mine), **fill(self.node.kwargs, mine)))
+            results.append(self.local(piece, *fill(self.op.args, mine), **fill(self.op.kwargs, mine)))
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
 
 
 class CallSequence(Recipe):
     """Several captured calls, each answered on its own."""
 
-    def __init__(self, seen: Captured) -> None:
-        self.nodes, self.result, self.count = seen.nodes, seen.result, len(seen.fakes)
+    def __init__(self, seen: Logical) -> None:
+        self.ops, self.result, self.count = seen.ops, seen.result, len(seen.fakes)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         return self._each(tensors)
 
     def _each(self, tensors: Sequence[GlobalTensor]) -> Any:
         values: list[Any] = [*tensors, *[None] * (self.count - len(tensors))]
-        for node in self.nodes:
-            with nullcontext() if node.grad else torch.no_grad():
-                out = _answer(node.op, fill(node.args, values), fill(node.kwargs, values))
-            for number, tensor in zip(node.numbers, tensors_in(out), strict=True):
+        for op in self.ops:
+            with nullcontext() if op.grad else torch.no_grad():
+                out = _answer(op.op, fill(op.args, values), fill(op.kwargs, values))
+            for number, tensor in zip(op.numbers, tensors_in(out), strict=True):
                 values[number] = tensor
         where = tensors[0].placement
 
@@ -240,16 +242,16 @@ def _answer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op(*args, **kwargs)
 
 
-def _is_widened(node: CapturedCall) -> bool:
+def _is_widened(call: Call) -> bool:
     """Whether autocast runs an op of half precision in single: of the parts that it is taken into it would not know."""
     if not torch._C._is_any_autocast_enabled():
         return False
-    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in _floats(node.fake_args, node.fake_kwargs))
-    return narrow and any(t.dtype is torch.float32 for t in _floats(node.outputs))
+    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in _floats(call.inputs))
+    return narrow and any(t.dtype is torch.float32 for t in _floats(call.outputs))
 
 
-def _floats(*values: Any) -> list[Tensor]:
-    return [t for t in tensors_in(list(values)) if t.dtype.is_floating_point]
+def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if t.dtype.is_floating_point]
 
 
 class _Widened(Recipe):
@@ -262,12 +264,12 @@ class _Widened(Recipe):
         return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
 
 
-def _unless_rounded(made: Recipe, node: CapturedCall, tensors: Sequence[GlobalTensor]) -> Recipe:
+def _unless_rounded(made: Recipe, call: Call, tensors: Sequence[GlobalTensor]) -> Recipe:
     """The recipe, or one that casts some inputs before."""
     assert isinstance(made, Single)
-    narrow = cast_first(node, tensors, made.targets or [x._layout for x in tensors])
+    narrow = cast_first(call, made.targets or [x._layout for x in tensors])
     if any(wants_grad([tensors[i] for i in narrow])):
-        return _CastFirst(narrow, node.outputs[0].dtype)
+        return _CastFirst(narrow, call.outputs[0].dtype)
     made.by_grad = bool(narrow)
     return made
 

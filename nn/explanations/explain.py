@@ -7,7 +7,6 @@ of a call comes from the same `verdict` that running it would go by.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import count
 from math import isinf
 from typing import Any
 
@@ -21,16 +20,17 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Layout
 from ...sbp.call import fill, map_tensors, numbered, tensors_in
+from ...sbp.logical import Logical
 from ...sbp.precision import adds_up
 from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..eager.abstract import Ghost, Unknown, ghost
-from ..eager.capture import Captured, CapturedCall, asks_for_grad, capture
+from ..eager.capture import asks_for_grad, capture, sources_of
 from ..eager.choice import Verdict, cast_first, lies, price, verdict
 from ..eager.formulas import Handler
-from ..eager.functions import Applied, node_of
+from ..eager.functions import Applied, captured
 from ..eager.handlers import handler
-from ..eager.prepare import is_the_node
+from ..eager.prepare import is_one_op
 from ..eager.recipe import wants_grad
 from ..tensors.handle import has_grad
 from ..tensors.meeting import adopt, meeting, name_of
@@ -147,30 +147,28 @@ class Teller(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Ghost]) -> Any:
         if isinstance(func, Applied):
             try:
-                node = node_of(func, args, tensors)
+                seen = captured(func, args, tensors)
             except Exception as error:
-                return self._gathered(
-                    func, tensors, f"no rule, and its forward cannot run on fakes: {_line(error)}", None, None
-                )
-            return self._node(func, node, tensors, None)
+                return self._gathered(func, tensors, f"no rule, and its forward cannot run on fakes: {_line(error)}")
+            return self._op(func, seen, tensors)
         if asks_for_grad(func):
-            return self._gathered(func, tensors, "it looks at requires_grad itself", None, None)
+            return self._gathered(func, tensors, "it looks at requires_grad itself")
         named = numbered((args, kwargs))
         try:
             seen = capture(func, named[0], named[1], [x._layout for x in tensors])
         except (DynamicOutputShapeException, DataDependentOutputException):
-            return self._gathered(func, tensors, "its shape depends on data", None, None)
+            return self._gathered(func, tensors, "its shape depends on data")
         except Exception as error:
-            return self._gathered(func, tensors, f"torch has no fake of it: {_line(error)}", None, None)
-        if len(seen.nodes) == 1 and is_the_node(seen, len(tensors)):
-            return self._node(func, seen.nodes[0], tensors, seen)
-        if len(seen.nodes) == 1 and seen.nodes[0].op is func:
-            return self._gathered(func, tensors, "no rule", seen, None)
+            return self._gathered(func, tensors, f"torch has no fake of it: {_line(error)}")
+        if is_one_op(seen):
+            return self._op(func, seen, tensors)
+        if len(seen.ops) == 1 and seen.ops[0].op is func:
+            return self._gathered(func, tensors, "no rule", seen)
         return self._parts(func, seen, tensors, "")
 
-    def _node(self, func: Any, node: CapturedCall, tensors: Sequence[Ghost], seen: Captured | None) -> Any:
-        """One ATen call; `seen` says what of its outputs the function returns, and how."""
-        found = verdict(node, tensors)
+    def _op(self, func: Any, seen: Logical, tensors: Sequence[Ghost]) -> Any:
+        """A function that is one op."""
+        found = verdict(seen, tensors)
         if found.apart is not None:
             return self._parts(func, found.apart, tensors, found.why)
         if found.way is None and found.formula is None:
@@ -184,64 +182,54 @@ class Teller(TorchFunctionMode):
         for way, seconds in zip(found.ways, found.costs, strict=True):
             if not isinf(seconds):
                 choices.setdefault(
-                    (way.inputs, way.outputs), CallChoice.of(tensors, *lies(way, node, tensors), seconds)
+                    (way.inputs, way.outputs), CallChoice.of(tensors, *lies(way, found, tensors), seconds)
                 )
         assert found.way is not None
-        narrow = cast_first(node, tensors, lies(found.way, node, tensors)[0])
-        if any(wants_grad([tensors[i] for i in narrow])):
-            return self._cast(func, node, tensors, seen, narrow)
         chosen = choices[found.way.inputs, found.way.outputs]
+        narrow = cast_first(found.call, chosen.inputs)
+        if any(wants_grad([tensors[i] for i in narrow])):
+            return self._cast(func, seen, tensors, narrow)
         self._say(found.call.name, "rule", tensors, found, tuple(choices.values()), chosen)
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        mutable = node.op._schema.is_mutable
-        outs: dict[int, Ghost] = {}
-        for n, of in zip(node.numbers, chosen.outputs, strict=True):
+        mutable = found.call.op._schema.is_mutable
+        values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
+        for n, of in zip(found.op.numbers, chosen.outputs, strict=True):
             if n < len(tensors) and (mutable or chosen.inputs[n] is tensors[n]._layout):
-                outs[n] = tensors[n]
-                outs[n]._layout = of
-                outs[n]._needs = outs[n]._needs or learns
+                values[n]._layout = of
+                values[n]._needs = values[n]._needs or learns
             else:
-                outs[n] = ghost(of, learns and has_grad(of), self.moved)
-        if seen is None:
-            made = tuple(outs.values())
-            return made[0] if len(made) == 1 else made
-        values = [outs.get(n, tensors[n] if n < len(tensors) else None) for n in range(len(seen.fakes))]
+                values[n] = ghost(of, learns and has_grad(of), self.moved)
         return fill(seen.result, values)
 
-    def _cast(
-        self, func: Any, node: CapturedCall, tensors: Sequence[Ghost], seen: Captured | None, narrow: tuple[int, ...]
-    ) -> Any:
+    def _cast(self, func: Any, seen: Logical, tensors: Sequence[Ghost], narrow: tuple[int, ...]) -> Any:
         """A call some of whose inputs are cast before, so that their gradients are added up before they are rounded."""
-        dtype = node.outputs[0].dtype
+        dtype = seen.ops[0].outputs[0].dtype
         self._say(name_of(func), "parts", tensors, why=f"a gradient is added up in {dtype} before it is rounded")
         with self._inside(), self:
             homes: list[Any] = [x.to(dtype) if i in narrow else x for i, x in enumerate(tensors)]
-            number = count()
-            wide = map_tensors(
-                (node.fake_args, node.fake_kwargs), lambda t: t.to(dtype) if next(number) in narrow else t
-            )
-            return self._node(func, replace(node, fake_args=wide[0], fake_kwargs=wide[1]), homes, seen)
+            wide = sources_of([s.fake.to(dtype) if i in narrow else s.fake for i, s in enumerate(seen.sources)])
+            return self._op(func, replace(seen, sources=wide), homes)
 
-    def _parts(self, func: Any, seen: Captured, tensors: Sequence[Ghost], why: str) -> Any:
+    def _parts(self, func: Any, seen: Logical, tensors: Sequence[Ghost], why: str) -> Any:
         """Several calls, each answered on its own."""
-        apart = bool(why) or len(seen.nodes) > 1
+        apart = bool(why) or len(seen.ops) > 1
         if apart:
             self._say(name_of(func), "parts", tensors, why=why)
         values: list[Any] = [*tensors, *[None] * (len(seen.fakes) - len(tensors))]
         with self._inside() if apart else nullcontext():
-            for node in seen.nodes:
-                args, kwargs = fill(node.args, values), fill(node.kwargs, values)
-                out: Any = node.outputs
+            for op in seen.ops:
+                args, kwargs = fill(op.args, values), fill(op.kwargs, values)
+                out: Any = op.outputs
                 if any(isinstance(t, Ghost) for t in tensors_in((args, kwargs))):
-                    with nullcontext() if node.grad else torch.no_grad():
-                        out = self.__torch_function__(node.op, (), args, kwargs)
-                for n, made in zip(node.numbers, tensors_in(out), strict=True):
+                    with nullcontext() if op.grad else torch.no_grad():
+                        out = self.__torch_function__(op.op, (), args, kwargs)
+                for n, made in zip(op.numbers, tensors_in(out), strict=True):
                     values[n] = made
         where = tensors[0].placement
         return map_tensors(fill(seen.result, values), lambda t: self._meet(t, where))
 
     def _gathered(
-        self, func: Any, tensors: Sequence[Ghost], why: str, seen: Captured | None = None, found: Verdict | None = None
+        self, func: Any, tensors: Sequence[Ghost], why: str, seen: Logical | None = None, found: Verdict | None = None
     ) -> Any:
         """Every rank runs it on whole tensors."""
         where = tensors[0].placement
@@ -250,20 +238,18 @@ class Teller(TorchFunctionMode):
         linear = floats and found is not None and adds_up(found.call.op, found.call.inputs, found.call.outputs)
         partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
         targets = [flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()) for x in tensors]
-        fakes = seen.fakes[len(tensors) :] if seen is not None else found.call.outputs if found is not None else ()
+        fakes = [y for n, y in seen.fakes.items() if n >= len(tensors)] if seen is not None else []
         outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
         outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
         seconds = price(tensors, where)
         choice = CallChoice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
         rule = suggested(found.call) if found is not None and found.why == "no rule" else ""
         self._say(found.call.name if found else name_of(func), "gathered", tensors, found, (choice,), choice, why, rule)
-        if seen is None and found is None:
+        if seen is None:
             raise Unknown(f"what follows depends on what {name_of(func)} gives")
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         made = [ghost(of, learns and has_grad(of), self.moved) for of in outs]
-        if seen is not None:
-            return fill(seen.result, [*tensors, *made])
-        return made[0] if len(made) == 1 else tuple(made)
+        return fill(seen.result, [*tensors, *made])
 
     def _say(
         self,

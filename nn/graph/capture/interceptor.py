@@ -16,14 +16,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
-from torch._subclasses.schema_check_mode import SchemaCheckMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError
 from ....sbp.call import map_tensors, tensors_in
 from ....sbp.logical import Origin
 from ....sbp.traits import named
+from ...eager.capture import CallWatch
 from ...eager.recurrent import FORMULAS
 from ...tensors.memory_formats import as_laid
 from .policy import Asking, Policy
@@ -54,12 +53,11 @@ def data_dependent(asked: str, line: str, module: str) -> SbpError:
     )
 
 
-# SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
-class Interceptor(SchemaCheckMode):  # type: ignore[no-untyped-call]
+class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
     """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
 
     def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:
-        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tape, self.known, self.literal = tape, known, literal
         self.module = self.block = self.region = ""
         self.regions = 0
@@ -98,10 +96,7 @@ class Interceptor(SchemaCheckMode):  # type: ignore[no-untyped-call]
         self.regions += 1
         return f"{self.module or 'step'} {self.regions}"
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused:
             self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
@@ -230,18 +225,16 @@ class Interceptor(SchemaCheckMode):  # type: ignore[no-untyped-call]
         return any(torch._C._dispatch_has_kernel_for_dispatch_key(n, str(key).rpartition(".")[2]) for n in inner.names)
 
 
-class _Names(SchemaCheckMode):  # type: ignore[no-untyped-call]
+class _Names(CallWatch):  # type: ignore[no-untyped-call]
     """Notes the names of all ops, and of those that they are made of."""
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self, _dispatch_key=torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
+        super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.names.add(func.name())
         if func._can_decompose():
             with self:
-                return func.decompose(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+                return func.decompose(*args, **kwargs)
+        return func(*args, **kwargs)

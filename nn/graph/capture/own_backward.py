@@ -22,9 +22,9 @@ from ....sbp import Layout
 from ....sbp.call import NEVER, Call, Match, Ref, Way, map_tensors, numbered, tensors_in
 from ....sbp.choose import everywhere, way_by
 from ....sbp.joint.options import answer_of
-from ....sbp.logical import LogicalOp
+from ....sbp.logical import Logical
 from ....sbp.state import State
-from ...eager.capture import Captured, capture
+from ...eager.capture import capture
 from ...eager.functions import FunctionOp, applied
 from .interceptor import Interceptor
 from .layer_reuse import like
@@ -171,13 +171,13 @@ def _seen(cls: Any, named: Any, inputs: Sequence[Tensor]) -> Match | None:
 
 def _captured(
     cls: Any, named: Any, needs: Sequence[bool], shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
-) -> Captured:
+) -> Logical:
     layouts = [Layout(_ONE, State(((),) * len(s)), s, x.dtype) for s, x in zip(shapes, like, strict=True)]
     return capture(_both(cls, needs), named, {}, layouts)
 
 
 def _factors(
-    cls: Any, named: Any, needs: Sequence[bool], inputs: Sequence[Tensor], whole: Captured
+    cls: Any, named: Any, needs: Sequence[bool], inputs: Sequence[Tensor], whole: Logical
 ) -> Iterator[tuple[Mapping[int, int], Mapping[int, int]]]:
     """The dims of inputs that may be split together, and those of outputs that then are."""
     for first in range(len(inputs)):
@@ -195,28 +195,25 @@ def _factors(
 
 def _pieces(
     cls: Any, named: Any, needs: Sequence[bool], inputs: Sequence[Tensor], taken: Mapping[int, int], size: int
-) -> Captured:
+) -> Logical:
     shapes = [tuple(size if taken.get(i) == d else n for d, n in enumerate(x.shape)) for i, x in enumerate(inputs)]
     return _captured(cls, named, needs, shapes, inputs)
 
 
-def _written(seen: Captured) -> list[Any]:
+def _written(seen: Logical) -> list[Any]:
     """All that was called, without shapes."""
-    return [(node.op, str(node.args), str(node.kwargs), node.numbers) for node in seen.nodes]
+    return [(op.op, str(op.args), str(op.kwargs), op.numbers) for op in seen.ops]
 
 
-def _split(seen: Captured, named: Any, taken: Mapping[int, int]) -> dict[int, int] | None:
+def _split(seen: Logical, named: Any, taken: Mapping[int, int]) -> dict[int, int] | None:
     """The split dims of outputs where these of inputs are on two ranks; None if anything would have to move, or
     gradients would not lie as those of ops do."""
-    states = {i: _on(taken.get(i), x.ndim) for i, x in enumerate(seen.inputs)}
-    for node in seen.nodes:
-        op = LogicalOp(node.op, node.args, node.kwargs, node.outputs, node.numbers)
-        have = tuple(states[n] for n in op.inputs)
-        call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, have, (2,))
-        made = _through(call)
-        if made is None or node.op._schema.is_mutable:
+    states = {i: _on(taken.get(i), s.fake.ndim) for i, s in enumerate(seen.sources)}
+    for op in seen.ops:
+        made = _through(seen.call(op, tuple(states[n] for n in op.inputs), (2,)))
+        if made is None or op.op._schema.is_mutable:
             return None
-        states.update(zip(node.numbers, made, strict=True))
+        states.update(zip(op.numbers, made, strict=True))
     outputs, given, back = seen.result
     places: dict[int, int] = {}
     for at, y in enumerate(outputs):

@@ -26,7 +26,7 @@ from ....sbp.registry import has_rule
 from ....sbp.state import State
 from ....sbp.traits import traits
 from ...eager import formulas
-from ...eager.capture import capture, fakes_of, seen_by, shared_fakes
+from ...eager.capture import capture, fakes_of, seen_by, shared_fakes, sources_of
 from ..capture.interceptor import Interceptor
 from ..capture.tape import Tape
 
@@ -121,11 +121,9 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
     """Ops that write nowhere, of a function on an op's inputs, which have the first numbers; and its result."""
     (args, kwargs), layouts = _in_order(op), [_one(x) for x in call.inputs]
     try:
-        seen = capture(function, args, kwargs, layouts, grad=False)
-        ops = [LogicalOp(n.op, n.args, n.kwargs, n.outputs, n.numbers, n.grad) for n in seen.nodes]
-        result = seen.result
-        if any(part.op._schema.is_mutable for part in ops):
-            ops, result = _functional(function, args, kwargs, layouts)
+        seen = capture(function, args, kwargs, layouts)
+        if any(part.op._schema.is_mutable for part in seen.ops):
+            seen = _functional(function, args, kwargs, layouts)
     except Exception:  # what cannot be captured stays as it is, and runs whole
         _log.info("%s cannot be taken apart", call.name, exc_info=True)
         return None
@@ -136,20 +134,18 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
             origin=op.origin,
             placement=op.placement,
         )
-        for part in ops
-    ), result
+        for part in seen.ops
+    ), seen.result
 
 
-def _functional(
-    function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]
-) -> tuple[list[LogicalOp], Any]:
-    """Ops and result of a function that writes in place, as a step that does is captured: cells of LSTMs are such."""
+def _functional(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
+    """A function that writes in place, captured as a step that does: cells of LSTMs are such."""
     tape, inputs = Tape(), fakes_of(layouts)
     for x in inputs:
         tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
     with shared_fakes(), seen_by(Interceptor(tape, _nothing, _refused)):
         made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
-    return tape.ops, map_tensors(made, lambda y: Ref(tape.number(y)))
+    return Logical(sources_of(inputs), tuple(tape.ops), map_tensors(made, lambda y: Ref(tape.number(y))))
 
 
 def _nothing(real: Tensor) -> None:

@@ -132,17 +132,15 @@ def theirs(op: Op, lies: Sequence[Layout]) -> Cost:
     seen = capture(op.run, [Ref(i) for i in range(len(lies))], {}, lies)
     ranks, moves = lies[0].placement.size, list[int]()
     values = dict(enumerate(lies))
-    for node in seen.nodes:
-        call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, (), (ranks,))
-        numbers = [next(n for n, fake in enumerate(seen.fakes) if fake is x) for x in call.inputs]
-        here = [values[n] for n in numbers]
-        call = Call(node.op, node.fake_args, node.fake_kwargs, node.outputs, tuple(x.state for x in here), (ranks,))
+    for one in seen.ops:
+        here = [values[n] for n in one.inputs]
+        call = seen.call(one, tuple(x.state for x in here), (ranks,))
         allowed = [way for way in signatures(call, ranks) if not repeats(here, way)]
         way = min(allowed, key=lambda way: (*crude(here, way), sum(moved(here, way))))
         moves += moved(here, way)
-        for n, y, state in zip(node.numbers, node.outputs, way.outputs, strict=True):
+        for n, y, state in zip(one.numbers, one.outputs, way.outputs, strict=True):
             values[n] = Layout(lies[0].placement, state, tuple(y.shape), y.dtype)
-    return Cost(sum(moves), len(moves), sum(owed(values[n]) for n in seen.nodes[-1].numbers))
+    return Cost(sum(moves), len(moves), sum(owed(values[n]) for n in seen.ops[-1].numbers))
 
 
 def repeats(here: Sequence[Layout], way: Way) -> bool:

@@ -1,5 +1,6 @@
 """The problem made of a graph: its best choice is that of trying all, and runs of equal blocks share everything."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sbpflow.sbp.call import Ref
 from sbpflow.sbp.joint.formulate import Demands, Formulated, formulate
 from sbpflow.sbp.joint.placements import homes
 from sbpflow.sbp.joint.solver.solve import solve
-from sbpflow.sbp.logical import Logical, LogicalOp, Loss, Origin, Source
+from sbpflow.sbp.logical import Logical, Loss, Origin, Source
 
 LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2, b=2)")
 CPU = cluster("cpu")
@@ -26,15 +27,17 @@ def logical(function: Any, shapes: list[tuple[int, ...]], blocks: tuple[str, ...
     """The graph of a function of some inputs, of which all but the first are parameters."""
     lies = [flow.layout(flow.placement("cpu", range(1)), B, shape) for shape in shapes]
     seen = capture(function, [Ref(n) for n in range(len(shapes))], {}, lies)
-    block = iter(blocks or ("",) * len(seen.nodes))
-    ops = tuple(
-        LogicalOp(*(n.op, n.args, n.kwargs, n.outputs, n.numbers), origin=Origin(block=next(block))) for n in seen.nodes
-    )
+    ops = zip(seen.ops, blocks or ("",) * len(seen.ops), strict=True)
     sources = tuple(
-        Source(f"w{n}" if n else "x", "parameter" if n else "input", seen.fakes[n], requires_grad=n > 0)
-        for n in range(len(shapes))
+        Source(f"w{n}" if n else "x", "parameter" if n else "input", s.fake, requires_grad=n > 0)
+        for n, s in enumerate(seen.sources)
     )
-    return Logical(sources, ops, seen.result, (Loss(seen.result.number),))
+    return replace(
+        seen,
+        sources=sources,
+        ops=tuple(replace(op, origin=Origin(block=block)) for op, block in ops),
+        losses=(Loss(seen.result.number),),
+    )
 
 
 def formulated(graph: Logical, place: flow.Placement, **demands: Any) -> Formulated:
