@@ -11,7 +11,8 @@ memory       what all of that takes at its peak, before and after it is compiled
 run          -> a step that runs: one function, or actors under a schedule
 optimizer    torch's optimizers on the graph's parameters
 
-`graph` and `compiled` are what users call, `step` and `microbatched` lead one through the folders, `explain` tells.
+`compiled` and `graph` are what users call. `plan` leads through the folders by the list in `passes`, in pipelines by
+way of `pieces`; `step` has what was planned run, by `straight` or by `microbatched`, and `explain` tells.
 """
 
 from .compiled import compile

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...actors.protocol.diagram import drawn
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Physical
+from ...boxing.graph.picture.draw import draw, svg
 from ...boxing.graph.report.report import Report
+from ...boxing.graph.text.text import to_text
+from ...boxing.picture.draw import picture, written
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .choose.parameters import building
-from .microbatched import PipedStep
+from .choose.stage_balance import paths_of
 from .options import GivenOptions, Options
+from .pieces import Pieces
+from .plan import plan_step
+from .run.costs import layer_costs
 from .step import Step
 
 __all__ = ["Graph"]
@@ -68,11 +75,12 @@ class Graph:
             )
         modules = self._modules()
         known = self._steps.setdefault(key_of(args, kwargs, _modes(modules)), [])
-        step = next((step for step in known if step.reads.hold() and step.stands()), None)
+        step = next((step for step in known if step.plan.passes.reads.hold() and step.stands()), None)
         if step is None:
             known[:] = [step for step in known if step.stands()]
-            kind: type[Step] = PipedStep if self._options.piped else Step
-            step = kind(self.build, args, kwargs, modules, list(self._optimizers()), self._options, self._names())
+            optimizers = list(self._optimizers())
+            plan = plan_step(self.build, args, kwargs, modules, optimizers, self._options, self._names())
+            step = Step(plan, optimizers)
             known.append(step)
         self._last = step
         return step
@@ -141,11 +149,12 @@ class Graph:
                 f"{self._options.name} has no {lacks}, so there is no norm of gradients\n"
                 "  give it both; a norm that clips nothing is clip_grad_norm=float('inf')"
             )
-        if step.norm is None:
+        norm = None if step.runner is None else step.runner.model.norm
+        if norm is None:
             raise SbpError(
                 f"{self._options.name} did not train yet\n  call it first: its step clips, and keeps the norm"
             )
-        return step.norm
+        return norm
 
     @property
     def physical(self) -> Physical:
@@ -154,7 +163,7 @@ class Graph:
 
     def text(self) -> str:
         """The physical graph as text, which `boxing.graph.from_text` reads back."""
-        return self.planned.text()
+        return to_text(self.physical)
 
     def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
         """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot.
@@ -162,15 +171,15 @@ class Graph:
         It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
         module completely, and `full=True` every op.
         """
-        return self.planned.draw(path, depth=depth, focus=focus, full=full)
+        return draw(self.physical, path, depth, focus, full=full)
 
     def draw_map(self, path: str | Path) -> Path:
         """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
-        return self.planned.draw_map(path)
+        return written(self.explain().map(), path)
 
     def draw_actors(self, path: str | Path) -> Path:
         """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
-        return self.planned.draw_actors(path)
+        return picture(drawn(self._pieces("without actors").program.network), path)
 
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
@@ -178,7 +187,7 @@ class Graph:
         With a path it is also drawn beside the simulation (.svg), or saved for ui.perfetto.dev (.json). With several
         processes all of them ask, and the first rank gets it.
         """
-        made: Timeline | None = self.planned.timeline()
+        made = self._pieces("which has no timeline").program.timeline()
         if made is not None and path is not None:
             (made.save if Path(path).suffix == ".json" else made.draw)(path)
         return made
@@ -190,15 +199,32 @@ class Graph:
     def costs(self) -> tuple[Costs, ...]:
         """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
         with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
-        return self.planned.costs()
+        return self._pieces("without chunks").costs()
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
         """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in
         `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
-        return self.planned.layer_costs(layers)
+        paths, listed = paths_of(self.planned.plan.passes.modules), list(layers)
+        strange = next((part for part in listed if id(part) not in paths), None)
+        if strange is not None:
+            raise SbpError(
+                f"layer_costs: {self._options.name} has no such module: {type(strange).__name__}\n"
+                "  give it layers of the model that it was made with"
+            )
+        return layer_costs(self.planned.plan.decided, [paths[id(part)] for part in listed])
+
+    def _pieces(self, lacks: str) -> Pieces:
+        """The plan of a pipelined step, which others lack."""
+        pieces = self.planned.plan.pieces
+        if pieces is None:
+            raise SbpError(
+                f"{self._options.name} runs as one function, {lacks}\n"
+                "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
+            )
+        return pieces
 
     def _repr_svg_(self) -> str | None:
-        return None if self._last is None else self._last.svg()
+        return None if self._last is None else svg(self._last.graph)
 
     def __repr__(self) -> str:
         if self._last is None:

@@ -1,42 +1,136 @@
 """The passes of a graph, from a model to a step that runs: one line each, in their order.
 
-With SBPFLOW_DUMP=dir in the environment each step writes what its passes give, a file each, as text.
+Planning a step makes those up to *physical* (`plan_step`), its first run the others. With SBPFLOW_DUMP=dir in the
+environment each step writes what its passes give, a file each, as text.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Box
+from ...placement import Placement
 from ...placement.world import world
-from .choose.choose import Decided
+from ...sbp import Layout
+from ...sbp.joint.solver.solve import solve
+from ...sbp.logical import Logical
+from ..model.annotate import Moved
+from .capture.arguments import flat, tensors_by_path
+from .capture.trace import Constants, trace
+from .choose.choose import Decided, decide
+from .choose.decompose import expand
+from .choose.parameters import Reads, default_placement, pins_of, placed, reading
+from .compiler.codegen import function
 from .explain import said
-from .lower.segments import Draw, Stage
+from .lower.order import schedule
+from .lower.segments import Draw, Stage, segments
+from .microbatch.rewrite import separated
+from .optimizer.adopt import states_of
+from .options import Options
+from .run.pipeline import Pipelined
+from .run.program import Program
 
-__all__ = ["PASSES", "Dump", "Pass", "stage_text"]
+__all__ = ["PASSES", "Dump", "Pass", "Passes", "stage_text"]
 
 
 class Pass(NamedTuple):
     """A pass by name, the function that makes it, and what it gives."""
 
     name: str
-    by: str
+    made_by: Callable[..., Any]
     gives: str
+
+    @property
+    def by(self) -> str:
+        """Where to read it."""
+        return f"{self.made_by.__module__.partition('.')[2]}.{self.made_by.__qualname__}"
 
 
 PASSES = (
-    Pass("captured", "nn.graph.capture.trace.trace", "every ATen call of a step, none of them in place"),
-    Pass("placed", "nn.graph.choose.parameters.placed", "the same with a placement for what was annotated"),
-    Pass("microbatch", "nn.graph.microbatch.rewrite.separated", "in pipelines: the step of one micro-batch"),
-    Pass("decomposed", "nn.graph.choose.decompose.expand", "ops taken apart where parts may lie better"),
-    Pass("chosen", "sbp.joint.solver.solve.solve", "a signature for each source and op, and what all of them cost"),
-    Pass("physical", "boxing.graph.insert.insert", "the moves between them, gradients in buckets"),
-    Pass("segments", "nn.graph.lower.segments.segments", "the runs of ops between which nothing moves"),
-    Pass("order", "nn.graph.lower.order.schedule", "forward and backward as one list, or tasks of a pipeline"),
-    Pass("source", "nn.graph.compiler.codegen.function", "one Python function, or the network of a pipeline's actors"),
+    Pass("captured", trace, "every ATen call of a step, none of them in place"),
+    Pass("placed", placed, "the same with a placement for what was annotated"),
+    Pass("microbatch", separated, "in pipelines: the step of one micro-batch"),
+    Pass("decomposed", expand, "ops taken apart where parts may lie better"),
+    Pass("chosen", solve, "a signature for each source and op, and what all of them cost"),
+    Pass("physical", insert, "the moves between them, gradients in buckets"),
+    Pass("segments", segments, "the runs of ops between which nothing moves"),
+    Pass("order", schedule, "forward and backward as one list, or tasks of a pipeline"),
+    Pass("source", function, "one Python function, or the network of a pipeline's actors"),
 )
+
+
+class Passes:
+    """The passes with which one step is planned, each with what it gives written down.
+
+    They change nothing but what is noted here of modules: `reads` is what captures have read, and `constants` how to
+    read those that they met. `rest` is where what nobody placed lives, and an optimizer keeps so many `states` of each
+    parameter.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], options: Options) -> None:
+        self.modules, self.options, self.name = dict(modules), options, str(options.name)
+        self.learns, self.states = bool(optimizers), states_of(optimizers)
+        self.rest = default_placement(modules, options.placement)
+        self.dump, self.reads = Dump(self.name), Reads()
+        self.constants: Constants = {}
+
+    def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
+        """The computation of `build` on such arguments."""
+        owner = getattr(build, "__self__", None)
+        where = self.rest.type if self.rest else "cpu"
+        how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
+        with reading(self.reads, nn.Module, *([] if owner is None else [type(owner)])):
+            given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
+            try:
+                logical, constants = trace(given, (), inputs, self.modules, **how)
+            except RuntimeError as error:
+                if not torch.is_grad_enabled():
+                    error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
+                raise
+        self.constants |= constants
+        self.dump("captured", lambda: str(logical))
+        return logical
+
+    def settle(self, build: Callable[..., Any]) -> None:
+        """Nothing is captured any more: what was read is as it is now."""
+        parts = (part for module in self.modules.values() for part in module.modules())
+        self.reads.settle([getattr(build, "__self__", None), *parts])
+
+    def placed(self, logical: Logical, moved: Moved, homes: Mapping[str, Placement] | None = None) -> Logical:
+        """The same as layers were placed, of which some are moved; of some parameters homes are known already."""
+        known = placed(logical, self.modules, homes or {}, moved)
+        self.dump("placed", lambda: str(known))
+        return known
+
+    def decided(
+        self,
+        logical: Logical,
+        inputs: Mapping[str, Tensor],
+        room: float | None,
+        kept: Mapping[str, Layout] | None = None,
+        rest: Placement | None = None,
+    ) -> Decided:
+        """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept."""
+        made = decide(
+            logical,
+            rest or self.rest,
+            pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in (kept or {}).items()},
+            states=self.states,
+            limit=room,
+            regather=self.options.backend != "autograd",
+            name=self.name,
+            arguments_everywhere=self.options.piped,  # a rank of a pipeline takes them from its caller
+        )
+        self.dump("decomposed", lambda: str(made.logical))
+        self.dump("chosen", lambda: "\n".join(_choices(made)))
+        return made
 
 
 _steps = count(1)
@@ -57,10 +151,17 @@ class Dump:
             with (self.folder / f"{number:02}-{name}.txt").open("a") as file:
                 file.write(f"{text()}\n")
 
-    def decided(self, decided: Decided) -> None:
-        """Write what choosing went through."""
-        self("decomposed", lambda: str(decided.logical))
-        self("chosen", lambda: "\n".join(_choices(decided)))
+    def program(self, made: Program | Pipelined) -> None:
+        """Write the passes of a program that was prepared."""
+        variants = [made] if isinstance(made, Program) else list(made.variants.values())
+        self("segments", lambda: "\n".join(stage_text(stage) for one in variants for stage in one.stages))
+        if isinstance(made, Program):
+            self("order", lambda: str(made.schedule))
+            self("source", lambda: made.text)
+        else:
+            tasks = (one.tasks.tasks.values() for one in made.variants.values())
+            self("order", lambda: "\n".join(str(task) for each in tasks for task in each))
+            self("source", lambda: made.network.text)
 
 
 def _choices(decided: Decided) -> Iterator[str]:

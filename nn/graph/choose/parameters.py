@@ -209,10 +209,9 @@ def building() -> bool:
 
 
 @contextmanager
-def reading(*classes: type) -> Iterator[Reads]:
+def reading(reads: Reads, *classes: type) -> Iterator[None]:
     """Notes which attributes are read of instances of these classes."""
     global _building
-    reads = Reads()
     before = {cls: vars(cls).get("__getattribute__") for cls in classes}
 
     def watched(cls: type) -> Any:
@@ -228,7 +227,7 @@ def reading(*classes: type) -> Iterator[Reads]:
         cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
     _building += 1
     try:
-        yield reads
+        yield
     finally:
         _building -= 1
         for cls, own in before.items():

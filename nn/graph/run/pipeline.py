@@ -36,7 +36,7 @@ from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.parts import Size
 from .network import Lowered, lowered
-from .same_weights import Fire, SameWeights, Sums
+from .same_weights import Fire, SameWeights, Sums, Update
 from .tasks import Name
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
@@ -268,11 +268,16 @@ class Pipelined:
             at += many
 
     def __call__(
-        self, held: Mapping[str, Shards], inputs: Sequence[Mapping[str, Shards]], seeds: Sequence[Mapping[str, Shards]]
+        self,
+        held: Mapping[str, Shards],
+        inputs: Sequence[Mapping[str, Shards]],
+        seeds: Sequence[Mapping[str, Shards]],
+        update: Update,
     ) -> Made:
-        """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients."""
+        """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
+        change meanwhile are changed by `update`."""
         with torch.no_grad(), plain():
-            weights = self.weights.begin(held)
+            weights = self.weights.begin(held, update)
             try:
                 self.stream([weights[key] for key in self.keys], inputs, seeds)
                 grads = self.weights.grads()

@@ -19,10 +19,11 @@ from ..lower.instructions import LocalRegister
 from ..microbatch.parts import Size
 from .variant import Variant
 
-__all__ = ["Fire", "SameWeights", "Sums"]
+__all__ = ["Fire", "SameWeights", "Sums", "Update"]
 
 Fire: TypeAlias = Callable[[Firing], Sequence[Any]]  # the work of an actor
 Sums: TypeAlias = dict[str, list[Tensor]]  # gradients of weights, of all micro-batches so far
+Update: TypeAlias = Callable[[Mapping[str, Shards]], None]  # an optimizer's step with these gradients, in place
 
 
 class Once:
@@ -64,7 +65,7 @@ class SameWeights:
         """Compile what is done once a step, which else the first does."""
         _ = self.once
 
-    def begin(self, held: Mapping[str, Shards]) -> dict[tuple[int, Size], Mapping[str, Shards]]:
+    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Size], Mapping[str, Shards]]:
         """The weights as the micro-batches of each route and size see them."""
         self.sums = {key: {} for key in self.keys}
         self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}

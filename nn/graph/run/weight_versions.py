@@ -22,13 +22,11 @@ from ..compiler.codegen import Bundles, Running
 from ..compiler.generated_calls import Shards
 from ..lower.instructions import Instruction, LocalRegister, Transfer
 from ..microbatch.parts import Size
-from .same_weights import Fire, Sums
+from .same_weights import Fire, Sums, Update
 from .tasks import Name
 from .variant import Variant
 
-__all__ = ["Update", "WeightVersions"]
-
-Update = Callable[[Mapping[str, Shards]], None]  # an optimizer's step with these gradients, in place
+__all__ = ["WeightVersions"]
 
 
 class Version:
@@ -41,7 +39,7 @@ class Version:
 
 class WeightVersions:
     """How a schedule without a flush keeps weights: every chunk has its versions, and an optimizer, an actor U, that
-    makes the next; `update` makes one step of the optimizers on some parameters."""
+    makes the next. A step is told how: its `update` makes one step of the optimizers on some parameters."""
 
     def __init__(
         self,
@@ -49,9 +47,9 @@ class WeightVersions:
         sizes: Sequence[Size],
         schedule: Schedule,
         name: str,
-        update: Update,
     ) -> None:
-        self.update, self.key = update, (0, sizes[0])
+        self.update: Update = _forgotten
+        self.key = 0, sizes[0]
         self.variant = variants[self.key]
         self.sums: dict[tuple[int, Size], Sums] = {}
         self.held: Mapping[str, Shards] = {}
@@ -94,9 +92,9 @@ class WeightVersions:
     def prepare(self) -> None:
         """There is nothing that is done before or behind all micro-batches."""
 
-    def begin(self, held: Mapping[str, Shards]) -> dict[tuple[int, Size], Mapping[str, Shards]]:
+    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Size], Mapping[str, Shards]]:
         """The weights that a step starts with."""
-        self.held, self.sums = held, {self.key: {}}
+        self.held, self.update, self.sums = held, update, {self.key: {}}
         return {self.key: held}
 
     def grads(self) -> dict[str, Shards]:
@@ -104,7 +102,7 @@ class WeightVersions:
         return {}
 
     def end(self) -> None:
-        self.held, self.newest, self.sums = {}, {}, {}
+        self.held, self.update, self.newest, self.sums = {}, _forgotten, {}, {}
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
         """The versions that lie in registers from the start."""
@@ -185,6 +183,10 @@ class WeightVersions:
         """The sources of a micro-batch with the version that a task is to see."""
         version = next(slots[0].value for slots in firing.held if slots and isinstance(slots[0].value, Version))
         return {**shards, **version.shards}
+
+
+def _forgotten(grads: Mapping[str, Shards]) -> None:
+    raise AssertionError("an update after the end of a step")
 
 
 def _leaves(transfer: Transfer) -> bool:

@@ -33,7 +33,7 @@ class Unrolled(nn.Module):
 @WHERE
 def test_cells_write_to_no_leaf(cell: type[nn.Module], where: flow.Placement) -> None:
     step = trains_alike(Unrolled(cell), where)
-    assert not any(op.op._schema.is_mutable for op in step.planned.decided.logical.ops)
+    assert not any(op.op._schema.is_mutable for op in step.planned.plan.decided.logical.ops)
 
 
 @pytest.mark.parametrize("hint", [S(0), S(1)], ids=str)

@@ -203,7 +203,7 @@ def measured(name: str, where: str, way: Way) -> tuple[int, int]:
         (optimizer,) = step.planned.optimizers
         kept = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, flow.GlobalTensor)]
         held = {x.untyped_storage()._cdata: x.untyped_storage().nbytes()
-                for of in (*kept, *step.planned.held.values()) for x in of._shards}  # fmt: skip
+                for of in (*kept, *step.planned.model.held.values()) for x in of._shards}  # fmt: skip
         live = Live()
         live.known.update(held)
         with live:

@@ -1,7 +1,9 @@
 """Each pass of a step writes what it gives, in the order of the table, where somebody asks for it."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import sbpflow as flow
 from sbpflow.nn.graph.passes import PASSES, Pass
 
 
-def trained(**options: Any) -> None:
+def trained(name: str = "net", **options: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     if options:
         flow.nn.place(model[:2], flow.placement("cpu", [0]))
@@ -21,7 +23,7 @@ def trained(**options: Any) -> None:
     else:
         options = {"placement": flow.placement("cpu", range(2))}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = flow.compile(model, lambda model, x, y: F.mse_loss(model(x), y), optimizer, name="net", **options)
+    step = flow.compile(model, lambda model, x, y: F.mse_loss(model(x), y), optimizer, name=name, **options)
     step(torch.ones(4, 4), torch.ones(4, 2))
 
 
@@ -44,7 +46,26 @@ def test_nothing_is_written_where_nobody_asked(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["straight", "pipeline"])
+def test_the_table_has_the_functions_that_are_called_in_their_order(options: dict[str, Any]) -> None:
+    table = {each.made_by.__code__: each.name for each in PASSES}
+    called: dict[str, None] = {}
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in table:
+            called.setdefault(table[frame.f_code])
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        trained(f"in order {len(options)}", **options)  # a plan of another name is not known yet
+    finally:
+        sys.setprofile(before)
+    missing = "order" if options else "microbatch"  # a pipeline has tasks in the place of one order
+    assert list(called) == [each.name for each in PASSES if each.name != missing]
+
+
 @pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
-def test_the_table_names_functions_that_there_are(each: Pass) -> None:
+def test_the_table_says_where_its_functions_are(each: Pass) -> None:
     module, _, name = f"sbpflow.{each.by}".rpartition(".")
-    assert callable(getattr(import_module(module), name))
+    assert getattr(import_module(module), name) is each.made_by

@@ -35,7 +35,7 @@ def test_an_inference_graph_is_the_models_forward(where: flow.Placement) -> None
         y = forward(x)
     same(y, one(x))
     assert not y.requires_grad
-    assert not forward.planned.trains
+    assert not forward.planned.plan.trains
 
 
 def test_under_no_grad_a_training_graph_only_tells_the_loss() -> None:

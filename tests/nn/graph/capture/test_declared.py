@@ -79,8 +79,8 @@ def test_what_build_says_of_a_tensor_holds() -> None:
     graph = flow.compile(model, step, sgd(model), placement=LINE)
     wanted = torch.nn.functional.cross_entropy(one(batch()[0]), batch()[1])
     same(graph(*batch()), wanted)
-    (op,) = [op for op in graph.planned.decided.logical.ops if op.lies is not None]
-    assert graph.planned.graph.layout(graph.planned.decided.names[op.numbers[0]]).sbp == (S(1),)
+    (op,) = [op for op in graph.planned.plan.decided.logical.ops if op.lies is not None]
+    assert graph.planned.graph.layout(graph.planned.plan.decided.names[op.numbers[0]]).sbp == (S(1),)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_limit_is_kept_by_a_step_that_runs() -> None:
     states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, flow.GlobalTensor)]
     kept = {
         x.untyped_storage()._cdata: x.untyped_storage().nbytes()
-        for of in (*states, *step.planned.held.values())
+        for of in (*states, *step.planned.model.held.values())
         for x in of._shards
     }
     live = Live()

@@ -154,7 +154,7 @@ def test_tied_and_unused_parameters(where: flow.Placement) -> None:
     assert model.first.weight is model.second.weight
     assert isinstance(model.spare, flow.GlobalTensor)
     assert model.spare.grad is None
-    assert step.planned.trains
+    assert step.planned.plan.trains
 
 
 def test_unused_parameters_have_no_gradient() -> None:

@@ -36,7 +36,7 @@ def batch() -> Any:
 def test_a_pipelined_step_whose_micro_batches_outgrow_the_limit_is_chosen_again() -> None:
     free = most(pipe(None).plan(*batch()))
     step = pipe(0.95 * free).plan(*batch())
-    assert step.planned.room < 0.95 * free
+    assert step.planned.plan.pieces.room < 0.95 * free
     assert most(step) <= 0.95 * free
 
 
@@ -83,7 +83,7 @@ def seen(share: float) -> tuple[int, float]:
         step(*batch())
     (optimizer,) = step.planned.optimizers
     states = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, flow.GlobalTensor)]
-    stays = [x.untyped_storage() for of in (*states, *step.planned.held.values()) for x in of._shards]
+    stays = [x.untyped_storage() for of in (*states, *step.planned.model.held.values()) for x in of._shards]
     given, live = batch(), Live()
     live.known.update(x._cdata for x in (*stays, *(x.untyped_storage() for x in given)))
     with live:

@@ -347,9 +347,10 @@ def test_memory_counts_keys_and_values_of_whole_sequences(micro_batches: int) ->
     step(*words(0))
     rows, blocks, width = 8 // micro_batches, 2, 16
     held = 2 * 2 * rows * LENGTH * width * 8 * blocks  # keys and values, and gradients of both
-    assert [left(step.planned.program.firsts[0], rank) for rank in (0, 1)] == [held, held]
+    program: Any = step.planned.program
+    assert [left(program.firsts[0], rank) for rank in (0, 1)] == [held, held]
     assert step.planned.memory()[1].activations > held
-    assert "6 slices" in str(step.planned.program.network)
+    assert "6 slices" in str(program.network)
 
 
 def on_ranks(stages: str, way: str, kind: str) -> None:

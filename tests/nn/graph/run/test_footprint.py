@@ -28,7 +28,7 @@ def peaks(schedule: str, pieces: int, width: int, rows: int, pairs: bool = False
     rank = world().rank
     assert rank is not None
     live = Live()
-    held = [x for of in step.planned.held.values() for x in of._shards]
+    held = [x for of in step.planned.model.held.values() for x in of._shards]
     live.known.update(x.untyped_storage()._cdata for x in held)
     with live:
         step(*batch)

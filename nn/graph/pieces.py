@@ -1,0 +1,309 @@
+"""The plan of a step in micro-batches: the step of one of them, for each size that a batch is cut into and each route,
+all on the same weights.
+
+A limit of memory is kept by all that a schedule has under way at once: where one micro-batch that fits leaves too
+little for the others, it is chosen again with less room.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...actors.schedules.pipeline import Costs
+from ...actors.schedules.schedule import Schedule
+from ...boxing.graph.physical import Physical
+from ...boxing.graph.report.facts import Course
+from ...boxing.graph.text.text import to_text
+from ...placement import Placement
+from ...placement.errors import SbpError, SbpflowError, ScheduleError
+from ...sbp import Layout
+from ...sbp.logical import Logical
+from ..model.annotate import Moved, chunk_of, placement_of
+from .capture.arguments import cutter, tensors_by_path
+from .capture.pytree import replaced
+from .choose.choose import Decided
+from .choose.parameters import joined_path
+from .compiler.backends import Backend
+from .compiler.generated_calls import Shards
+from .memory.account import account, held_by_rank
+from .memory.liveness import RankMemory
+from .microbatch.batch import Batch, MicroBatch
+from .microbatch.parts import Axes, Size
+from .microbatch.rewrite import Micro, separated
+from .microbatch.written_sizes import does_not_run
+from .passes import Passes
+from .run.chunks import Chunks
+from .run.costs import chunk_costs, course, once
+from .run.footprint import footprint, less, outgrown
+from .run.network import shape_of
+from .run.pipeline import Pipelined
+from .run.variant import Variant
+from .run.weight_versions import WeightVersions
+
+__all__ = ["Pieces", "Sized", "plan_pieces"]
+
+TURNS = 4  # of choosing again where a limit of memory is not kept
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """The step of a micro-batch of one size, on one route: how it was decided, and its graph cut into chunks."""
+
+    micro: Micro
+    decided: Decided
+    variant: Variant
+
+    @cached_property
+    def graph(self) -> Physical:
+        """The graph that runs: moves of every micro-batch are in no bucket."""
+        return self.variant.graph
+
+    @cached_property
+    def taken(self) -> Mapping[str, str]:
+        """The values that are arguments, and the paths of these."""
+        found = {s.value.name: s.value.name for s in self.graph.sources if s.kind == "input"}
+        for box in self.graph.boxes:
+            if box.source in found:
+                found[box.output.name] = found[box.source]
+        return found
+
+    @cached_property
+    def cut(self) -> Mapping[str, Callable[[Tensor], Shards]]:
+        """How arguments are cut."""
+        return {name: cutter(self.graph.layout(name)) for name in self.taken}
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The steps of all micro-batches of a batch, by route and size; `groups` are those that make up each update of the
+    weights, and `room` is what one was given, in bytes a rank."""
+
+    batch: Batch
+    schedule: Schedule
+    name: str
+    backend: Backend
+    sized: Mapping[tuple[int, Size], Sized]
+    groups: Sequence[Sequence[int]]
+    room: float | None
+
+    @property
+    def first(self) -> Sized:
+        return self.sized[0, self.batch.pieces[0].sizes]
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.first.micro.logical.losses)
+
+    @property
+    def streams(self) -> bool:
+        """Whether optimizers step while the step goes on."""
+        return self.trains and not self.schedule.synchronous
+
+    @cached_property
+    def program(self) -> Pipelined:
+        """The pipeline that runs."""
+        sizes = [piece.sizes for piece in self.batch.pieces]
+        variants = {key: one.variant for key, one in self.sized.items()}
+        weights = WeightVersions(variants, sizes, self.schedule, self.name) if self.streams else None
+        return Pipelined(variants, sizes, self.schedule, self.name, self.batch.slices, weights)
+
+    def memory(self) -> dict[int, RankMemory]:
+        """The bytes that a step takes at its peak on every rank."""
+        return footprint(self.program, regather=self.backend != "autograd")
+
+    def costs(self) -> tuple[Costs, ...]:
+        """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
+        one = self.first
+        return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where)
+
+    def course(self) -> Course:
+        """How micro-batches are predicted to go through the stages."""
+        one, pieces = self.first, self.batch.pieces
+        routes = [each.variant.where for (_, size), each in self.sized.items() if size == pieces[0].sizes]
+        return course(
+            self.schedule,
+            routes,
+            self.costs() * len(routes),
+            len(pieces) // self.batch.slices,
+            slices=self.batch.slices,
+            trains=self.trains,
+            more=once(one.graph, one.decided, one.variant.stages, one.variant.where),
+        )
+
+
+def plan_pieces(
+    passes: Passes,
+    build: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    batch: Batch,
+    whole: Logical,
+    moved: Moved,
+) -> Pieces:
+    """The plan for a batch, of which `whole` is the step, where some layers are moved to other stages."""
+
+    def captured(piece: MicroBatch) -> tuple[Logical, Mapping[str, Tensor]]:
+        """The step of one micro-batch, and its arguments by path."""
+
+        def put(path: str, x: Tensor) -> Tensor:
+            return batch.piece(x, batch.inputs[path], piece)
+
+        cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
+        named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
+        try:
+            return passes.captured(build, cut, named), tensors_by_path(cut, named)
+        except SbpflowError:
+            raise
+        except Exception as error:
+            raise does_not_run(error, batch.sizes, piece.sizes, passes.name) from error
+
+    choose, limit = _Planner(passes, captured, batch, whole, moved).chosen, passes.options.memory
+    return choose(None) if limit is None else _fitted(choose, limit, passes.states)
+
+
+def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pieces:
+    """Chosen with less room until all that the schedule has under way at once fits into the limit."""
+    refused: dict[int, SbpError] = {}
+    pieces = choose(limit)
+    for turn in range(TURNS):
+        one = pieces.first
+        held = held_by_rank(pieces.memory(), one.decided.logical, one.graph, states)
+        rank = max(held, key=lambda rank: held[rank].total)
+        if held[rank].total <= limit:
+            return pieces
+        refused[held[rank].total] = outgrown(pieces.program, one.decided, rank, held[rank], limit)
+        single = account(one.graph, states, regather=pieces.backend != "autograd")[rank]
+        if turn < TURNS - 1:
+            try:
+                pieces = choose(less(held[rank], single, limit))
+            except SbpError:
+                break
+    raise refused[min(refused)]
+
+
+class _Planner:
+    """The pieces of one batch in the making: each size is captured once, however often it is chosen."""
+
+    def __init__(
+        self,
+        passes: Passes,
+        captured: Callable[[MicroBatch], tuple[Logical, Mapping[str, Tensor]]],
+        batch: Batch,
+        whole: Logical,
+        moved: Moved,
+    ) -> None:
+        self.passes, self.captured, self.batch, self.whole, self.moved = passes, captured, batch, whole, moved
+        self.schedule = passes.options.policy
+        self.said, self.placed = _annotated(passes.modules, moved)
+        self.micros: dict[Size, tuple[Micro, Mapping[str, Tensor]]] = {}
+
+    def chosen(self, room: float | None) -> Pieces:
+        """The step of each size and route with so much room for one micro-batch, on the weights of the first."""
+        sized: dict[tuple[int, Size], Sized] = {}
+        kept: Mapping[str, Layout] = {}
+        two = self.schedule.way == "routes" and bool(self.whole.losses) and len(self.batch.pieces) > 1
+        for piece in self.batch.pieces:
+            if (0, piece.sizes) in sized:
+                continue
+            if piece.sizes not in self.micros:
+                self.micros[piece.sizes] = self.micro(piece, kept)
+            micro, inputs = self.micros[piece.sizes]
+            decided = self.passes.decided(micro.logical, inputs, room, kept)
+            kept = kept or kept_of(decided.graph)
+            one = sized[0, piece.sizes] = self.sized(micro, decided)
+            if two:
+                logical, rest = mirrored(micro.logical, one.variant.where, self.passes.rest)
+                decided = self.passes.decided(logical, inputs, room, kept, rest)
+                sized[1, piece.sizes] = self.sized(micro, decided)
+        groups = self.groups(sized[0, self.batch.pieces[0].sizes].variant)
+        return Pieces(self.batch, self.schedule, self.passes.name, self.passes.options.backend, sized, groups, room)
+
+    def micro(self, piece: MicroBatch, kept: Mapping[str, Layout]) -> tuple[Micro, Mapping[str, Tensor]]:
+        """The step of one micro-batch: captured, placed, and set apart from that of the batch."""
+        logical, inputs = self.captured(piece)
+        logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
+        micro = separated(logical, self.whole, Axes(self.batch.sizes, piece.sizes, self.batch.inputs))
+        self.passes.dump("microbatch", lambda: str(micro.logical))
+        return micro, inputs
+
+    def sized(self, micro: Micro, decided: Decided) -> Sized:
+        """A decided step, cut into chunks."""
+        _check(micro, decided.graph)
+        variant = Variant(
+            decided.graph,
+            self.said,
+            split=self.schedule.split,
+            streamed=not self.schedule.synchronous,
+            backend=self.passes.options.backend,
+            placed=self.placed,
+        )
+        self.passes.dump("physical", lambda: to_text(variant.graph))
+        return Sized(micro, decided, variant)
+
+    def groups(self, variant: Variant) -> list[list[int]]:
+        """The micro-batches that make up each update of the weights."""
+        schedule, numbers = self.schedule, list(range(len(self.batch.pieces)))
+        if schedule.synchronous or not self.whole.losses:
+            return [numbers]
+        learns = self.passes.learns
+        if not learns or self.passes.options.clip_grad_norm is not None:
+            raise SbpError(
+                f"schedule {schedule.name} updates weights while a step goes on, "
+                f"{'and no norm of all gradients is ever known' if learns else 'without an optimizer'}\n"
+                "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, as '1f1b'"
+            )
+        every = schedule.value(schedule.update, shape_of(schedule, variant.where, len(numbers)), 0)
+        return [numbers[at : at + every] for at in range(0, len(numbers), every)]
+
+
+def kept_of(graph: Physical) -> dict[str, Layout]:
+    """How parameters and buffers lie, which steps of other sizes have to keep to."""
+    return {s.value.name: s.value.layout for s in graph.sources if s.kind in ("parameter", "buffer")}
+
+
+def _annotated(modules: Mapping[str, nn.Module], moved: Moved) -> tuple[dict[str, int], set[str]]:
+    """The chunks of modules that are said to be in one, and the modules that were placed."""
+    chunks: dict[str, int] = {}
+    placed: set[str] = set()
+    for prefix, module in modules.items():
+        chunks.update({joined_path(prefix, path): number for path, number in chunk_of(module, moved).items()})
+        placed.update(joined_path(prefix, path) for path in placement_of(module))
+    return chunks, placed
+
+
+def _check(micro: Micro, graph: Physical) -> None:
+    """Refuse what micro-batches cannot do."""
+    for name, given in graph.losses:
+        if given is not None:
+            raise SbpError(
+                f"backward() of {name} was given a gradient, which a step in micro-batches cannot cut\n"
+                "  multiply the loss by it, and call backward() without"
+            )
+    for buffer, number in micro.logical.writes.items():
+        if not micro.parts[number].whole:
+            raise SbpError(
+                f"the buffer {buffer} is changed by what one micro-batch holds: {micro.parts[number]}\n"
+                "  leave micro_batches= out, or have it changed outside of the graph"
+            )
+
+
+def mirrored(logical: Logical, where: Chunks, rest: Placement | None) -> tuple[Logical, Placement | None]:
+    """The same step with its first stage where the last is, and so on: the way of every second micro-batch."""
+    groups = where.placements
+    if any(len(each) > 1 or each[0].shape != groups[0][0].shape for each in groups):
+        shapes = ", ".join(str(place) for each in groups for place in each)
+        raise ScheduleError(
+            f"micro-batches cannot go both ways over {shapes}\n"
+            "  a schedule of two routes has every stage on two placements, so all must be of one shape; or take '1f1b'"
+        )
+    other = dict(zip((a for (a,) in groups), (b for (b,) in groups[::-1]), strict=True))
+
+    def turned(place: Placement | None) -> Placement | None:
+        return None if place is None else other.get(place, place)
+
+    sources = tuple(replace(s, placement=turned(s.placement)) for s in logical.sources)
+    ops = tuple(replace(op, placement=turned(op.placement)) for op in logical.ops)
+    return replace(logical, sources=sources, ops=ops), turned(rest)

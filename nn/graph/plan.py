@@ -1,0 +1,136 @@
+"""The plan of a step: all that is decided before anything runs, as a value.
+
+Planning looks at modules and changes nothing: only the first run makes parameters global, with values where they have
+none. What was planned stands as long as nothing it depends on has changed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...boxing.graph.buckets import bucketed
+from ...boxing.graph.physical import Physical
+from ...boxing.graph.text.text import to_text
+from ...placement.errors import SbpError
+from ...sbp import Layout
+from ...sbp.logical import Logical
+from ..tensors.tensor import GlobalTensor
+from .capture.arguments import input_titles, tensors_by_path
+from .choose.choose import Decided
+from .choose.parameters import named_values, said_of
+from .choose.stage_balance import Balance, even_stages
+from .microbatch.batch import Batch
+from .optimizer.adopt import refuse_closures
+from .options import Options
+from .passes import Passes
+from .pieces import Pieces, kept_of, plan_pieces
+from .run.program import Program
+
+__all__ = ["Planned", "plan_step"]
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The plan of a step for arguments of one kind. In micro-batches `logical`, `decided` and `graph` are of the first
+    of them, and `pieces` has all."""
+
+    passes: Passes  # with what they were told, and what they have seen of modules
+    logical: Logical
+    decided: Decided
+    graph: Physical  # that runs
+    balance: Balance  # of the stages of pipelines
+    said: Mapping[str, Any]  # of the modules, by annotations
+    pieces: Pieces | None
+
+    @property
+    def options(self) -> Options:
+        return self.passes.options
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.logical.losses)
+
+    @cached_property
+    def kept(self) -> dict[str, Layout]:
+        """How parameters and buffers lie from the first run on."""
+        return kept_of(self.graph)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program of a straight step; it is compiled when it is told to prepare."""
+        return Program(self.graph, backend=self.options.backend)
+
+    def stands(self) -> bool:
+        """Whether the first run would do what was planned: what is said of modules, and of them global, is the same."""
+        values = named_values(self.passes.modules)
+        return self.said == said_of(self.passes.modules) and all(
+            name in values and _fits(values[name], of) for name, of in self.kept.items()
+        )
+
+
+def plan_step(
+    build: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: Mapping[str, nn.Module],
+    optimizers: Sequence[Optimizer],
+    options: Options,
+    names: Sequence[str] = (),
+) -> Planned:
+    """The plan of a step for arguments like these, which the user calls so: `PASSES` up to *physical*, one by one."""
+    many, name = options.micro_batches, str(options.name)
+    batch = Batch.of(args, kwargs, many, name, options.slices) if options.piped else None
+    inputs = tensors_by_path(args, kwargs)
+    refuse_closures(optimizers)
+    _refuse_gradients(inputs, options.piped)
+    passes = Passes(modules, optimizers, options)
+    logical = passes.captured(build, args, kwargs)
+    if optimizers and torch.is_grad_enabled() and not logical.losses:
+        raise SbpError(
+            f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
+            "  call loss.backward() in it, or run the graph under torch.no_grad()"
+        )
+    balance = even_stages(logical, modules, many)
+    logical = passes.placed(logical, balance.moved)
+    pieces = None
+    if batch is None:
+        decided = passes.decided(logical, inputs, options.memory)
+        graph = bucketed(decided.graph)
+        passes.dump("physical", lambda: to_text(graph))
+    else:
+        pieces = plan_pieces(passes, build, args, kwargs, batch, logical, balance.moved)
+        logical, decided, graph = pieces.first.micro.logical, pieces.first.decided, pieces.first.graph
+    passes.settle(build)
+    graph = replace(graph, called=input_titles(inputs, names))
+    return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces)
+
+
+def _fits(value: Tensor, of: Layout) -> bool:
+    """Whether a parameter or buffer is what was planned, or can be made so."""
+    same = tuple(value.shape) == of.shape and value.dtype is of.dtype
+    if not isinstance(value, GlobalTensor):
+        return same
+    return same and value.placement is of.placement and value._layout.state == of.state
+
+
+def _refuse_gradients(inputs: Mapping[str, Tensor], piped: bool) -> None:
+    """Gradients would end at the graph, and what comes before it would not be trained; micro-batches give none."""
+    for path, x in inputs.items():
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            continue
+        if piped:
+            raise SbpError(
+                f"the argument {path} requires grad, which a step in micro-batches does not give\n"
+                "  leave micro_batches= and schedule= out, or pass it detached"
+            )
+        if not x.is_leaf:
+            raise SbpError(
+                f"the argument {path} {tuple(x.shape)} was computed from something that requires grad\n"
+                "  no gradient would go back from the graph to there\n"
+                "  compute it inside of the graph, or pass x.detach()"
+            )
