@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...actors.schedules.pipeline import Costs
 from ...actors.schedules.schedule import Schedule
@@ -25,7 +25,6 @@ from ..model.annotate import Moved, chunk_of, placement_of
 from .capture.arguments import cutter, tensors_by_path
 from .capture.pytree import replaced
 from .choose.choose import Decided
-from .choose.parameters import joined_path
 from .compiler.backends import Backend
 from .compiler.generated_calls import Shards
 from .memory.account import account, held_by_rank
@@ -197,7 +196,7 @@ class _Planner:
     ) -> None:
         self.passes, self.captured, self.batch, self.whole, self.moved = passes, captured, batch, whole, moved
         self.schedule = passes.options.policy
-        self.said, self.placed = _annotated(passes.modules, moved)
+        self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
         self.micros: dict[Size, tuple[Micro, Mapping[str, Tensor]]] = {}
 
     def chosen(self, room: float | None) -> Pieces:
@@ -262,16 +261,6 @@ class _Planner:
 def kept_of(graph: Physical) -> dict[str, Layout]:
     """How parameters and buffers lie, which steps of other sizes have to keep to."""
     return {s.value.name: s.value.layout for s in graph.sources if s.kind in ("parameter", "buffer")}
-
-
-def _annotated(modules: Mapping[str, nn.Module], moved: Moved) -> tuple[dict[str, int], set[str]]:
-    """The chunks of modules that are said to be in one, and the modules that were placed."""
-    chunks: dict[str, int] = {}
-    placed: set[str] = set()
-    for prefix, module in modules.items():
-        chunks.update({joined_path(prefix, path): number for path, number in chunk_of(module, moved).items()})
-        placed.update(joined_path(prefix, path) for path in placement_of(module))
-    return chunks, placed
 
 
 def _check(micro: Micro, graph: Physical) -> None:

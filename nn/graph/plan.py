@@ -44,7 +44,7 @@ class Planned:
     decided: Decided
     graph: Physical  # that runs
     balance: Balance  # of the stages of pipelines
-    said: Mapping[str, Any]  # of the modules, by annotations
+    said: tuple[Mapping[str, Any], ...]  # of the modules, by annotations
     pieces: Pieces | None
 
     @property

@@ -7,19 +7,20 @@ Both are notes that modules keep; they stay in copies and pickles, are in no sta
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...placement import Placement
-from ...placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
-from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split, layout
-from ...sbp.text import _one, on_all_axes, parse
+from ...placement.errors import PlacementError, SbpError, ShapeError
+from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
+from ...sbp.text import _one, parse
+from .slots import TensorSlot, joined_path, slots
 
 __all__ = [
     "Hint",
@@ -37,7 +38,8 @@ __all__ = [
 
 Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
 Moved: TypeAlias = Mapping[nn.Module, tuple[Placement, int]]  # modules elsewhere than is said of them, and their chunks
-Modules = TypeVar("Modules", bound=nn.Module | Sequence[nn.Module])
+Modules: TypeAlias = Mapping[str, nn.Module]  # by what their paths begin with
+Placed = TypeVar("Placed", bound=nn.Module | Sequence[nn.Module])
 
 PLACE = "_sbpflow_place"  # said of the module itself
 PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
@@ -46,7 +48,7 @@ CUT = "_sbpflow_cut"  # of a layer, where nobody said at which layers the stages
 HINTS = "_sbpflow_hints"  # of the parameters that the module itself holds, by their short names
 
 
-def place(modules: Modules, placement: Placement | None, *, chunk: int | None = None) -> Modules:
+def place(modules: Placed, placement: Placement | None, *, chunk: int | None = None) -> Placed:
     """Say that a module, or each of several, lives on a placement with all that is in it; None takes it back.
 
     What is said of a module counts for those in it that nothing is said of, in whatever order it is said. A slice of a
@@ -87,17 +89,17 @@ def note(module: nn.Module, key: str, value: object) -> None:
         module.__dict__[key] = value
 
 
-def placement_of(root: nn.Module, moved: Moved = {}) -> dict[str, Placement]:  # noqa: B006
-    """Where every module lives that has a place, its own or that of a module around it, by its path from the root."""
-    return _inherited(root, {module: place for module, (place, _) in moved.items()}, PLACE, PART)
+def placement_of(modules: Modules, moved: Moved = {}) -> dict[str, Placement]:  # noqa: B006
+    """Where every module lives that has a place, its own or that of a module around it, by its path."""
+    return _inherited(modules, {module: place for module, (place, _) in moved.items()}, PLACE, PART)
 
 
-def chunk_of(root: nn.Module, moved: Moved = {}) -> dict[str, int]:  # noqa: B006
-    """The chunk of every module that has one, its own or that of a module around it, by its path from the root."""
-    return _inherited(root, {module: chunk for module, (_, chunk) in moved.items()}, CHUNK)
+def chunk_of(modules: Modules, moved: Moved = {}) -> dict[str, int]:  # noqa: B006
+    """The chunk of every module that has one, its own or that of a module around it, by its path."""
+    return _inherited(modules, {module: chunk for module, (_, chunk) in moved.items()}, CHUNK)
 
 
-def _inherited(root: nn.Module, instead: Mapping[nn.Module, Any], *keys: str) -> dict[str, Any]:
+def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], *keys: str) -> dict[str, Any]:
     """The word said of every module under the first of these keys, or else of a module around it, by its path; of some
     something else instead."""
     found: dict[str, Any] = {}
@@ -109,26 +111,16 @@ def _inherited(root: nn.Module, instead: Mapping[nn.Module, Any], *keys: str) ->
             found[path] = here
         for name, child in module._modules.items():
             if child is not None:
-                visit(child, f"{path}.{name}" if path else name, here)
+                visit(child, joined_path(path, name), here)
 
-    visit(root, "", None)
+    for prefix, root in modules.items():
+        visit(root, prefix, None)
     return found
 
 
-class ParameterName(NamedTuple):
-    """A parameter under one of its names; a tied one has several."""
-
-    full: str
-    module: nn.Module
-    name: str
-    value: Tensor
-
-
-def slots(root: nn.Module) -> Iterator[ParameterName]:
-    for path, module in root.named_modules(remove_duplicate=False):
-        for name, value in module._parameters.items():
-            if value is not None:
-                yield ParameterName(f"{path}.{name}" if path else name, module, name, value)
+def _parameters(modules: Modules) -> list[TensorSlot]:
+    """The parameters under each of their names."""
+    return [slot for slot in slots(modules) if slot.kind == "parameter"]
 
 
 def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module:
@@ -139,7 +131,7 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
     One entry, such as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without
     dims are B instead of split. A tied parameter has one hint under all its names.
     """
-    known = list(slots(model))
+    known = _parameters({"": model})
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     said: dict[int, Hint | None] = {}
     for pattern, sbp in patterns.items():
@@ -193,7 +185,7 @@ def _entries(hint: Hint | None) -> Iterable[Sbp]:
     return (hint,) if isinstance(hint, Split | Broadcast | Partial) else hint or ()
 
 
-def _check_dims(slot: ParameterName, pattern: str, hint: Hint | None) -> None:
+def _check_dims(slot: TensorSlot, pattern: str, hint: Hint | None) -> None:
     if is_lazy(slot.value):  # its shape comes with the first batch
         return
     shape = tuple(slot.value.shape)
@@ -207,7 +199,7 @@ def _check_dims(slot: ParameterName, pattern: str, hint: Hint | None) -> None:
             )
 
 
-def _nothing_called(pattern: str, model: nn.Module, known: list[ParameterName], paths: list[str]) -> SbpError:
+def _nothing_called(pattern: str, model: nn.Module, known: list[TensorSlot], paths: list[str]) -> SbpError:
     names, number = [slot.full for slot in known], len({id(slot.value) for slot in known})
     found = near(pattern, [*names, *paths])
     return SbpError(
@@ -223,9 +215,9 @@ def near(asked: str, names: Iterable[str]) -> str:
     return " or ".join(map(repr, get_close_matches(asked, list(dict.fromkeys(kinds)), 2, 0.7)))
 
 
-def hints_of(root: nn.Module) -> dict[str, SbpLike]:
+def hints_of(modules: Modules) -> dict[str, SbpLike]:
     """The hints of all parameters that have one, by their full names; a tied one is there under each of its names."""
-    known = list(slots(root))
+    known = _parameters(modules)
     said: dict[int, tuple[str, Hint]] = {}
     for slot in known:
         hint = slot.module.__dict__.get(HINTS, {}).get(slot.name)
@@ -240,11 +232,11 @@ def hints_of(root: nn.Module) -> dict[str, SbpLike]:
     return {slot.full: said[id(slot.value)][1] for slot in known if id(slot.value) in said}
 
 
-def checked_hints(root: nn.Module, placement_by_param: Mapping[str, Placement]) -> dict[str, tuple[Sbp, ...]]:
+def checked_hints(modules: Modules, placement_by_param: Mapping[str, Placement]) -> dict[str, tuple[Sbp, ...]]:
     """The hints as signatures, one entry an axis, once it is known where the parameters live."""
     found: dict[str, tuple[Sbp, ...]] = {}
-    hints = hints_of(root)
-    for slot in slots(root):
+    hints = hints_of(modules)
+    for slot in _parameters(modules):
         if slot.full not in hints:
             continue
         hint, where = hints[slot.full], placement_by_param.get(slot.full)
@@ -254,11 +246,8 @@ def checked_hints(root: nn.Module, placement_by_param: Mapping[str, Placement]) 
                 f"{slot.full} {shape} is to be {hint!r}, but has no placement\n"
                 "  say where it lives, as in flow.nn.place(model, placement)"
             )
-        try:
-            found[slot.full] = layout(where, on_all_axes(hint, where), shape, slot.value.dtype).sbp
-        except SbpflowError as error:
-            raise type(error)(
-                f"{slot.full} {shape} is to be {hint!r} on {where!r}\n  {error}\n"
-                f'  say it anew: flow.nn.shard(model, {{"{slot.full}": ...}})'
-            ) from None
+        anew = f'say it anew: flow.nn.shard(model, {{"{slot.full}": ...}})'
+        found[slot.full] = slot.laid(
+            hint, where, f"{slot.full} {shape} is to be {hint!r} on {where!r}\n  ", f"\n  {anew}"
+        ).sbp
     return found

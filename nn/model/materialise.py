@@ -16,20 +16,20 @@ from torch.nn.parameter import is_lazy
 from ...boxing import box
 from ...boxing.exchange.execute import token
 from ...placement import Placement
-from ...placement.errors import SbpError, SbpflowError
+from ...placement.errors import SbpError
 from ...placement.world import device as device_of
 from ...placement.world import owned
-from ...sbp import B, Layout, SbpLike, layout
-from ...sbp.text import on_all_axes
+from ...sbp import B, Layout, SbpLike
 from ..tensors import seeds
 from ..tensors.factories import _fresh, whole_everywhere
 from ..tensors.tensor import GlobalTensor, wrap
 from .annotate import hints_of, near, placement_of
 from .initialisers import Initialisers, blank, initialisers, ours, written
 from .replacement import check_replaceable, replace
-from .to_global import _same_values, _stale
+from .slots import TensorSlot, joined_path, put, slots, tied
+from .to_global import check_same
 
-__all__ = ["materialise"]
+__all__ = ["make_global", "materialise", "plain_slots"]
 
 Init: TypeAlias = Callable[[str, Tensor], object]
 
@@ -49,84 +49,81 @@ def materialise(
     of the same calls on one device, whatever the layouts. `init` fills by name and tensor what a module leaves empty.
     Values that are there already stay. After an error the model is as it was.
     """
-    held = _held(model)
-    lies = _lies(model, held, layouts or {})
-    on = torch.device(device)
-    _agree(model, on, {of.placement for of in lies.values()})
-    work = _Work(model, held, lies, on, init)
+    lies = _lies(model, layouts or {})
+    fix = "make the optimizer after flow.nn.materialise(module, ...)"
+    make_global({"": model}, lies, torch.device(device), "materialise", fix, init)
+
+
+def make_global(
+    modules: Mapping[str, nn.Module],
+    lies: Mapping[int, Layout],
+    on: torch.device,
+    by: str,
+    fix: str,
+    init: Init | None = None,
+) -> None:
+    """Give all that is plain in some modules the layout that is told for its id, and values drawn `on` a device where
+    it has none. After an error the modules are as they were; `by` and `fix` are for optimizers made before.
+    """
+    held = {prefix: plain_slots({prefix: root}) for prefix, root in modules.items()}
+    every = [slot for some in held.values() for slot in some]
+    for some in held.values():
+        _agree(some, on, {lies[id(slot.value)].placement for slot in some})
+    made: dict[int, GlobalTensor] = {}
     try:
         with torch.no_grad(), on:
-            work.run()
+            for prefix, root in modules.items():
+                for slot in held[prefix]:
+                    if id(slot.value) in made:  # also in a module before
+                        slot.put(made[id(slot.value)])
+                own = [slot for slot in held[prefix] if id(slot.value) not in made]
+                _Work(prefix, root, own, lies, on, init, made).run()
     except BaseException:
-        for each in held:
-            each.put(each.value)
+        for slot in every:
+            slot.put(slot.value)
         raise
-    work.settle()
+    for key, group in tied(every).items():
+        put(group, _settled(group[0], made.pop(key), lies[key]), by, fix)
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class _Held:
-    """A parameter or buffer in its place; a tied one is in several."""
-
-    full: str
-    module: nn.Module
-    table: dict[str, Any]
-    name: str
-    value: Tensor
-
-    def put(self, value: Tensor) -> None:
-        self.table[self.name] = value
-
-    @property
-    def kind(self) -> str:
-        return "parameter" if isinstance(self.value, nn.Parameter) else "buffer"
-
-
-def _held(model: nn.Module) -> list[_Held]:
-    """The parameters and buffers that are not global yet."""
-    found = []
-    for path, module in _children_first(model):
-        for table in (module._parameters, module._buffers):
-            for name, value in table.items():
-                full = f"{path}.{name}" if path else name
-                if value is None or isinstance(value, GlobalTensor):
-                    continue
-                if is_lazy(value):
-                    raise SbpError(f"materialise: {full} has no shape yet\n  run the lazy module on a batch first")
-                check_replaceable(full, value, "materialise")
-                found.append(_Held(full, module, table, name, value))
+def plain_slots(modules: Mapping[str, nn.Module]) -> list[TensorSlot]:
+    """The slots of what is not global yet, with each module once."""
+    found = [slot for slot in slots(modules, once=True) if not isinstance(slot.value, GlobalTensor)]
+    for slot in found:
+        if is_lazy(slot.value):
+            raise SbpError(f"materialise: {slot.full} has no shape yet\n  run the lazy module on a batch first")
+        check_replaceable(slot.full, slot.value, "materialise")
     return found
 
 
-def _children_first(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _children_first(prefix: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     seen: set[nn.Module] = set()
 
     def visit(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen.add(module)
         for name, child in module._modules.items():
             if child is not None and child not in seen:
-                yield from visit(f"{path}.{name}" if path else name, child)
+                yield from visit(joined_path(path, name), child)
         yield path, module
 
-    return visit("", model)
+    return visit(prefix, model)
 
 
-def _lies(model: nn.Module, held: list[_Held], given: Mapping[str, Layout | SbpLike]) -> dict[int, Layout]:
+def _lies(model: nn.Module, given: Mapping[str, Layout | SbpLike]) -> dict[int, Layout]:
     """The layout of every tensor, by its id; a tied one goes by all its names."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    ids = {full: id(value) for full, value in named}
+    ids = {slot.full: id(slot.value) for slot in slots({"": model})}
     for full in given:
         if full not in ids:
             raise SbpError(
                 f"materialise: no parameter or buffer is called {full!r}\n"
                 f"  there are {len(ids)}" + (f"; did you mean {close}?" if (close := near(full, ids)) else "")
             )
-    places, hints = placement_of(model), hints_of(model)
+    places, hints = placement_of({"": model}), hints_of({"": model})
     said: dict[int, Any] = {ids[full]: hint for full, hint in hints.items()}
     said |= {ids[full]: of for full, of in given.items()}
     found: dict[int, Layout] = {}
     homeless = []
-    for each in held:
+    for each in plain_slots({"": model}):
         if id(each.value) in found:
             continue
         sbp, where = said.get(id(each.value), B), places.get(each.full.rpartition(".")[0])
@@ -142,7 +139,7 @@ def _lies(model: nn.Module, held: list[_Held], given: Mapping[str, Layout | SbpL
     return found
 
 
-def _lie(each: _Held, sbp: Any, where: Placement | None) -> Layout:
+def _lie(each: TensorSlot, sbp: Any, where: Placement | None) -> Layout:
     shape, dtype = tuple(each.value.shape), each.value.dtype
     if isinstance(sbp, Layout):
         if (sbp.shape, sbp.dtype) != (shape, dtype):
@@ -152,53 +149,52 @@ def _lie(each: _Held, sbp: Any, where: Placement | None) -> Layout:
             )
         return sbp
     assert where is not None
-    try:
-        return layout(where, on_all_axes(sbp, where), shape, dtype)
-    except SbpflowError as error:
-        raise type(error)(f"materialise: {each.full} {shape} as {sbp!r}\n  {error}") from None
+    return each.laid(sbp, where, f"materialise: {each.full} {shape} as {sbp!r}\n  ")
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _agree(model: nn.Module, on: torch.device, placements: Iterable[Placement]) -> None:
+def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placement]) -> None:
     """All ranks together: those of one pipeline stage draw what another keeps."""
     ranks = tuple(sorted({rank for where in placements for rank in where.flat}))
     if ranks:
         everybody = Placement(on.type, ranks, (len(ranks),), None)
         seeds.agree(everybody)
-        _same_values(model, everybody, "materialise")
+        check_same([group[0] for group in tied(held).values()], everybody, "materialise")
 
 
 @dataclass
 class _Work:
+    prefix: str
     model: nn.Module
-    held: list[_Held]
-    lies: dict[int, Layout]
+    held: list[TensorSlot]
+    lies: Mapping[int, Layout]
     on: torch.device
     init: Init | None
-    made: dict[int, GlobalTensor] = field(default_factory=dict)
-    open: list[_Held] = field(default_factory=list)  # left empty by their own module; one around it may fill them
+    made: dict[int, GlobalTensor]
+    open: list[TensorSlot] = field(default_factory=list)  # left empty by their own module; one around it may fill them
 
     def run(self) -> None:
-        own: dict[nn.Module, list[_Held]] = {}
+        own: dict[nn.Module, list[TensorSlot]] = {}
         for each in self.held:
             own.setdefault(each.module, []).append(each)
             if not each.value.is_meta:
                 self.keep(each, each.value)
         around = initialisers(self.model)
         self.refuse_without([each for each in self.held if each.value.is_meta and not around[each.module].any])
-        empty = {path for path, module in _children_first(self.model) if any(v.is_meta for v in _values(module))}
-        for path, module in _children_first(self.model):
+        modules = list(_children_first(self.prefix, self.model))
+        empty = {path for path, module in modules if any(slot.value.is_meta for slot in slots({"": module}))}
+        for path, module in modules:
             if path in empty:
                 self.initialise(path, around[module], own.get(module, []))
         self.refuse_without([each for each in self.open if id(each.value) not in self.made])
 
-    def initialise(self, path: str, by: Initialisers, own: list[_Held]) -> None:
+    def initialise(self, path: str, by: Initialisers, own: list[TensorSlot]) -> None:
         """One module: fresh memory for what it holds, filled by its initialisers, and cut."""
         inside = [each for each in self.open if each.full.startswith(f"{path}." if path else "")]
-        filled: dict[_Held, Tensor] = {}
+        filled: dict[TensorSlot, Tensor] = {}
         for run in by.own:
             filled = self.fill(own, run) | filled  # what the first wrote stays
             for each in inside:
@@ -217,18 +213,18 @@ class _Work:
             if id(each.value) in self.made:
                 each.put(self.made[id(each.value)])
 
-    def fill(self, own: list[_Held], run: Callable[[], object]) -> dict[_Held, Tensor]:
+    def fill(self, own: list[TensorSlot], run: Callable[[], object]) -> dict[TensorSlot, Tensor]:
         fresh = {each: self.blank(each) for each in own}
         run()
         now = {each: each.table[each.name] for each in own}
         return {each: value for each, value in now.items() if value is not fresh[each] or written(value)}
 
-    def blank(self, each: _Held) -> Tensor:
+    def blank(self, each: TensorSlot) -> Tensor:
         whole = blank(each.value, self.on)
         each.put(whole)
         return whole
 
-    def ask(self, each: _Held) -> bool:
+    def ask(self, each: TensorSlot) -> bool:
         """Have the user's function fill what nothing of the module does."""
         if self.init is None:
             return False
@@ -242,12 +238,12 @@ class _Work:
         self.keep(each, whole)
         return True
 
-    def keep(self, each: _Held, whole: Tensor) -> None:
+    def keep(self, each: TensorSlot, whole: Tensor) -> None:
         if id(each.value) not in self.made:  # a tied one has the values of the first module that gives it any
             self.made[id(each.value)] = self.cut(each, whole)
         each.put(self.made[id(each.value)])
 
-    def cut(self, each: _Held, whole: Tensor) -> GlobalTensor:
+    def cut(self, each: TensorSlot, whole: Tensor) -> GlobalTensor:
         """Its shards, for now on the kind of device that draws, so that what is drawn later comes from there too."""
         of = self.lies[id(each.value)]
         if tuple(whole.shape) != of.shape or whole.dtype is not of.dtype:
@@ -264,7 +260,7 @@ class _Work:
             shards = tuple(_fresh(shard, plain) for shard in shards)
         return _leaf(each, wrap(shards, there))
 
-    def refuse_without(self, missing: list[_Held]) -> None:
+    def refuse_without(self, missing: list[TensorSlot]) -> None:
         """An error for tensors to which nothing gives values."""
         if not missing or self.init is not None:
             return
@@ -279,33 +275,17 @@ class _Work:
             f"  add one, or pass a function that fills it: materialise(..., init=lambda name, tensor: ...){fix}"
         )
 
-    def settle(self) -> None:
-        """To where the layouts say, and into every place of each tensor."""
-        final: dict[int, GlobalTensor] = {}
-        for each in self.held:
-            key = id(each.value)
-            if key not in final:
-                final[key] = _settled(each, self.made.pop(key), self.lies[key])
-                final[key]._path = each.full
-            each.put(final[key])
-            _stale[each.value] = each.full, "materialise", "make the optimizer after flow.nn.materialise(module, ...)"
-
-
-def _values(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-
 
 def _on(of: Layout, where: Placement) -> Layout:
     return Layout(where, of.state, of.shape, of.dtype, (), of.sbp)
 
 
-def _leaf(each: _Held, made: GlobalTensor) -> GlobalTensor:
+def _leaf(each: TensorSlot, made: GlobalTensor) -> GlobalTensor:
     made._made = each.full
     return replace(each.value, made)
 
 
-def _settled(each: _Held, made: GlobalTensor, of: Layout) -> GlobalTensor:
+def _settled(each: TensorSlot, made: GlobalTensor, of: Layout) -> GlobalTensor:
     if made.placement is of.placement:
         return made
     pairs = zip(made._shards, owned(of.placement), strict=False)

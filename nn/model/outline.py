@@ -81,8 +81,8 @@ def annotations(model: nn.Module) -> Annotations:
 
 class _Outline:
     def __init__(self, model: nn.Module) -> None:
-        self.placements = placement_of(model)
-        self.hints = hints_of(model)
+        self.placements = placement_of({"": model})
+        self.hints = hints_of({"": model})
         self.names: dict[int, str] = {}  # of tensors that were seen, to know those that are tied
         self.known: list[tuple[Tensor, Layout | None]] = []
 

@@ -15,8 +15,8 @@ from ....placement.errors import SbpError
 from ....sbp import Layout, Sbp, State
 from ....sbp.logical import Logical
 from ...model.annotate import Moved, checked_hints, chunk_of, hints_of, placement_of
-from ...model.materialise import materialise
-from ...model.to_global import _stale
+from ...model.materialise import make_global, plain_slots
+from ...model.slots import slots
 from ...tensors.tensor import GlobalTensor
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "building",
     "default_placement",
     "globalised",
-    "joined_path",
     "named_values",
     "pins_of",
     "placed",
@@ -37,18 +36,9 @@ __all__ = [
 T = TypeVar("T")
 
 
-def joined_path(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
-
-
 def named_values(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """All parameters and buffers by their full names, tied ones under each of them."""
-    return {
-        joined_path(prefix, name): value
-        for prefix, module in modules.items()
-        for values in (module.named_parameters, module.named_buffers)
-        for name, value in values(remove_duplicate=False)
-    }
+    return {slot.full: slot.value for slot in slots(modules)}
 
 
 def default_placement(modules: Mapping[str, nn.Module], given: Placement | None) -> Placement | None:
@@ -61,11 +51,7 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
 def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: Moved) -> Logical:
     """The graph with the annotated placements on its ops and parameters; of some parameters it is known already, and
     some modules are elsewhere."""
-    where = {
-        joined_path(prefix, path): there
-        for prefix, module in modules.items()
-        for path, there in placement_of(module, moved).items()
-    }
+    where = placement_of(modules, moved)
     held = named_values(modules)
     if not where and not homes and not any(isinstance(v, GlobalTensor) for v in held.values()):
         return logical
@@ -83,20 +69,18 @@ def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[st
     return replace(logical, sources=sources, ops=ops)
 
 
-def said_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
     """All that annotations say of modules."""
-    return {prefix: (placement_of(m), chunk_of(m), hints_of(m)) for prefix, m in modules.items()}
+    return placement_of(modules), chunk_of(modules), hints_of(modules)
 
 
 def pins_of(
     modules: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
 ) -> dict[str, tuple[Sbp, ...] | State]:
     """The sources that must lie in a certain way: hinted parameters, and what is global already."""
-    pins: dict[str, tuple[Sbp, ...] | State] = {}
-    homes = _under_all_names(homes, named_values(modules))
-    for prefix, module in modules.items():
-        local = {name: homes[full] for name in _names(module) if (full := joined_path(prefix, name)) in homes}
-        pins.update({joined_path(prefix, name): sbp for name, sbp in checked_hints(module, local).items()})
+    pins: dict[str, tuple[Sbp, ...] | State] = {
+        **checked_hints(modules, _under_all_names(homes, named_values(modules)))
+    }
     held = {**named_values(modules), **inputs}
     for name, sbp in pins.items():
         value = held[name]
@@ -121,10 +105,6 @@ def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
         )
 
 
-def _names(module: nn.Module) -> list[str]:
-    return [name for name, _ in module.named_parameters(remove_duplicate=False)]
-
-
 def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement) -> dict[int, Tensor]:
     """Make all parameters and buffers global as told, in place; what the graph does not use is B on `rest`.
 
@@ -132,23 +112,10 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     """
     before = named_values(modules)
     layouts = _under_all_names(layouts, before)
-    made: dict[int, Tensor] = {}  # modules may share a parameter that none of them is in
-    for prefix, module in modules.items():
-        for part in module.modules():
-            for table in (part._parameters, part._buffers):
-                held: dict[str, Any] = table
-                held.update({name: made[id(value)] for name, value in held.items() if id(value) in made})
-        names = {joined_path(prefix, name): name for values in (module.named_parameters, module.named_buffers)
-                 for name, _ in values(remove_duplicate=False)}  # fmt: skip
-        wanted = {local: layouts.get(full) or _whole(before[full], rest) for full, local in names.items()}
-        materialise(module, wanted, device=rest.type)
-        now = named_values({prefix: module})
-        made.update({id(before[full]): value for full, value in now.items() if value is not before[full]})
+    lies = {id(s.value): layouts.get(s.full) or _whole(s.value, rest) for s in plain_slots(modules)}
+    make_global(modules, lies, torch.device(rest.type), "the graph's first step, which made the model global", _LATE)
     after = named_values(modules)
-    for name, value in before.items():
-        if after[name] is not value:
-            became[value] = ref(after[name])
-            _stale[value] = name, "the graph's first step, which made the model global", _LATE
+    became.update({value: ref(after[name]) for name, value in before.items() if after[name] is not value})
     return {id(value): after[name] for name, value in before.items()}
 
 
@@ -157,8 +124,6 @@ became: Any = WeakTensorKeyDictionary()
 
 
 def _whole(value: Tensor, rest: Placement) -> Layout:
-    if isinstance(value, GlobalTensor):
-        return value._layout.with_state(value._layout.state)
     return Layout(rest, State(((),) * value.ndim), tuple(value.shape), value.dtype)
 
 

@@ -19,7 +19,6 @@ from ....sbp.logical import Logical, LogicalOp
 from ...model.annotate import Moved, placement_of
 from ...model.balance import LayerCut, Work, by_stage, ends_of, open_cuts, runs
 from ...tensors.tensor import GlobalTensor
-from .parameters import joined_path
 
 __all__ = ["Balance", "even_stages", "layer_of_each", "paths_of"]
 
@@ -37,11 +36,7 @@ class Balance:
 
 def paths_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
     """The path of every module by its identity."""
-    return {
-        id(part): joined_path(prefix, path)
-        for prefix, module in modules.items()
-        for path, part in module.named_modules()
-    }
+    return {id(part): path for prefix, module in modules.items() for path, part in module.named_modules(prefix=prefix)}
 
 
 def layer_of_each(inside: Iterable[str], paths: Sequence[str]) -> Iterator[int]:
@@ -93,11 +88,7 @@ def _ops(
 ) -> Iterator[tuple[str, LogicalOp]]:
     """Each op with its module. For a module outside of the layers that was placed the layer at the same end of a
     pipeline stands, and what lies elsewhere is left out."""
-    where = {
-        joined_path(prefix, path): there
-        for prefix, module in modules.items()
-        for path, there in placement_of(module).items()
-    }
+    where = placement_of(modules)
     inside = {path for path in where if any(f"{path}.".startswith(f"{layer}.") for layer in listed)}
     ends: dict[Placement, str] = {}
     at = 0

@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def homes(model: nn.Module, *paths: str) -> list[flow.Placement | None]:
-    found = placement_of(model)
+    found = placement_of({"": model})
     return [found.get(path) for path in paths]
 
 
@@ -56,7 +56,7 @@ def test_the_order_in_which_nested_modules_are_placed_does_not_matter(outer_firs
             place(module, where)
         path = next(name for name, module in net.named_modules() if module is inner)
         assert homes(net, path, f"{path}.up") == [P1, P1]
-        assert set(placement_of(net).values()) == {P0, P1}
+        assert set(placement_of({"": net}).values()) == {P0, P1}
 
 
 @pytest.mark.parametrize("kind", ["modules", "sequential", "list", "tuple"])
@@ -73,7 +73,7 @@ def test_none_takes_a_placement_back() -> None:
     model = place(place(Net(), GRID), None)
     place(model.blocks[:2], P0)
     place(model.blocks, None)
-    assert placement_of(model) == {}
+    assert placement_of({"": model}) == {}
 
 
 def test_a_module_that_is_used_twice_lives_with_each_of_its_parents() -> None:
@@ -94,12 +94,12 @@ def test_copies_keep_what_was_said_and_do_not_share_it(name: str) -> None:
     model = place(Net(), GRID)
     shard(model, {"blocks.*.up": {"tensor": S(0)}, "emb": (B, S(1))})
     twin = COPIES[name](model)
-    assert placement_of(twin) == placement_of(model)
-    assert hints_of(twin) == hints_of(model)
+    assert placement_of({"": twin}) == placement_of({"": model})
+    assert hints_of({"": twin}) == hints_of({"": model})
     place(twin, P0)
     shard(twin, {"emb": B})
-    assert placement_of(model)[""] is GRID
-    assert hints_of(model)["emb.weight"] == (B, S(1))
+    assert placement_of({"": model})[""] is GRID
+    assert hints_of({"": model})["emb.weight"] == (B, S(1))
 
 
 def test_the_model_itself_stays_as_it_was() -> None:
@@ -114,7 +114,7 @@ def test_the_model_itself_stays_as_it_was() -> None:
 def test_patterns_name_parameters_and_modules() -> None:
     model = Net()
     assert shard(model, {"blocks.*.up.weight": S(0), "blocks.1.norm": "S(0)", "head": {"tensor": "S(1)"}}) is model
-    assert hints_of(model) == {
+    assert hints_of({"": model}) == {
         **{f"blocks.{n}.up.weight": S(0) for n in range(4)},
         **{f"blocks.1.norm.{name}": S(0) for name in ("weight", "bias")},
         **{f"{name}.weight": {"tensor": S(1)} for name in ("emb", "head")},  # they are one parameter
@@ -125,17 +125,17 @@ def test_of_one_dict_the_first_pattern_counts_and_of_calls_the_last() -> None:
     model = Net()
     shard(model, {"blocks.0.up.weight": S(1), "blocks.*.up.weight": S(0)})
     shard(model, {"blocks.3.up": B})
-    found = [hints_of(model)[f"blocks.{n}.up.weight"] for n in range(4)]
+    found = [hints_of({"": model})[f"blocks.{n}.up.weight"] for n in range(4)]
     assert found == [S(1), S(0), S(0), B]
-    assert hints_of(model)["blocks.3.up.bias"] is B
+    assert hints_of({"": model})["blocks.3.up.bias"] is B
     shard(model, {"*": None})
-    assert hints_of(model) == {}
+    assert hints_of({"": model}) == {}
 
 
 def test_hints_are_said_of_a_part_and_read_of_the_whole() -> None:
     model = Net()
     shard(model.blocks[2], {"up.weight": S(0)})
-    assert hints_of(model) == {"blocks.2.up.weight": S(0)}
+    assert hints_of({"": model}) == {"blocks.2.up.weight": S(0)}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_hints_are_said_of_a_part_and_read_of_the_whole() -> None:
         (
             "blocks.*.upp.weight",
             "shard: Net has no parameter or module called 'blocks.*.upp.weight'\n"
-            "  it has 21 parameters, as emb.weight, blocks.0.norm.weight, blocks.0.norm.bias, blocks.0.up.weight\n"
+            "  it has 21 parameters, such as emb.weight, blocks.0.norm.weight, blocks.0.norm.bias, blocks.0.up.weight\n"
             "  did you mean 'blocks.*.up.weight' or 'blocks.*.norm.weight'?",
         ),
         ("blocks.0.dwon", "did you mean 'blocks.0.down'"),
@@ -169,7 +169,7 @@ def test_a_hint_that_the_shape_does_not_allow_changes_nothing() -> None:
     )
     with pytest.raises(ShapeError, match=r"S\(-3\) of emb.weight \(9, 4\).*\n  its dims are 0 to 1"):
         shard(model, {"emb": {"tensor": S(-3)}})
-    assert hints_of(model) == {}
+    assert hints_of({"": model}) == {}
 
 
 def test_what_is_no_module_placement_or_signature_is_told() -> None:
@@ -188,15 +188,15 @@ def test_two_hints_for_what_was_tied_later() -> None:
     shard(model, {"0.weight": S(0), "1.weight": S(1)})
     model[1].weight = model[0].weight
     with pytest.raises(SbpError, match=r"(?s)two hints\n  as 0.weight: S\(0\)\n  as 1.weight: S\(1\)\n.*say it once"):
-        hints_of(model)
+        hints_of({"": model})
     shard(model, {"1.weight": S(1)})
-    assert hints_of(model) == {"0.weight": S(1), "1.weight": S(1)}
+    assert hints_of({"": model}) == {"0.weight": S(1), "1.weight": S(1)}
 
 
 def test_hints_become_signatures_where_the_placement_is_known() -> None:
     model = shard(Net(), {"emb": {"tensor": S(-1)}, "blocks.0.up.weight": (S(0), S(1)), "blocks.1.up": "B"})
     everywhere = dict.fromkeys(dict(model.named_parameters(remove_duplicate=False)), GRID)
-    assert checked_hints(model, everywhere) == {
+    assert checked_hints({"": model}, everywhere) == {
         "emb.weight": (B, S(1)),
         "head.weight": (B, S(1)),
         "blocks.0.up.weight": (S(0), S(1)),
@@ -209,11 +209,11 @@ def test_hints_that_do_not_fit_the_placement() -> None:
     model = shard(Net(), {"emb": {"model": S(0)}})
     names = dict(model.named_parameters(remove_duplicate=False))
     with pytest.raises(PlacementError, match=r"(?s)^emb.weight \(9, 4\) is to be \{'model': S\(0\)\} on .*no axis 'mo"):
-        checked_hints(model, dict.fromkeys(names, GRID))
+        checked_hints({"": model}, dict.fromkeys(names, GRID))
     with pytest.raises(SbpError, match=r"(?s)^blocks.0.up.bias \(8,\) .* has 1 entries, .* 2 axes.*say it anew"):
-        checked_hints(shard(Net(), {"blocks.0.up.bias": (S(0),)}), dict.fromkeys(names, GRID))
+        checked_hints({"": shard(Net(), {"blocks.0.up.bias": (S(0),)})}, dict.fromkeys(names, GRID))
     with pytest.raises(SbpError, match=r"(?s)has no placement\n  say where it lives, as in flow.nn.place"):
-        checked_hints(model, {})
+        checked_hints({"": model}, {})
 
 
 def test_a_model_prints_with_what_was_said_of_it() -> None:

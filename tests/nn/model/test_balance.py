@@ -50,7 +50,7 @@ def stages_of(many: int = 2) -> list[flow.Placement]:
 
 
 def ranks_of(model: nn.Module, many: int = 8) -> list[int]:
-    return [placement_of(model)[str(n)].flat[0] for n in range(many)]
+    return [placement_of({"": model})[str(n)].flat[0] for n in range(many)]
 
 
 class Often(nn.Module):
@@ -235,7 +235,7 @@ def test_a_pipeline_is_cut_by_costs_that_were_asked_for() -> None:
     assert costs[0] > 5 * costs[1]
     flow.nn.pipeline(model, stages, costs=costs)
     after = step.plan(x).explain()
-    assert [placement_of(model)[str(n)] for n in range(8)] == [stages[0]] + [stages[1]] * 7
+    assert [placement_of({"": model})[str(n)] for n in range(8)] == [stages[0]] + [stages[1]] * 7
     assert after.course is not None
     assert before.course is not None
     assert after.course.bubble < before.course.bubble

@@ -226,7 +226,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no placement": (
         lambda: materialise(on_meta(layers)),
-        "materialise: 0.weight, 1.self_attn.out_proj.weight, 1.self_attn.out_proj.bias, 1.self_attn.in_proj_weight and "
+        "materialise: 0.weight, 1.self_attn.in_proj_weight, 1.self_attn.in_proj_bias, 1.self_attn.out_proj.weight and "
         "27 more have no placement\n  say where the model lives",
     ),
     "a name that is not there": (
