@@ -19,6 +19,7 @@ from ....sbp.joint.problem import Vector
 from ....sbp.joint.solver.solve import Solution, solve
 from ....sbp.joint.uses import weights
 from ....sbp.logical import Logical, LogicalOp
+from ..lower.last_used import LastUsed
 from ..memory.account import account
 from .decompose import expand, formula_of
 from .memory_limit import fitted
@@ -66,13 +67,20 @@ def decide(
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None, LIMITS)
     key = _key(logical, where, demands, (limit, regather), name)
-    known = _known.get(key)
-    if known is not None:
-        return known
+    return _known.of(key, lambda: _decided(logical, where, demands, limit, regather, name))
+
+
+_known = LastUsed[Decided](32)
+
+
+def _decided(
+    logical: Logical, where: Homes, demands: Demands, limit: float | None, regather: bool, name: str
+) -> Decided:
+    """A decision that is not known yet: posed as a problem, solved, and made a graph."""
     posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
 
     def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
-        _check(solution, pinned)
+        _check(solution, demands.pins)
         return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
     if limit is None:
@@ -84,19 +92,12 @@ def decide(
             where,
             limit,
             made,
-            lambda made: account(bucketed(made[0]), states, regather=regather),
+            lambda made: account(bucketed(made[0]), demands.states, regather=regather),
             lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
             lambda node: _gathered(logical, posed.nodes[node], where),
         )
         solution, (graph, names) = found.solution, found.made
-    if len(_known) >= MOST:
-        _known.pop(next(iter(_known)))
-    decided = _known[key] = Decided(graph, logical, posed, solution, names)
-    return decided
-
-
-MOST = 32
-_known: dict[Hashable, Decided] = {}
+    return Decided(graph, logical, posed, solution, names)
 
 
 def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:

@@ -15,6 +15,7 @@ from ....placement.world import device
 from ....sbp import Layout
 from ....sbp.call import Call, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
 from ....sbp.joint.options import way_of
+from .last_used import LastUsed
 from .segments import Segment
 
 __all__ = ["Local", "LocalCall", "Spec", "Localiser", "metas", "part", "renamed"]
@@ -172,15 +173,10 @@ def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tu
         return None
     lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
     key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape
-    known = _ways.pop(key, None) or _looked_up(op, args, kwargs, inputs, outputs)
-    _ways[key] = known  # the last used is the last
-    if len(_ways) > MOST:
-        _ways.pop(next(iter(_ways)))
-    return known
+    return _ways.of(key, lambda: _looked_up(op, args, kwargs, inputs, outputs))
 
 
-MOST = 4096
-_ways: dict[Any, Way] = {}
+_ways = LastUsed[Way](4096)
 
 
 def _looked_up(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> Way:

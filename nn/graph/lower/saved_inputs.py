@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ....boxing.graph.physical import Physical
 from ....sbp.call import fill, frozen, tensors_in
+from .last_used import LastUsed
 from .localise import metas, renamed
 from .segments import Segment
 
@@ -23,18 +24,11 @@ def read_again(graph: Physical, segment: Segment) -> frozenset[str]:
     """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
     if not segment.wants:
         return frozenset()
-    kind = _kind(graph, segment)
-    found = _known.pop(kind, None)
-    if found is None:
-        found = _read_again(graph, segment)
-    _known[kind] = found  # the last used is the last
-    if len(_known) > MOST:
-        _known.pop(next(iter(_known)))
+    found = _known.of(_kind(graph, segment), lambda: _read_again(graph, segment))
     return frozenset(segment.inputs[at] for at in found)
 
 
-MOST = 1024
-_known: dict[Any, tuple[int, ...]] = {}
+_known = LastUsed[tuple[int, ...]](1024)
 
 
 def _kind(graph: Physical, segment: Segment) -> Any:
