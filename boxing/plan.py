@@ -11,12 +11,12 @@ import torch
 
 from ..placement import Cluster, default_cluster
 from ..placement.errors import SbpError
+from ..placement.links import Price
 from ..placement.world import owned, world
 from ..sbp import Layout
 from .picture.draw import picture, plan_graph
 from .reductions import check_carried, check_reducible
 from .routes.moves import LOCAL, REDUCING, Move, moves
-from .routes.price import Price
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
 __all__ = ["Plan", "plan"]

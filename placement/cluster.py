@@ -115,6 +115,16 @@ class Cluster:
         placement.memo[key] = found
         return found
 
+    def between(self, here: Placement, there: Placement) -> tuple[float, float]:
+        """Latency and bandwidth of the smallest level that holds both placements.
+
+        >>> from .grid import placement
+        >>> cluster("a100x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
+        (4e-06, 20000000000.0)
+        """
+        level = self.levels[self.level_of({*here.flat, *there.flat})]
+        return level.latency, level.bandwidth
+
     def with_node(self, size: int) -> "Cluster":
         """The same cluster with another number of devices in the innermost level.
 

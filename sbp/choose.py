@@ -6,7 +6,6 @@ splits now, the group that is partial now, and, where that is not allowed, the i
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -188,72 +187,3 @@ def _order(call: Call, match: Match, factor: int, axes: list[int]) -> Factors:
             if f == factor and whole and {a for a in held if a >= 0} == wanted:
                 return held
     return tuple(sorted(axes))
-
-
-def quick(
-    shape: tuple[int, ...],
-    itemsize: int,
-    src: State,
-    dst: State,
-    sizes: tuple[int, ...],
-    link: Callable[[int], tuple[float, float]],
-) -> float:
-    """Seconds that a move takes, by arithmetic alone: exact on one axis, an upper estimate on several.
-
-    Axis by axis in the order in which a good route goes: cut what is whole, reduce into pieces, swap, gather, and sum.
-    Planning a route costs a hundred times as much, and only the winner's is needed.
-    """
-    if src == dst:
-        return 0.0
-    before, after = _where(src), _where(dst)
-    local = float(prod(shape) * itemsize) / prod(sizes[a] for a in src.split)
-    changed = [a for a in range(len(sizes)) if before.get(a) != after.get(a) and sizes[a] > 1]
-    if not changed:  # only the nesting differs
-        changed = sorted(src.split)
-        latency, bandwidth = link(changed[0])
-        return latency + local / bandwidth
-    time = 0.0
-    for kind in ("cut", "scatter", "swap", "gather", "sum"):
-        for axis in changed:
-            if _kind(before.get(axis), after.get(axis)) == kind:
-                step, local = _step(kind, local, sizes[axis], link(axis))
-                time += step
-    return time
-
-
-Held: TypeAlias = tuple[str, int] | None
-
-
-@lru_cache(maxsize=4096)
-def _where(state: State) -> dict[int, tuple[str, int]]:
-    split = {a: ("S", dim) for dim, factors in enumerate(state.dims) for a in factors if a >= 0}
-    return {**split, **dict.fromkeys(state.partial, (state.reduction, -1))}
-
-
-def _kind(have: Held, need: Held) -> str:
-    if have is None:
-        return "cut" if need and need[0] == "S" else "free"
-    if need is None:
-        return "gather" if have[0] == "S" else "sum"
-    if need[0] != "S":
-        return "free" if have[0] == "S" else "scatter"  # a maximum, reduced in pieces, is an addend of each
-    return "swap" if have[0] == "S" else "scatter"
-
-
-def _step(kind: str, local: float, n: int, link: tuple[float, float]) -> tuple[float, float]:
-    """Seconds, and the bytes that each rank has afterwards."""
-    latency, bandwidth = link
-    if kind == "cut":
-        return 0.0, local / n
-    hops = (n - 1).bit_length() * latency
-    if kind == "scatter":
-        return hops + local * (n - 1) / n / bandwidth, local / n
-    if kind == "swap":
-        return hops + local * (n - 1) / n / bandwidth, local
-    if kind == "gather":
-        return hops + local * (n - 1) / bandwidth, local * n
-    if kind == "sum":
-        ring = 2 * hops + 2 * local * (n - 1) / n / bandwidth
-        at_once = max(hops, (n - 1) / 8 * latency) + 1.4 * local * (n - 1) / bandwidth  # as boxing does what is small
-        return min(ring, at_once), local
-    raise AssertionError(kind)

@@ -20,7 +20,7 @@ from ..placement import Placement
 from ..placement.errors import SbpError, ShapeError
 from ..placement.notebook import grid_table
 from .signature import B, P, Partial, S, Sbp, Split
-from .state import Spans, State, spans, state_of
+from .state import Lie, Spans, State, spans, state_of
 from .text import SbpLike, signature
 
 __all__ = ["Layout", "layout", "memory_gaps", "memory_order"]
@@ -178,11 +178,7 @@ class Layout:
     @cached_property
     def dual(self) -> "Layout":
         """How the gradient lies. The dual of the dual is this layout again, but for P("max") and P("min")."""
-        partial = set(self.grad_partial)
-        if self.state.reduction != "sum":
-            partial.update(self.state.partial)
-        grad_partial = self.state.partial if self.state.reduction == "sum" else ()
-        state = State(self.state.dims, tuple(sorted(partial)))
+        state, grad_partial = Lie(self.state, self.grad_partial).dual
         return Layout(self.placement, state, self.shape, self.dtype, grad_partial)
 
     def to(

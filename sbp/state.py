@@ -16,7 +16,10 @@ from typing import NamedTuple, TypeAlias
 
 from .signature import B, P, Reduction, S, Sbp
 
-__all__ = ["Factors", "Spans", "State", "drop", "fill", "overlap", "spans", "state_of", "trim"]
+__all__ = [
+    "Factors", "Lie", "Spans", "State", "drop", "extent", "fill", "local_numel", "overlap", "pieces", "spans",
+    "state_of", "trim",
+]  # fmt: skip
 
 Factors: TypeAlias = tuple[int, ...]
 Spans: TypeAlias = tuple[tuple[int, int], ...]
@@ -45,6 +48,21 @@ class State(NamedTuple):
         for axis in self.partial:
             out[axis] = P(self.reduction)
         return tuple(out)
+
+
+class Lie(NamedTuple):
+    """A state, and the B axes on which the gradient is partial."""
+
+    state: State
+    grads: tuple[int, ...] = ()
+
+    @property
+    def dual(self) -> "Lie":
+        """How the gradient lies; that of a maximum comes whole to all who may hold it."""
+        state, grads = self
+        if state.reduction != "sum":
+            return Lie(State(state.dims, tuple(sorted({*grads, *state.partial}))))
+        return Lie(State(state.dims, grads), state.partial)
 
 
 def state_of(sbp: tuple[Sbp, ...], ndim: int, sizes: tuple[int, ...]) -> State:
@@ -148,3 +166,24 @@ def overlap(have: Spans, need: Spans) -> Overlap:
 def pieces(factors: Factors, sizes: tuple[int, ...]) -> int:
     """In how many parts the axes among the factors cut a dim."""
     return prod(sizes[f] for f in factors if f >= 0)
+
+
+@lru_cache(maxsize=1 << 14)
+def extent(size: int, factors: Factors, sizes: tuple[int, ...]) -> int:
+    """The longest local length of a dim among all ranks.
+
+    >>> extent(5, (0,), (2, 2)), extent(8, (-2, 1), (2, 2)), extent(1, (0,), (4,))
+    (3, 4, 1)
+    """
+    copies, longest = 1, size
+    for f in factors:
+        parts = sizes[f] if f >= 0 else -f
+        longest = -(-longest // parts)
+        copies *= 1 if f >= 0 else parts
+    return min(size, longest * copies)
+
+
+@lru_cache(maxsize=1 << 15)
+def local_numel(dims: tuple[Factors, ...], shape: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Elements that the fullest rank holds."""
+    return prod(extent(n, f, sizes) for n, f in zip(shape, dims, strict=True))

@@ -13,11 +13,11 @@ from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.call import Ref, in_order, mapped, refs_in
 from ...sbp.joint.along_split import Spread
-from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
 from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
+from ...sbp.state import Lie
 from .physical import Box, Op, Physical, Source, Step, Value, Var
 from .transpose import with_backs
 

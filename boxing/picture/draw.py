@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ...placement import Placement
 from ...placement.errors import MissingError
+from ...placement.links import Price
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
 from ..routes.moves import Move
-from ..routes.price import Price
 from .palette import FAMILIES, duration, family, volume
 
 __all__ = ["DrawnPlan", "axis_graph", "picture", "plan_graph", "written"]

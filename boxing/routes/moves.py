@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ...placement import Cluster, Placement
 from ...placement.grid import placement as make_placement
+from ...placement.links import Links, Price
 from ...sbp import Layout, State
-from .price import AxisLinks, Price
 from .program import transfer
 from .route import search
 
@@ -86,9 +86,9 @@ def _typed(p: Placement, kind: str) -> Placement:
 
 
 def _within(src: Layout, state: State, cluster: Cluster) -> list[Move]:
-    network = AxisLinks.of(src.placement, cluster)
+    links = Links.of(src.placement, cluster)
     moves, here = [], src
-    for step in search(src.state, state, src.shape, src.dtype.itemsize, network):
+    for step in search(src.state, state, src.shape, src.dtype.itemsize, links):
         there = src.with_state(step.after)
         moves.append(Move(step.kind, here, there, step.axes, step.price))
         here = there
@@ -187,7 +187,7 @@ def _transfer_price(src: Layout, dst: Layout, cluster: Cluster) -> Price:
     else:
         received = prod(dst.local_shape(q.flat[0]))
         sent = received * q.size // p.size
-    level = cluster.levels[cluster.level_of(ranks)]
+    latency, bandwidth = cluster.between(p, q)
     size = dst.dtype.itemsize
     peers = prod(p.shape[a] for a in src.state.split)
-    return Price(peers * level.latency + max(received, sent) * size / level.bandwidth, float(received * size))
+    return Price(peers * latency + max(received, sent) * size / bandwidth, float(received * size))

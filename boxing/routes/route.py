@@ -12,8 +12,9 @@ from itertools import chain, combinations, count, islice, permutations, product
 from math import prod
 from typing import NamedTuple
 
-from ...sbp.state import Factors, State, drop, fill, pieces
-from .price import AxisLinks, Price, extent, missing, truly_missing
+from ...placement.links import Links, Price
+from ...sbp.state import Factors, State, drop, fill, local_numel, pieces
+from .price import missing, truly_missing
 
 __all__ = ["Leg", "search"]
 
@@ -34,9 +35,9 @@ class Leg(NamedTuple):
     price: Price
 
 
-def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: AxisLinks) -> tuple[Leg, ...]:
+def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links: Links) -> tuple[Leg, ...]:
     """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
-    problem = _Problem(src, dst, shape, itemsize, network)
+    problem = _Problem(src, dst, shape, itemsize, links)
     if len(problem.axes) > MANY:
         return problem.settled(min(problem.few(), key=lambda steps: (*_cost(steps), len(steps))))
     found = problem.solve(holes=False, limit=Price(float("inf"), 0))
@@ -56,14 +57,14 @@ class _Level(NamedTuple):
     latency: float
 
 
-def _levels(axes: tuple[int, ...], network: AxisLinks) -> list[_Level]:
-    links = {a: network.link((a,)) for a in axes}
+def _levels(axes: tuple[int, ...], links: Links) -> list[_Level]:
+    each = {a: links.link((a,)) for a in axes}
     found = []
-    for rate in sorted({bandwidth for _, bandwidth in links.values()}):
-        slow = tuple(a for a in axes if links[a][1] <= rate)
+    for rate in sorted({bandwidth for _, bandwidth in each.values()}):
+        slow = tuple(a for a in axes if each[a][1] <= rate)
         rest = tuple(a for a in axes if a not in slow)
-        hop = min(links[a][0] for a in slow)
-        found.append(_Level(slow, rest, 1 / rate / prod(network.sizes[a] for a in rest), hop))
+        hop = min(each[a][0] for a in slow)
+        found.append(_Level(slow, rest, 1 / rate / links.ranks(rest), hop))
     return found
 
 
@@ -78,14 +79,14 @@ def _cost(steps: tuple[Leg, ...]) -> Price:
 class _Problem:
     """One search; the edges of a state, and a bound on what is left to pay from it."""
 
-    def __init__(self, src: State, dst: State, shape: tuple[int, ...], itemsize: int, network: AxisLinks) -> None:
-        self.src, self.dst, self.shape, self.itemsize, self.network = src, dst, shape, itemsize, network
-        self.sizes = network.sizes
+    def __init__(self, src: State, dst: State, shape: tuple[int, ...], itemsize: int, links: Links) -> None:
+        self.src, self.dst, self.shape, self.itemsize, self.links = src, dst, shape, itemsize, links
+        self.sizes = links.sizes
         self.axes = tuple(a for a in range(len(self.sizes)) if self.sizes[a] > 1)
         used = {d for state in (src, dst) for d, factors in enumerate(state.dims) if factors}
         if shape and src.partial:
             used.add(max(range(len(shape)), key=lambda d: (shape[d], -d)))
-        self.levels = _levels(self.axes, network)
+        self.levels = _levels(self.axes, links)
         if len(self.levels) > 1 and max(len(shape), len(self.axes)) <= 2:
             used.update(range(len(shape)))  # less may cross a slow link on a dim that neither end splits
         self.cut = tuple(sorted(used))  # the dims that a step may split
@@ -136,7 +137,7 @@ class _Problem:
         if adds:
             left = tuple(a for a in here.partial if a not in adds)
             size, after = self.local(here), State(here.dims, left, here.reduction if left else "sum")
-            prices = [(self.network.price(kind, adds, size), kind) for kind in self.network.reductions]
+            prices = [(self.links.price(kind, adds, size), kind) for kind in self.links.reductions]
             price, kind = min(prices)
             steps.append(Leg(kind, here, after, adds, price))
             here = after
@@ -174,9 +175,9 @@ class _Problem:
             return Leg("to_partial" if axis in partial else "slice", state, after, (axis,), FREE)
         if not adds:
             return self.step("all_gather" if now is None else "all_to_all", state, after, (axis,))
-        kinds = self.network.reductions if now is None else ("reduce_scatter",)
+        kinds = self.links.reductions if now is None else ("reduce_scatter",)
         size = self.local(state if now is None else after)
-        return min((Leg(k, state, after, (axis,), self.network.price(k, (axis,), size)) for k in kinds), key=_price)
+        return min((Leg(k, state, after, (axis,), self.links.price(k, (axis,), size)) for k in kinds), key=_price)
 
     def settled(self, found: tuple[Leg, ...]) -> tuple[Leg, ...]:
         """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""
@@ -192,7 +193,7 @@ class _Problem:
         if step.price == FREE:
             return 0.0
         size = truly_missing(self.shape, step.before.dims, step.after.dims, self.sizes) * self.itemsize
-        return self.network.moved(step.kind, step.axes, size).time
+        return self.links.seconds(step.kind, step.axes, size)
 
     def bound(self, state: State) -> float:
         """Seconds any plan from here must still take: `bound.py` in closed form for even splits, level by level."""
@@ -213,7 +214,7 @@ class _Problem:
             ranks = prod(sizes[a] for a in axes) // prod(sizes[a] for a in kept)
             needers = ranks // made // prod(pieces(f, sizes) for f in need)
             moved = (terms - 1 + max(0, needers - 1)) / ranks * prod(self.shape)
-            moved = max(moved, _local(self.shape, need, sizes) if made == 1 else 0)
+            moved = max(moved, local_numel(need, self.shape, sizes) if made == 1 else 0)
         else:
             moved = missing(self.shape, have, need, sizes) if made == 1 else 0.0
         return float(moved * self.itemsize * level.seconds_per_byte + (level.latency if moved else 0.0))
@@ -293,8 +294,8 @@ class _Problem:
         size = missing(self.shape, state.dims, after.dims, self.sizes) * self.itemsize
         rate = self.rates.get((kind, axes))
         if rate is None:
-            start = self.network.moved(kind, axes, 0.0).time
-            rate = self.rates[kind, axes] = start, self.network.moved(kind, axes, 1.0).time - start
+            start = self.links.seconds(kind, axes, 0.0)
+            rate = self.rates[kind, axes] = start, self.links.seconds(kind, axes, 1.0) - start
         return Leg(kind, state, after, axes, Price(rate[0] + rate[1] * size, size))
 
     def reductions(self, state: State, holes: bool) -> Iterator[Leg]:
@@ -304,10 +305,10 @@ class _Problem:
             left = tuple(a for a in state.partial if a not in axes)
             freed = State(state.dims, left, state.reduction if left else "sum")
             size = self.local(state)
-            for kind in self.network.reductions:
-                yield Leg(kind, state, freed, axes, self.network.price(kind, axes, size))
+            for kind in self.links.reductions:
+                yield Leg(kind, state, freed, axes, self.links.price(kind, axes, size))
             for after in self.filled(freed, axes, holes):
-                price = self.network.price("reduce_scatter", axes, self.local(after))
+                price = self.links.price("reduce_scatter", axes, self.local(after))
                 yield Leg("reduce_scatter", state, after, axes, price)
 
     def filled(self, state: State, axes: tuple[int, ...], holes: bool) -> list[State]:
@@ -317,12 +318,7 @@ class _Problem:
 
     def local(self, state: State) -> int:
         """Bytes of the largest local buffer."""
-        return _local(self.shape, state.dims, self.sizes) * self.itemsize
-
-
-@lru_cache(maxsize=1 << 14)
-def _local(shape: tuple[int, ...], dims: tuple[Factors, ...], sizes: tuple[int, ...]) -> int:
-    return prod(extent(n, f, sizes) for n, f in zip(shape, dims, strict=True))
+        return local_numel(state.dims, self.shape, self.sizes) * self.itemsize
 
 
 @lru_cache(maxsize=1 << 14)

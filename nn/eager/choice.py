@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import torch
 
 from ...placement import Placement, default_cluster
+from ...placement.links import Links
 from ...sbp import Layout
 from ...sbp.call import Call, Way, numbered
-from ...sbp.choose import Price, candidates, choose, quick
+from ...sbp.choose import Price, candidates, choose
+from ...sbp.joint.move_cost import each_moved
 from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up, promotes, rounded
 from ...sbp.registry import find, has_rule
-from ...sbp.state import State
+from ...sbp.state import Lie, State, local_numel
 from ...sbp.traits import traits
 from ..tensors.handle import has_grad
 from ..tensors.tensor import GlobalTensor
@@ -21,7 +23,7 @@ from .capture import capture
 from .formulas import composite
 from .recipe import Recipe
 
-__all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "price", "statistics", "verdict"]
+__all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "prices", "statistics", "verdict"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ def verdict(seen: Logical, tensors: Sequence[GlobalTensor]) -> Verdict:
         return Verdict(op, call, formula)
     ways, why = _allowed(call, op, tensors)
     if ways:
-        way, costs = choose(call, ways, price(tensors, where))
+        way, costs = choose(call, ways, prices(tensors, where, ways))
         return Verdict(op, call, ways=ways, costs=costs, way=way)
     if (
         call.op._can_decompose()
@@ -132,32 +134,31 @@ def active_axes(way: Way) -> set[int]:
     return {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
 
 
-def price(tensors: Sequence[GlobalTensor], where: Placement) -> Price:
-    """Seconds of bringing an input into a state, and its gradient back; each pair is looked at once."""
-    cluster = default_cluster(where)
-    known: dict[tuple[int, State], tuple[float, float]] = {}
+def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way]) -> Price:
+    """Seconds of bringing an input into its state in one of these ways, and its gradient back; all at once."""
+    known = {(i, x._layout.state): (0.0, 0.0) for i, x in enumerate(tensors)}
+    learns = [torch.is_grad_enabled() and x.requires_grad for x in tensors]
+    wanted = dict.fromkeys(pair for way in ways for pair in enumerate(way.inputs))
+    pairs = [pair for pair in wanted if pair not in known]
+    moves: list[tuple[State, State, float]] = []
+    for i, to in pairs:
+        of, itemsize = tensors[i]._layout, tensors[i]._layout.dtype.itemsize
+        moves.append((of.state, to, local_numel(of.state.dims, of.shape, where.shape) * itemsize))
+        if learns[i]:
+            held = local_numel(to.dims, of.shape, where.shape) * itemsize
+            moves.append((_gradient(to, of), of.dual.state, held))
+        else:
+            moves.append((to, to, 0))
+    if moves:
+        seconds = each_moved(moves, Links.of(where, default_cluster(where))).tolist()
+        known.update(zip(pairs, zip(seconds[::2], seconds[1::2], strict=True), strict=True))
+    return lambda i, state: known[i, state]
 
-    def link(axis: int) -> tuple[float, float]:
-        return cluster.link(where, (axis,))
 
-    def seconds(i: int, dst: State) -> tuple[float, float]:
-        found = known.get((i, dst))
-        if found is None:
-            of = tensors[i]._layout
-            size = of.dtype.itemsize
-            there, back = quick(of.shape, size, of.state, dst, where.shape, link), 0.0
-            if tensors[i].requires_grad and torch.is_grad_enabled():
-                back = quick(of.shape, size, _dual(dst, of, where), of.dual.state, where.shape, link)
-            found = known[i, dst] = there, back
-        return found
-
-    return seconds
-
-
-def _dual(dst: State, of: Layout, where: Placement) -> State:
-    """The gradient's state after a move to `dst`, as far as one input tells: B stays as it was, P becomes B."""
-    still = [a for a in of.dual.state.partial if a not in dst.split and a not in dst.partial]
-    return State(dst.dims, tuple(still))
+def _gradient(to: State, of: Layout) -> State:
+    """The gradient's state after a move, as far as one input tells: B stays as it was, P becomes B."""
+    split = to.split
+    return Lie(to, tuple(a for a in of.dual.state.partial if a not in split and a not in to.partial)).dual.state
 
 
 def lies(way: Way, found: Verdict, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:

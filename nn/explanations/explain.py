@@ -19,14 +19,14 @@ from torch.overrides import TorchFunctionMode
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Layout
-from ...sbp.call import fill, map_tensors, numbered, tensors_in
+from ...sbp.call import Way, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical
 from ...sbp.precision import adds_up
 from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..eager.abstract import Ghost, Unknown, ghost
 from ..eager.capture import asks_for_grad, capture, sources_of
-from ..eager.choice import Verdict, cast_first, lies, price, verdict
+from ..eager.choice import Verdict, cast_first, lies, prices, verdict
 from ..eager.formulas import Handler
 from ..eager.functions import Applied, captured
 from ..eager.handlers import handler
@@ -241,8 +241,9 @@ class Teller(TorchFunctionMode):
         fakes = [y for n, y in seen.fakes.items() if n >= len(tensors)] if seen is not None else []
         outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
         outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
-        seconds = price(tensors, where)
-        choice = CallChoice.of(tensors, targets, outs, sum(sum(seconds(i, to.state)) for i, to in enumerate(targets)))
+        states = tuple(to.state for to in targets)
+        seconds = prices(tensors, where, [Way(states, ())])
+        choice = CallChoice.of(tensors, targets, outs, sum(sum(seconds(i, state)) for i, state in enumerate(states)))
         rule = suggested(found.call) if found is not None and found.why == "no rule" else ""
         self._say(found.call.name if found else name_of(func), "gathered", tensors, found, (choice,), choice, why, rule)
         if seen is None:

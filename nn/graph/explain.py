@@ -6,10 +6,10 @@ from math import inf
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
-from ...sbp.joint.move_cost import Lie
 from ...sbp.joint.options import Option
 from ...sbp.joint.solver.local_search import swaps
 from ...sbp.joint.source_options import Stored
+from ...sbp.state import Lie
 from .choose.choose import Decided
 
 __all__ = ["report", "said"]

@@ -9,10 +9,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ...placement.cluster import Device
+from ...placement.links import Links
 from ..call import Call, refs_in
 from ..logical import Logical
-from ..state import State
-from .move_cost import Lie, PlacementLinks, dual, moved
+from ..state import Lie, State
+from .move_cost import moved
 from .op_cost import seconds
 from .options import Option, Reach, options
 
@@ -29,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def spreads(
-    call: Call, inside: Logical, known: Collection[State], reach: Reach, net: PlacementLinks, device: Device
+    call: Call, inside: Logical, known: Collection[State], reach: Reach, links: Links, device: Device
 ) -> Iterator[tuple[Option, Spread]]:
     """The options of a call in which its tensor comes in states that the op's own rule does not take."""
     axes = [a for a, n in enumerate(call.sizes) if n > 1]
@@ -41,20 +42,18 @@ def spreads(
         for count in range(len(free) + 1 if reach.grad else 1):
             for grads in combinations(free, count):
                 lie = Lie(state, grads)
-                found, lies = cheapest(inside, [lie], net, device)
+                found, lies = cheapest(inside, [lie], links, device)
                 outputs = tuple(lies[n] for n in refs_in(inside.result))
                 yield Option((lie,), outputs, 1), found
 
 
-def cheapest(
-    inside: Logical, sources: Sequence[Lie], net: PlacementLinks, device: Device
-) -> tuple[Spread, dict[int, Lie]]:
+def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Device) -> tuple[Spread, dict[int, Lie]]:
     """Each op in turn takes what is cheapest for it; also how every value then lies."""
     lies = dict(enumerate(sources))
     chosen: list[Option] = []
     total = 0.0
     for op in inside.ops:
-        call = replace(inside.call(op), sizes=net.sizes)
+        call = replace(inside.call(op), sizes=links.sizes)
         have = [lies[n] for n in op.inputs]
         flows = [n in inside.wants_grad for n in op.inputs]
         reach = [
@@ -66,10 +65,10 @@ def cheapest(
         costs = [seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
         for i, (x, lie) in enumerate(zip(call.inputs, have, strict=True)):
             need = [o.inputs[i] for o in found]
-            there = moved([lie], need, tuple(x.shape), x.dtype.itemsize, net, net)[0]
+            tensor = tuple(x.shape), x.dtype.itemsize, links
+            there = moved([lie.state], [n.state for n in need], *tensor)[0]
             if flows[i]:
-                back = moved([dual(n) for n in need], [dual(lie)], tuple(x.shape), x.dtype.itemsize, net, net)
-                there = there + back[:, 0]
+                there = there + moved([n.dual.state for n in need], [lie.dual.state], *tensor)[:, 0]
             costs = [cost + float(more) for cost, more in zip(costs, there, strict=True)]
         best = min(range(len(found)), key=_order(costs, found, have))
         chosen.append(found[best])

@@ -16,13 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from ...placement import Cluster, Placement
+from ...placement.links import Links
 from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
 from ..signature import Sbp
-from ..state import Factors, State
+from ..state import Factors, Lie, State
 from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
-from .move_cost import Lie, PlacementLinks, dual, local_bytes, moved, network
+from .move_cost import crossed, local_bytes, moved
 from .op_cost import is_view, seconds
 from .options import Option, Reach, options, pinned
 from .placements import Homes
@@ -102,7 +103,6 @@ class _Formulation:
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
-        self.networks: dict[Placement, PlacementLinks] = {}
         self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
         self.made_by: dict[int, tuple[int, Lies]] = {}
@@ -122,11 +122,8 @@ class _Formulation:
         """Whether moves on a placement go on beside what is computed."""
         return self.cluster(there).beside((there.type,), there.flat)
 
-    def network(self, placement: Placement) -> PlacementLinks:
-        found = self.networks.get(placement)
-        if found is None:
-            found = self.networks[placement] = network(placement, self.cluster(placement))
-        return found
+    def links(self, placement: Placement) -> Links:
+        return Links.of(placement, self.cluster(placement))
 
     def home(self, value: int) -> Placement:
         node = self.nodes[self.producers[value][0]]
@@ -170,18 +167,12 @@ class _Formulation:
         pinned = self.demands.pins.get(source.name)
         shape = tuple(source.fake.shape)
         trained = source.kind == "parameter" and source.requires_grad
-        key = (
-            *("source", shape, source.fake.dtype, there, trained, source.kind, tuple(wished)),
-            pinned,
-        )
+        key = "source", shape, source.fake.dtype, there, trained, source.kind, tuple(wished), pinned
         if key not in self.known:
-            device = self.cluster(there).device
-            demands, net = self.demands, self.network(there)
-            found = stored(source, wished, pinned, demands.states, demands.sharded, device, net)
-            self.known[key] = (
-                found,
-                Lies(tuple(c.lie for c in found.candidates), tuple(c.home for c in found.candidates)),
-            )
+            states, sharded = self.demands.states, self.demands.sharded
+            made = stored(source, wished, pinned, states, sharded, self.cluster(there).device, self.links(there))
+            lying = Lies(tuple(c.lie for c in made.candidates), tuple(c.home for c in made.candidates))
+            self.known[key] = made, lying
         found, lies = self.known[key]
         at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))
         self.states[number] = found.states
@@ -219,7 +210,7 @@ class _Formulation:
         found: list[Option] = options(call, reach, grads)
         if op.lies is not None:
             found = pinned(found, op.lies, call)
-        net, device = self.network(there), self.cluster(there).device
+        device = self.cluster(there).device
         backward = any(grads)
         view = is_view(call)
         times = [backward] + [False] * (backward and bool(op.origin.recompute))  # the forward alone once more
@@ -231,7 +222,7 @@ class _Formulation:
         inside = self.parts(op)
         if inside is not None:
             taken = {o.inputs[0].state for o in found}
-            for option, how in spreads(call, inside, taken, reach[0], net, device):
+            for option, how in spreads(call, inside, taken, reach[0], self.links(there), device):
                 apart[len(found)] = how
                 found.append(option)
                 cost.append(how.seconds)
@@ -348,23 +339,32 @@ class _Formulation:
         What is moved again for the backward counts twice. The gradients of parameters go many at once, so that of the
         latency of one only its share counts.
         """
-        shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
-        back = have.back or tuple(map(dual, have.each))
+        back = have.back or tuple(lie.dual for lie in have.each)
         rows, at = _distinct(list(zip(have.each, back, strict=True)))
         columns, to = _distinct(need.each)
-        here, there = self.network(p), self.network(q)
-        lies, times = [lie for lie, _ in rows], 2.0 if again else 1.0
-        small = times * moved(lies, columns, shape, itemsize, here.without_latency, there.without_latency)
-        starts = times * moved(lies, columns, shape, itemsize, here, there) - small
+        times = 2.0 if again else 1.0
+        small, whole = self._moved([lie.state for lie, _ in rows], [lie.state for lie in columns], fake, p, q)
+        small, starts = times * small, times * whole - times * small
         if grad:
             share = 1.0
             if have.back:
                 share = min(1.0, fake.nbytes / self.demands.together.get(p.type, 1 << 62))
-            ends = [dual(lie) for lie in columns], [home for _, home in rows], shape, itemsize
-            home = moved(*ends, there.without_latency, here.without_latency)
-            starts = starts + share * (moved(*ends, there, here) - home).T
-            small = small + home.T
+            home, whole = self._moved([lie.dual.state for lie in columns], [home.state for _, home in rows], fake, q, p)
+            small, starts = small + home.T, starts + share * (whole - home).T
         return small[np.ix_(at, to)], starts[np.ix_(at, to)]
+
+    def _moved(
+        self, src: Sequence[State], dst: Sequence[State], fake: Tensor, p: Placement, q: Placement
+    ) -> tuple[Vector, Vector]:
+        """Seconds of all these moves from `p` to `q`, without latency and with it."""
+        shape, itemsize, here, there = tuple(fake.shape), fake.dtype.itemsize, self.links(p), self.links(q)
+        if p is q:
+            each = [moved(src, dst, shape, itemsize, links) for links in (here.without_latency, here)]
+        else:
+            across = self.cluster(p).between(p, q)
+            ends = (here.without_latency, there.without_latency), (here, there)
+            each = [crossed(src, dst, shape, itemsize, *links, across) for links in ends]
+        return each[0], each[1]
 
     def _ends(self) -> None:
         """The ends of a graph: results are not left as addends; a buffer's new value goes to where the buffer lies."""

@@ -7,7 +7,7 @@ import torch
 
 from ...placement.cluster import Device
 from ..call import Call
-from .move_cost import Lie, local_numel
+from ..state import Lie, local_numel
 
 __all__ = ["alone", "flops", "is_view", "rate", "seconds"]
 
@@ -120,7 +120,7 @@ def seconds(
     """Of one rank, where the work is shared among so many; the backward of a product is two products."""
 
     moved = sum(
-        local_numel(lie.state, tuple(x.shape), call.sizes) * x.dtype.itemsize
+        local_numel(lie.state.dims, tuple(x.shape), call.sizes) * x.dtype.itemsize
         for x, lie in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)
     )
     return _roofline(call, moved, share, device, backward)

@@ -19,9 +19,8 @@ from ..call import NEVER, Call, Match, Way
 from ..choose import Doing, everywhere, way_by
 from ..precision import adds_up, promotes, rounded
 from ..registry import find, has_rule
-from ..state import Factors, State
+from ..state import Factors, Lie, State
 from ..traits import traits
-from .move_cost import Lie
 
 __all__ = ["Option", "Reach", "answer_of", "options", "pinned", "source_states", "way_of"]
 

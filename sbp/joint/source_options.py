@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...placement.cluster import Device
+from ...placement.links import Links
 from ..logical import Source
 from ..signature import Sbp
-from ..state import Factors, State, state_of
-from .move_cost import Lie, PlacementLinks, local_numel, moved
+from ..state import Factors, Lie, State, local_numel, state_of
+from .move_cost import moved
 from .options import source_states
 from .problem import Vector
 
@@ -40,13 +41,13 @@ def stored(
     kept: int,
     sharded: bool,
     device: Device,
-    net: PlacementLinks,
+    links: Links,
 ) -> Sources:
     """Every way to keep a source; `kept` tensors of its size belong to it if it is trained.
 
     An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter.
     """
-    shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, net.sizes
+    shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, links.sizes
     states = _allowed(source_states(shape, sizes, wished), pinned, shape, sizes)
     trained = source.kind == "parameter" and source.requires_grad
     found: list[Stored] = []
@@ -55,10 +56,10 @@ def stored(
     for state in states:
         for home in _homes(state, shape, sizes) if trained and sharded else [state]:
             found.append(Stored(Lie(state), Lie(home)))
-            here, there = local_numel(state, shape, sizes) * size, local_numel(home, shape, sizes) * size
+            here, there = (local_numel(each.dims, shape, sizes) * size for each in (state, home))
             held = source.kind in ("parameter", "buffer")
             memory.append(float(here * held + there * (1 + kept) * trained))
-            back = float(moved([Lie(home)], [Lie(state)], shape, size, net, net)[0, 0])
+            back = float(moved([home], [state], shape, size, links)[0, 0])
             cost.append((2 * kept + 3) * there / device.memory_bandwidth + back if trained else 0.0)
     return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
 

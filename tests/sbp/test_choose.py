@@ -1,17 +1,17 @@
-"""Choosing: what is looked at holds the cheapest there is, and the quick price is that of the planned route."""
+"""Choosing: what is looked at holds the cheapest there is."""
 
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from sbpflow.boxing import plan
 from sbpflow.placement import Placement, default_cluster, placement
-from sbpflow.sbp import Layout
+from sbpflow.placement.links import Links
 from sbpflow.sbp.call import Call, Match, Way, tensors_in
 from sbpflow.sbp.check import expand_line, named_op
-from sbpflow.sbp.choose import candidates, choose, everywhere, quick
+from sbpflow.sbp.choose import candidates, choose, everywhere
+from sbpflow.sbp.joint.move_cost import moved
 from sbpflow.sbp.registry import find
 from sbpflow.sbp.state import State
 
@@ -61,41 +61,7 @@ def lies(shape: tuple[int, ...], addends: bool = True) -> list[State]:
 
 
 def seconds(shape: tuple[int, ...], src: State, dst: State, p: Placement) -> float:
-    return quick(shape, 4, src, dst, p.shape, lambda axis: default_cluster(p).link(p, (axis,)))
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("shape", [(8, 16), (512, 1024)])
-def test_the_quick_price_of_a_move_on_one_axis_is_that_of_its_plan(shape: tuple[int, ...], ranks: int) -> None:
-    p = placement("cpu", range(ranks))
-    for src, dst in product(lies(shape), lies(shape)):
-        way = plan(Layout(p, src, shape, torch.float32), Layout(p, dst, shape, torch.float32))
-        if way.route != "all_reduce_once":
-            assert seconds(shape, src, dst, p) == pytest.approx(way.price.time, rel=1e-9), (src, dst, way.route)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("shape", [(5, 7), (8, 16), (512, 1024)])
-def test_the_order_of_quick_prices_is_that_of_the_plans(shape: tuple[int, ...], ranks: int) -> None:
-    p = placement("cpu", range(ranks))
-    prices = []
-    for src, dst in product(lies(shape), lies(shape)):
-        way = plan(Layout(p, src, shape, torch.float32), Layout(p, dst, shape, torch.float32))
-        prices.append((seconds(shape, src, dst, p), way.price.time, f"{src} -> {dst}"))
-    for (a, plan_a, one), (b, plan_b, other) in combinations(prices, 2):
-        if a < 0.95 * b:  # remainders are a few percent
-            assert plan_a <= 1.05 * plan_b, (one, other)
-
-
-def test_on_two_axes_the_quick_price_is_no_less_than_the_plans() -> None:
-    p, shape = placement("cpu", [[0, 1], [2, 3]]), (8, 16)
-    each = [None, 0, 1]
-    states = [cut(2, *dims) for dims in product(each, each)] + [partial(2, 0), partial(2, 1), partial(2, 0, 1)]
-    for src, dst in product(states, states):
-        if any(a and b and a != b for a, b in zip(src.dims, dst.dims, strict=True)):
-            continue  # other cuts of one dim: what the axes do hangs together there, and it may be too low
-        way = plan(Layout(p, src, shape, torch.float32), Layout(p, dst, shape, torch.float32))
-        assert seconds(shape, src, dst, p) >= 0.999 * way.price.time, (src, dst, way.route)
+    return float(moved([src], [dst], shape, 4, Links.of(p, default_cluster(p)))[0, 0])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -203,10 +169,3 @@ def test_of_equal_prices_the_way_that_moves_fewest_tensors_comes_first() -> None
     call = call_of("where.self", ((8, 12),) * 3, states, (2,))
     way, _ = choose(call, ways_of(call), lambda i, state: (1.0, 0.0))
     assert way.inputs == (cut(2, 0),) * 3
-
-
-def test_to_make_addends_of_a_maximum_has_a_price() -> None:
-    p, shape = placement("cpu", range(2)), (512, 1024)
-    top, addends = partial(2, 0, reduction="max"), partial(2, 0)
-    way = plan(Layout(p, top, shape, torch.float32), Layout(p, addends, shape, torch.float32))
-    assert seconds(shape, top, addends, p) == pytest.approx(way.price.time, rel=1e-9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sbpflow.sbp import B, P, S, Sbp, State
-from sbpflow.sbp.state import Factors, Spans, drop, fill, overlap, pieces, spans, state_of
+from sbpflow.sbp.state import Factors, Lie, Spans, drop, extent, fill, overlap, pieces, spans, state_of
 
 SIZES = (2, 3, 2)  # of the axes
 LENGTHS = [0, 1, 2, 3, 5, 7, 11, 12, 13, 24, 100]
@@ -131,3 +131,19 @@ def test_a_state_is_a_value() -> None:
     state = State(((0, 1), (-2, 2)), (), "sum")
     assert pickle.loads(pickle.dumps(state)) == state
     assert len({state, State(((0, 1), (-2, 2)))}) == 1
+
+
+@pytest.mark.parametrize("factors", NESTS, ids=str)
+@pytest.mark.parametrize("size", LENGTHS)
+def test_the_extent_is_the_longest_piece(size: int, factors: Factors) -> None:
+    longest = max(len(indices(size, factors, where)) for where in WHERE)
+    found = extent(size, factors, SIZES)
+    assert longest <= found <= size
+    assert found == longest or any(f < 0 for f in factors)  # of pieces of pieces all may not be longest at once
+
+
+def test_the_dual_of_the_dual_is_the_lie_again() -> None:
+    for state in (State(((0,), ())), State(((), (1, 0))), State(((), ()), (1,)), State(((2,), ()), (0,))):
+        free = tuple(a for a in range(3) if a not in state.split and a not in state.partial)
+        for lie in (Lie(state), Lie(state, free)):
+            assert lie.dual.dual == lie

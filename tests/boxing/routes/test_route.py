@@ -10,9 +10,9 @@ import torch
 
 from sbpflow.boxing import box, plan
 from sbpflow.boxing.exchange.execute import transport
-from sbpflow.boxing.routes.price import AxisLinks
 from sbpflow.boxing.routes.route import search
 from sbpflow.placement import placement, use_cluster
+from sbpflow.placement.links import Links
 from sbpflow.sbp import B, Layout, P, S, Sbp, State, layout
 from tests.boxing.oracle import (
     GRIDS,
@@ -40,7 +40,7 @@ EVEN = (480, 960)
 NOISE = 1 + 1e-9  # of sums of floats
 
 
-def per_axis(src: Layout, dst: Layout, links: AxisLinks, holes: bool) -> float:
+def per_axis(src: Layout, dst: Layout, links: Links, holes: bool) -> float:
     """The time of the best way to change the axes one by one in some order, each by a collective of its own.
 
     Straight to the target, or with all axes made B on the way. An axis that comes to split a dim cuts what is there
@@ -74,7 +74,7 @@ def changed(lies: Layout, step: tuple[int, Sbp]) -> Layout:
     return lies.with_state(State(tuple(map(tuple, dims)), tuple(sorted(partial))))
 
 
-def step_time(before: Layout, after: Layout, links: AxisLinks) -> float:
+def step_time(before: Layout, after: Layout, links: Links) -> float:
     """The price of the one collective that changes one axis."""
     for axis, (was, now) in enumerate(zip(before.sbp, after.sbp, strict=True)):
         if was is now or was is B or now is P:
@@ -84,7 +84,7 @@ def step_time(before: Layout, after: Layout, links: AxisLinks) -> float:
             return links.price("all_reduce", (axis,), local_bytes(before)).time
         if was is P or now is B:
             return links.price("reduce_scatter" if was is P else "all_gather", (axis,), local_bytes(after)).time
-        return links.exchange((axis,), local_bytes(after) * (n - 1) / n).time
+        return links.seconds("exchange", (axis,), local_bytes(after) * (n - 1) / n)
     return 0.0
 
 
@@ -94,7 +94,7 @@ def local_bytes(lies: Layout) -> int:
 
 def beats_every_order_of_axes(src: Layout, dst: Layout, *, holes: bool = False) -> None:
     way = plan(src, dst)
-    best = per_axis(src, dst, AxisLinks.of(src.placement, way.cluster), holes)
+    best = per_axis(src, dst, Links.of(src.placement, way.cluster), holes)
     assert way.price.time <= best * NOISE, f"{way.price.time:g} > {best:g}, {way}"
 
 
@@ -139,7 +139,7 @@ def test_slow_links_carry_little(sbp: tuple[Sbp, Sbp], times: float) -> None:
     src, dst = layout(p, sbp, EVEN), layout(p, B, EVEN)
     with use_cluster(network("two_level", (2, 4))):
         way = plan(src, dst)
-        links = AxisLinks.of(p, way.cluster)
+        links = Links.of(p, way.cluster)
     naive = [changed(src, (1, B)), changed(changed(src, (1, B)), (0, B))]
     assert sum(step_time(a, b, links) for a, b in itertools.pairwise([src, *naive])) >= times * way.price.time
 
@@ -169,11 +169,11 @@ def test_a_larger_tensor_or_a_slower_link_never_makes_a_move_cheaper(axes: tuple
             assert steps_time(src.state, dst.state, EVEN, free(axes, 0.5, links.link((0,))[0])) >= time / NOISE
 
 
-def free(axes: tuple[int, ...], bandwidth: float, latency: float) -> AxisLinks:
-    return AxisLinks(axes, lambda over: (latency, bandwidth))
+def free(axes: tuple[int, ...], bandwidth: float, latency: float) -> Links:
+    return Links(axes, lambda over: (latency, bandwidth))
 
 
-def steps_time(src: State, dst: State, shape: tuple[int, ...], links: AxisLinks) -> float:
+def steps_time(src: State, dst: State, shape: tuple[int, ...], links: Links) -> float:
     return sum(step.price.time for step in search(src, dst, shape, 8, links))
 
 

@@ -1,0 +1,79 @@
+"""The price of a collective: bytes that the busiest rank receives, and seconds by latency and bandwidth of its links.
+
+n ranks, L the local buffer in bytes after the step (before it for all_reduce):
+
+    slice, to_partial    0
+    all_gather           L (n-1)/n      log2 n hops
+    reduce_scatter       L (n-1)        log2 n hops
+    all_reduce           2 L (n-1)/n    2 log2 n hops
+    all_reduce_once      L (n-1)        as exchange: every rank sends all it has to every other, where latency rules
+    all_to_all, exchange    what a rank needs and does not hold; log2 n hops, but an eighth of a hop a message
+"""
+
+from collections.abc import Callable
+from math import ceil, log2, prod
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .cluster import Cluster
+from .grid import Placement
+
+# Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
+EVERYBODY_ADDS = 1.4
+
+__all__ = ["EVERYBODY_ADDS", "Links", "Price"]
+
+Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
+
+
+class Price(NamedTuple):
+    """Seconds, and bytes that the busiest rank receives."""
+
+    time: float
+    bytes: float
+
+
+class Links(NamedTuple):
+    """The axes of a placement as moves see them: their sizes, and latency and bandwidth of any set of them."""
+
+    sizes: tuple[int, ...]
+    link: Callable[[tuple[int, ...]], tuple[float, float]]
+    reductions: tuple[str, ...] = ("all_reduce", "all_reduce_once")
+
+    @classmethod
+    def of(cls, placement: Placement, cluster: Cluster) -> "Links":
+        links = cls(placement.shape, lambda axes: cluster.link(placement, axes))
+        # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
+        return links if placement.type == "cpu" else links._replace(reductions=("all_reduce",))
+
+    @property
+    def without_latency(self) -> "Links":
+        """The same where many moves go at once."""
+        return self._replace(link=lambda axes: (0.0, self.link(axes)[1]))
+
+    def ranks(self, axes: tuple[int, ...]) -> int:
+        return prod(self.sizes[a] for a in axes)
+
+    def price(self, kind: str, axes: tuple[int, ...], size: float) -> Price:
+        """The price of one collective over `axes`, where `size` is L of the table in bytes."""
+        n = self.ranks(axes)
+        moved = {
+            "all_reduce": 2 * size * (n - 1) / n,
+            "all_reduce_once": size * (n - 1),
+            "reduce_scatter": size * (n - 1),
+        }.get(kind, size * (n - 1) / n)
+        return Price(self.seconds(kind, axes, moved), moved)
+
+    def seconds(self, kind: str, axes: tuple[int, ...], moved: Bytes) -> Bytes:
+        """The seconds of one collective over `axes` in which the busiest rank receives `moved` bytes."""
+        latency, bandwidth = self.link(axes)
+        n = self.ranks(axes)
+        hops: float = ceil(log2(n))
+        if kind == "all_reduce":
+            hops *= 2
+        elif kind in ("exchange", "all_to_all", "all_reduce_once"):
+            hops = max(hops, (n - 1) / 8)
+        work = moved * EVERYBODY_ADDS if kind == "all_reduce_once" else moved
+        return hops * latency + work / bandwidth

@@ -1,0 +1,71 @@
+"""Moves: their bytes are exactly those a rank will receive, small ones take latency and large ones bandwidth."""
+
+import pytest
+
+from sbpflow.boxing import plan
+from sbpflow.placement import cluster, placement, use_cluster
+from sbpflow.placement.links import Links, Price
+from sbpflow.sbp import B, Layout, P, S, layout
+from tests.boxing.oracle import GRIDS, broken, every_pair, grid, network, ordered, sample
+
+ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
+ON_NETWORKS = pytest.mark.parametrize("prices", ["flat", "two_level", "cpu"])
+
+
+@ON_ALL_GRIDS
+@ON_NETWORKS
+def test_the_bytes_of_a_price_are_those_that_the_busiest_rank_receives(axes: tuple[int, ...], prices: str) -> None:
+    layouts = ordered(grid(*axes), (48, 96))
+    pairs = sample(every_pair(layouts), 200 if len(axes) < 3 else 40, (axes, prices))
+    with use_cluster(network(prices, axes)):
+        assert broken(pairs, is_priced_by_its_bytes) == []
+
+
+@pytest.mark.sweep
+@ON_ALL_GRIDS
+@ON_NETWORKS
+def test_the_bytes_of_every_price_are_those_received(axes: tuple[int, ...], prices: str) -> None:
+    layouts = ordered(grid(*axes), (48, 96))
+    pairs = list(every_pair(layouts))
+    with use_cluster(network(prices, axes)):
+        assert broken(pairs if len(axes) < 3 else sample(pairs, 2000, prices), is_priced_by_its_bytes) == []
+
+
+def is_priced_by_its_bytes(src: Layout, dst: Layout) -> None:
+    way = plan(src, dst)
+    assert way.price.bytes == pytest.approx(way.bytes), f"{way.price.bytes} for {way}"
+
+
+@pytest.mark.parametrize("shape", [(33, 35), (9, 10), (2, 3)], ids=str)
+@ON_ALL_GRIDS
+def test_uneven_pieces_are_priced_by_the_largest(axes: tuple[int, ...], shape: tuple[int, int]) -> None:
+    """A price is at most one element a dim and step off; it may say too much, hardly too little."""
+    pairs = sample(every_pair(ordered(grid(*axes), shape)), 100, (axes, shape))
+    with use_cluster("flat"):
+        ways = [plan(*pair) for pair in pairs]
+    assert [str(way) for way in ways if way.bytes > way.price.bytes + sum(shape) * 8 * len(way.moves)] == []
+
+
+@pytest.mark.parametrize("prices", ["cpu", "a100x8", "h100x8", "h200x8"])
+def test_by_the_presets_small_moves_take_latency_and_large_ones_bandwidth(prices: str) -> None:
+    p = placement("cpu:[0-7]")
+    with use_cluster(prices):
+        small, large = (plan(layout(p, P, (n,)), layout(p, B, (n,))).price.time for n in (8, 1 << 28))
+        latency, bandwidth = cluster(prices).link(p, (0,))
+    assert latency <= small <= 20 * latency
+    assert large == pytest.approx(2 * 7 / 8 * (4 << 28) / bandwidth, rel=0.05)
+
+
+def test_an_axis_of_one_rank_costs_nothing() -> None:
+    p = placement("cpu:[0-3] as (1, 4)")
+    with use_cluster("cpu"):
+        assert plan(layout(p, (S(0), B), (8,)), layout(p, (P, B), (8,))).price == Price(0, 0)
+
+
+def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum() -> None:
+    """It needs no GPU. To add up by hand what is small pays on the cores of a host; on a card each term is a kernel."""
+    for device in ("cpu", "cuda"):
+        src = layout(placement(f"{device}:[0-3]"), P, (4,))
+        by_hand = device == "cpu"
+        assert ("all_reduce_once" in [move.kind for move in plan(src, src.to(B)).moves]) == by_hand
+        assert ("all_reduce_once" in Links.of(src.placement, cluster("flat")).reductions) == by_hand
