@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...placement.links import Links, Price
 from ...sbp.state import Factors, State, drop, fill, local_numel, pieces
-from .price import missing, truly_missing
+from .missing import missing, truly_missing
 
 __all__ = ["Leg", "search"]
 

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from sbpflow.boxing.routes.price import missing, truly_missing
+from sbpflow.boxing.routes.missing import missing, truly_missing
 from sbpflow.sbp import Layout
 from tests.boxing.oracle import GRIDS, broken, every_pair, grid, held, holed, ordered, sample
 
