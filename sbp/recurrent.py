@@ -21,6 +21,9 @@ __all__ = ["KINDS", "layer", "recurrent"]
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _KEYS = torch._C.DispatchKey
+_TAKES = (
+    "Tensor x, Tensor? lengths, Tensor[] states, Tensor[] weights, str kind, bool biases, bool both, ScalarType? narrow"
+)
 
 
 def layer(
@@ -37,35 +40,23 @@ def layer(
     if isinstance(x, FakeTensor):
         made: list[Tensor] = recurrent(x, lengths, list(states), list(weights), kind, biases, both, narrow)
         return made
-    with torch.autocast(x.device.type, narrow, enabled=narrow is not None):
-        return _run(x, lengths, states, weights, kind, biases, both)
-
-
-def _run(
-    x: Tensor,
-    lengths: Tensor | None,
-    states: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    kind: str,
-    biases: bool,
-    both: bool,
-) -> list[Tensor]:
     given = any(t.requires_grad for t in (x, *states, *weights))
     # As if it trained: some kernels can only go back then, and there is no dropout behind a single layer.
     rest = list(weights), biases, 1, 0.0, given and torch.is_grad_enabled(), both
     run = getattr(torch, kind)
-    if lengths is None:
-        return list(run(x, *_held(kind, states), *rest, False))
-    if not len(lengths):
-        return [x.new_zeros(_shape(x, states, kind, both)), *states]
-    packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
-    order, back = packed.sorted_indices, packed.unsorted_indices
-    assert order is not None
-    assert back is not None
-    moved = [s.index_select(1, order) for s in states]
-    data, *ends = run(packed.data, packed.batch_sizes, *_held(kind, moved), *rest)
-    out, _ = pad_packed_sequence(packed._replace(data=data), total_length=len(x))
-    return [out, *(s.index_select(1, back) for s in ends)]
+    with torch.autocast(x.device.type, narrow, enabled=narrow is not None):
+        if lengths is None:
+            return list(run(x, *_held(kind, states), *rest, False))
+        if not len(lengths):
+            return [x.new_zeros(_shape(x, states, both)), *states]
+        packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        assert order is not None
+        assert back is not None
+        moved = [s.index_select(1, order) for s in states]
+        data, *ends = run(packed.data, packed.batch_sizes, *_held(kind, moved), *rest)
+        out, _ = pad_packed_sequence(packed._replace(data=data), total_length=len(x))
+        return [out, *(s.index_select(1, back) for s in ends)]
 
 
 def _held(kind: str, states: Sequence[Tensor]) -> list[Any]:
@@ -73,35 +64,21 @@ def _held(kind: str, states: Sequence[Tensor]) -> list[Any]:
     return [list(states)] if kind == "lstm" else list(states)
 
 
-def _shape(x: Tensor, states: Sequence[Tensor], kind: str, both: bool) -> tuple[int, ...]:
+def _shape(x: Tensor, states: Sequence[Tensor], both: bool) -> tuple[int, ...]:
     return (*x.shape[:-1], states[0].shape[-1] * (1 + both))
 
 
-@torch.library.custom_op("sbpflow::recurrent", mutates_args=())
-def _recurrent(
-    x: Tensor,
-    lengths: Tensor | None,
-    states: list[Tensor],
-    weights: list[Tensor],
-    kind: str,
-    biases: bool,
-    both: bool,
-    narrow: torch.dtype | None,
-) -> list[Tensor]:
-    return _apart(layer(x, lengths, states, weights, kind, biases, both, narrow), (x, *states, *weights))
+@torch.library.custom_op("sbpflow::recurrent", mutates_args=(), schema=f"({_TAKES}) -> Tensor[]")
+def _recurrent(*call: Any) -> list[Tensor]:
+    x, _, states, weights, *_ = call
+    return _apart(layer(*call), (x, *states, *weights))
 
 
-@torch.library.custom_op("sbpflow::recurrent_backward", mutates_args=())
+@torch.library.custom_op(
+    "sbpflow::recurrent_backward", mutates_args=(), schema=f"(Tensor[] grads, {_TAKES}) -> Tensor[]"
+)
 def _recurrent_backward(
-    grads: list[Tensor],
-    x: Tensor,
-    lengths: Tensor | None,
-    states: list[Tensor],
-    weights: list[Tensor],
-    kind: str,
-    biases: bool,
-    both: bool,
-    narrow: torch.dtype | None,
+    grads: list[Tensor], x: Tensor, lengths: Tensor | None, states: list[Tensor], weights: list[Tensor], *said: Any
 ) -> list[Tensor]:
     """The gradients of x, states and weights."""
     # An op's kernel is called below autograd; here it is needed again.
@@ -111,7 +88,7 @@ def _recurrent_backward(
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off), torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (x, *states, *weights)]
         n = 1 + len(states)
-        outs = layer(leaves[0], lengths, leaves[1:n], leaves[n:], kind, biases, both, narrow)
+        outs = layer(leaves[0], lengths, leaves[1:n], leaves[n:], *said)
         found = torch.autograd.grad(outs, leaves, grads, allow_unused=True)
     zeroed = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
     return _apart(zeroed, grads)
@@ -131,18 +108,10 @@ def _apart(made: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
 
 
 @_recurrent.register_fake
-def _(
-    x: Tensor,
-    lengths: Tensor | None,
-    states: list[Tensor],
-    weights: list[Tensor],
-    kind: str,
-    biases: bool,
-    both: bool,
-    narrow: torch.dtype | None,
-) -> list[Tensor]:
+def _(x: Tensor, lengths: Tensor | None, states: list[Tensor], weights: list[Tensor], *said: Any) -> list[Tensor]:
+    _, _, both, _ = said
     dtype = torch.promote_types(x.dtype, states[0].dtype)  # of a GRU under autocast states stay as they were
-    return [x.new_empty(_shape(x, states, kind, both), dtype=dtype), *(s.new_empty(s.shape) for s in states)]
+    return [x.new_empty(_shape(x, states, both), dtype=dtype), *(s.new_empty(s.shape) for s in states)]
 
 
 @_recurrent_backward.register_fake
