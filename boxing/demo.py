@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from ..placement import Placement, placement
 from ..placement.errors import MissingError, SbpflowError, TransportError
 from ..placement.world import world
 from ..sbp import B, Layout, P, S, Sbp, layout
+from ..sbp.trial import one_thread
 from .box import box
 from .exchange.execute import transport
 from .picture.draw import axis_graph, picture, plan_graph
@@ -60,17 +60,6 @@ def demo(out: Path) -> None:
     wrong = [one.plan for one in (*trials, *uneven) if not one.right]
     if wrong:
         raise SbpflowError(f"{len(wrong)} moves gave wrong values\n  the first is {wrong[0]}")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """On a busy machine threads that wait for each other would take longer than the moves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def every_plan(p: Placement, shape: tuple[int, ...]) -> list[Plan]:

@@ -4,8 +4,7 @@ A call is run whole and run on the shards of simulated ranks, forward and backwa
 does that for every signature on one axis, those that the book lists and those that it does not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from .call import Call, Match, Piece, Way, map_tensors
 from .registry import find
 from .state import State
-from .trial import Op, Trial, states_of
+from .trial import Op, Trial, one_thread, states_of
 
 __all__ = ["RuleReport", "check_rule", "check_way", "expand_line", "named_op"]
 
@@ -35,7 +34,7 @@ class RuleReport:
 
 def check_way(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], way: Way, sizes: tuple[int, ...]) -> str | None:
     """The difference when the ranks of a grid run this way, forward or backward; None if it holds."""
-    with _one_thread():
+    with one_thread():
         return Trial(op, args, kwargs, sizes).differs(way)
 
 
@@ -44,7 +43,7 @@ def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> Ru
     if isinstance(op, str):
         op = named_op(op)
     report = RuleReport()
-    with _one_thread():
+    with one_thread():
         for ranks in (2, 3):
             trial = Trial(op, args, kwargs, (ranks,))
             ways = _listed(trial, op, ranks)
@@ -58,17 +57,6 @@ def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> Ru
                 if (way.inputs, way.outputs) not in known and trial.differs(way) is None:
                     report.missing.append(f"{_text(way)} on {ranks} ranks")
     return report
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tensors here are tiny: threads that wait for each other took a thousand times longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:

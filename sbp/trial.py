@@ -8,6 +8,7 @@ One process, no communication; the ranks run one after the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from itertools import product
 from math import prod
@@ -21,7 +22,7 @@ from .call import Piece, Way, in_order, map_tensors, tensors_in
 from .layout import Layout
 from .state import Spans, State
 
-__all__ = ["Op", "Trial", "states_of"]
+__all__ = ["Op", "Trial", "one_thread", "states_of"]
 
 Op: TypeAlias = torch._ops.OpOverload | Callable[..., Any]
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -254,3 +255,14 @@ def states_of(whole: Tensor, ranks: int) -> list[State]:
         states.append(State(((),) * ndim, (0,)))
     splits = [State(tuple((0,) if d == dim else () for d in range(ndim))) for dim in range(ndim)]
     return states + [state for dim, state in enumerate(splits) if whole.shape[dim] >= ranks]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On tiny tensors threads that wait for each other take a thousand times longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

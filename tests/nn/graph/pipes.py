@@ -1,8 +1,7 @@
 """Models cut into stages, their data, and steps of them in a pipeline beside the same steps on one device."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from sbpflow.actors.schedules.published import PUBLISHED
 from sbpflow.actors.schedules.schedule import Schedule
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement import Placement
+from sbpflow.sbp.trial import one_thread
 
 from .zoo import hub
 
@@ -192,17 +192,6 @@ def often(first: list[Any], more: list[Any]) -> list[Any]:
         *first,
         *(pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.sweep) for one in more),
     ]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Several wait longer for each other than they have to do with tensors as small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def everywhere() -> Placement:

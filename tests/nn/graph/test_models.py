@@ -1,8 +1,8 @@
 """Real models in graphs do what they do on one device, and send the bytes that the plan says."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +14,7 @@ from sbpflow import B, S
 from sbpflow.boxing.graph.buckets import exchange
 from sbpflow.boxing.graph.move_table import buckets, update_of
 from sbpflow.placement import Placement
+from sbpflow.sbp.trial import one_thread
 from tests.nn.graph.memory.test_liveness import Live
 from tests.nn.graph.zoo import ZOO, adamw, loss_fn, made
 from tests.ranks import Ranks
@@ -80,17 +81,6 @@ def graph_of(name: str, where: Placement, way: Way, model: nn.Module, batch: dic
     assert free is not None
     most = max(held.total for held in free.ranks.values())
     return flow.compile(model, loss_fn, adamw(model), placement=where, memory=ZOO[name].little * most)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Several wait longer for each other than they have to do with tensors as small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()

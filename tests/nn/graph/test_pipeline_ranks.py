@@ -11,6 +11,7 @@ import torch
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors.schedules.published import PUBLISHED
+from sbpflow.sbp.trial import one_thread
 from tests.ranks import Ranks
 
 from .pipes import (
@@ -25,7 +26,6 @@ from .pipes import (
     numbers,
     of,
     often,
-    one_thread,
     sgd,
     square_loss,
     staged,
