@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from ...actors.schedules.pipeline import Costs
-from ...actors.schedules.schedule import Schedule
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Course
 from ...boxing.graph.text.text import to_text
@@ -25,7 +24,6 @@ from ..model.annotate import Moved, chunk_of, placement_of
 from .capture.arguments import cutter, tensors_by_path
 from .capture.pytree import replaced
 from .choose.choose import Decided
-from .compiler.backends import Backend
 from .compiler.generated_calls import Shards
 from .memory.account import account, held_by_rank
 from .memory.liveness import RankMemory
@@ -33,6 +31,7 @@ from .microbatch.batch import Batch, MicroBatch
 from .microbatch.parts import Axes, Size
 from .microbatch.rewrite import Micro, separated
 from .microbatch.written_sizes import does_not_run
+from .options import Options
 from .passes import Passes
 from .run.chunks import Chunks
 from .run.costs import chunk_costs, course, once
@@ -80,10 +79,8 @@ class Pieces:
     """The steps of all micro-batches of a batch, by route and size; `groups` are those that make up each update of the
     weights, and `room` is what one was given, in bytes a rank."""
 
+    options: Options
     batch: Batch
-    schedule: Schedule
-    name: str
-    backend: Backend
     sized: Mapping[tuple[int, Size], Sized]
     groups: Sequence[Sequence[int]]
     room: float | None
@@ -99,19 +96,20 @@ class Pieces:
     @property
     def streams(self) -> bool:
         """Whether optimizers step while the step goes on."""
-        return self.trains and not self.schedule.synchronous
+        return self.trains and not self.options.policy.synchronous
 
     @cached_property
     def program(self) -> Pipelined:
         """The pipeline that runs."""
+        schedule, name = self.options.policy, str(self.options.name)
         sizes = [piece.sizes for piece in self.batch.pieces]
         variants = {key: one.variant for key, one in self.sized.items()}
-        weights = WeightVersions(variants, sizes, self.schedule, self.name) if self.streams else None
-        return Pipelined(variants, sizes, self.schedule, self.name, self.batch.slices, weights)
+        weights = WeightVersions(variants, sizes, schedule, name) if self.streams else None
+        return Pipelined(variants, sizes, schedule, name, self.batch.slices, weights)
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
-        return footprint(self.program, regather=self.backend != "autograd")
+        return footprint(self.program, regather=self.options.backend != "autograd")
 
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
@@ -123,7 +121,7 @@ class Pieces:
         one, pieces = self.first, self.batch.pieces
         routes = [each.variant.where for (_, size), each in self.sized.items() if size == pieces[0].sizes]
         return course(
-            self.schedule,
+            self.options.policy,
             routes,
             self.costs() * len(routes),
             len(pieces) // self.batch.slices,
@@ -169,12 +167,12 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
     pieces = choose(limit)
     for turn in range(TURNS):
         one = pieces.first
-        held = held_by_rank(pieces.memory(), one.decided.logical, one.graph, states)
+        held = held_by_rank(pieces.memory(), one.graph, states)
         rank = max(held, key=lambda rank: held[rank].total)
         if held[rank].total <= limit:
             return pieces
         refused[held[rank].total] = outgrown(pieces.program, one.decided, rank, held[rank], limit)
-        single = account(one.graph, states, regather=pieces.backend != "autograd")[rank]
+        single = account(one.graph, states, regather=pieces.options.backend != "autograd")[rank]
         if turn < TURNS - 1:
             try:
                 pieces = choose(less(held[rank], single, limit))
@@ -218,7 +216,7 @@ class _Planner:
                 decided = self.passes.decided(logical, inputs, room, kept, rest)
                 sized[1, piece.sizes] = self.sized(micro, decided)
         groups = self.groups(sized[0, self.batch.pieces[0].sizes].variant)
-        return Pieces(self.batch, self.schedule, self.passes.name, self.passes.options.backend, sized, groups, room)
+        return Pieces(self.passes.options, self.batch, sized, groups, room)
 
     def micro(self, piece: MicroBatch, kept: Mapping[str, Layout]) -> tuple[Micro, Mapping[str, Tensor]]:
         """The step of one micro-batch: captured, placed, and set apart from that of the batch."""

@@ -6,17 +6,21 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...boxing.graph.move_table import moves_of
+from ...boxing.graph.physical import Var
 from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import device, owned
+from ...sbp.call import mapped
 from ..tensors.agreement import same, told
-from ..tensors.tensor import GlobalTensor
-from .capture.arguments import tensors_by_path
+from ..tensors.tensor import GlobalTensor, wrap
+from .capture.arguments import cutter, tensors_by_path
+from .compiler.generated_calls import trimmed
 from .explain import report
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
@@ -25,9 +29,34 @@ from .optimizer.adopted_model import AdoptedModel
 from .plan import Planned
 from .run.pipeline import Pipelined
 from .run.program import Program
-from .straight import StraightRunner
 
-__all__ = ["Step"]
+__all__ = ["Step", "StraightRunner"]
+
+
+class StraightRunner:
+    """The runner of a step that is one function: cuts arguments, and gives gradients to the model."""
+
+    def __init__(self, plan: Planned, model: AdoptedModel) -> None:
+        self.plan, self.model, self.program = plan, model, plan.program
+        self.graph, self.constants, self.trains = plan.graph, plan.passes.constants, plan.trains
+        sources = [s for s in plan.graph.sources if s.kind in ("input", "constant")]
+        self.cut = {s.value.name: cutter(s.value.layout) for s in sources}
+
+    def run(self, given: Mapping[str, Tensor]) -> Any:
+        """One step on the tensors of its arguments."""
+        shards = self.model.shards()
+        for name, cut in self.cut.items():
+            shards[name] = cut(given[name] if name in given else self.constants[name]())
+        with torch.no_grad():
+            done = self.program(shards)
+            self.model.write(done.values)
+        if self.trains:
+            self.model.learn(done.grads, given)
+
+        def put(var: Var) -> GlobalTensor:
+            return wrap(trimmed(done.values[var.name]), self.graph.layout(var.name))
+
+        return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))
 
 
 class Step:
@@ -98,7 +127,7 @@ class Step:
     def explain(self) -> Report:
         """The plan and its reasons; in micro-batches, ops and moves are those of one."""
         plan, live = self.plan, self.memory()
-        held = held_by_rank(live, plan.decided.logical, self.graph, plan.passes.states)
+        held = held_by_rank(live, self.graph, plan.passes.states)
         estimates = max((of.estimates for of in live.values()), key=len, default=())
         made = report(self.graph, plan.decided, held, estimates, plan.options.memory, self.program.again)
         return replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)

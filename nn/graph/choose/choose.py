@@ -67,20 +67,13 @@ def decide(
     pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
     demands = Demands(pinned, states, limit is not None, LIMITS)
     key = _key(logical, where, demands, (limit, regather), name)
-    return _known.of(key, lambda: _decided(logical, where, demands, limit, regather, name))
-
-
-_known = LastUsed[Decided](32)
-
-
-def _decided(
-    logical: Logical, where: Homes, demands: Demands, limit: float | None, regather: bool, name: str
-) -> Decided:
-    """A decision that is not known yet: posed as a problem, solved, and made a graph."""
+    known = _known.get(key)
+    if known is not None:
+        return known
     posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
 
     def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
-        _check(solution, demands.pins)
+        _check(solution, pinned)
         return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
     if limit is None:
@@ -92,12 +85,15 @@ def _decided(
             where,
             limit,
             made,
-            lambda made: account(bucketed(made[0]), demands.states, regather=regather),
+            lambda made: account(bucketed(made[0]), states, regather=regather),
             lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
             lambda node: _gathered(logical, posed.nodes[node], where),
         )
         solution, (graph, names) = found.solution, found.made
-    return Decided(graph, logical, posed, solution, names)
+    return _known.put(key, Decided(graph, logical, posed, solution, names))
+
+
+_known = LastUsed[Decided](32)
 
 
 def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:

@@ -1,6 +1,6 @@
 """The values that were used last, by all that they depend on: equal layers and equal steps are worked out once."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 __all__ = ["LastUsed"]
@@ -16,12 +16,13 @@ class LastUsed(Generic[Value]):
         self.most = most
         self.held: dict[Hashable, Value] = {}
 
-    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of a key; it is made if there is none."""
+    def get(self, key: Hashable) -> Value | None:
         value = self.held.pop(key, None)
-        if value is None:
-            value = make()
-        self.held[key] = value  # the last used is the last
+        return None if value is None else self.put(key, value)
+
+    def put(self, key: Hashable, value: Value) -> Value:
+        """Keep a value, which is the last used now."""
+        self.held[key] = value
         if len(self.held) > self.most:
             self.held.pop(next(iter(self.held)))
         return value

@@ -173,7 +173,7 @@ def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tu
         return None
     lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
     key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape
-    return _ways.of(key, lambda: _looked_up(op, args, kwargs, inputs, outputs))
+    return _ways.get(key) or _ways.put(key, _looked_up(op, args, kwargs, inputs, outputs))
 
 
 _ways = LastUsed[Way](4096)

@@ -24,7 +24,10 @@ def read_again(graph: Physical, segment: Segment) -> frozenset[str]:
     """The inputs that autograd keeps, or views of them. Logical shapes say it, so that all ranks find the same."""
     if not segment.wants:
         return frozenset()
-    found = _known.of(_kind(graph, segment), lambda: _read_again(graph, segment))
+    kind = _kind(graph, segment)
+    found = _known.get(kind)
+    if found is None:
+        found = _known.put(kind, _read_again(graph, segment))
     return frozenset(segment.inputs[at] for at in found)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from ....boxing.graph.physical import Physical
 from ....boxing.graph.report.facts import Held
 from ....sbp import Layout
-from ....sbp.logical import Logical
 from ..lower.localise import Localiser
 from ..lower.segments import segments
 from .liveness import RankMemory, memory
@@ -25,10 +24,9 @@ def trained(graph: Physical) -> list[Layout]:
     return [s.home for s in graph.sources if s.kind == "parameter" and s.value.grad]
 
 
-def held_by_rank(live: Mapping[int, RankMemory], logical: Logical, graph: Physical, kept: int) -> dict[int, Held]:
-    """Of every rank of a graph whose peaks are known, with what an optimizer keeps of all that is to learn."""
-    learns = {s.name for s in logical.sources if logical.losses and s.requires_grad and s.kind != "input"}
-    return with_states(live, [s.home for s in graph.sources if s.value.name in learns], kept)
+def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> dict[int, Held]:
+    """The same of a graph whose peaks are known; where it does not train, nothing is kept."""
+    return with_states(live, trained(graph) if graph.losses else [], kept)
 
 
 def with_states(live: Mapping[int, RankMemory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
