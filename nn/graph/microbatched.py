@@ -62,12 +62,12 @@ class MicroBatchRunner:
             self.model.hold()
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
-            made = self.program(held, inputs, self.seeds, self.model.update)
+            made, grads = self.program(held, inputs, self.seeds, self.model.update)
         with torch.no_grad():
-            self.model.write(made.values[0])
+            self.model.write(made[0])
         if self.learns:
-            self.model.learn(made.grads, given)
-        return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made.values, strict=True)])
+            self.model.learn(grads, given)
+        return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:
         """The arguments of one piece as they lie."""

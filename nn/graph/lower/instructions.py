@@ -8,7 +8,6 @@ home     home w     a source's, brought together    rest     rest 3     what the
 again    w again 3  a value made or moved again     chance   chance 3   from where on random numbers were drawn
 sent     x sent     as it leaves its ranks          holders  holders x  who held a maximum
 come     x come     as it arrives on others         moving   moving 5   a move under way
-back     d w back 0 a gradient from other ranks, to be added up
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from ....sbp import Layout
 __all__ = ["Contents", "Instruction", "LocalRegister", "Transfer", "What", "values_of"]
 
 Contents: TypeAlias = Literal[
-    "value", "d", "home", "again", "sent", "come", "back", "saved", "stash", "rest", "chance", "holders", "moving"
+    "value", "d", "home", "again", "sent", "come", "saved", "stash", "rest", "chance", "holders", "moving"
 ]
 
 
@@ -69,8 +68,8 @@ def _text(kind: Contents, of: str, number: int) -> str:
         return of
     if kind in ("d", "home"):
         return f"{kind} {of} #{number}" if number else f"{kind} {of}"
-    if kind in ("again", "back"):
-        return f"{of} {kind} {number}"
+    if kind == "again":
+        return f"{of} again {number}"
     if kind in ("sent", "come"):
         return f"{of} {kind}"
     return f"{kind} {of or number}"

@@ -4,7 +4,6 @@ The gradients of weights are added up over the micro-batches where they are made
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 from weakref import ref
@@ -43,15 +42,7 @@ from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
 from .weight_versions import WeightVersions
 
-__all__ = ["Made", "Pipelined", "seeds_of"]
-
-
-@dataclass(frozen=True)
-class Made:
-    """The outcome of a step: results by micro-batch, and gradients where each source has its home."""
-
-    values: list[dict[str, Shards]]
-    grads: dict[str, Shards]
+__all__ = ["Pipelined", "seeds_of"]
 
 
 class Pipelined:
@@ -273,9 +264,10 @@ class Pipelined:
         inputs: Sequence[Mapping[str, Shards]],
         seeds: Sequence[Mapping[str, Shards]],
         update: Update,
-    ) -> Made:
+    ) -> tuple[list[dict[str, Shards]], dict[str, Shards]]:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
-        change meanwhile are changed by `update`."""
+        change meanwhile are changed by `update`. Returns results by micro-batch, and gradients where sources have their
+        homes."""
         with torch.no_grad(), plain():
             weights = self.weights.begin(held, update)
             try:
@@ -284,7 +276,7 @@ class Pipelined:
             finally:
                 self.weights.end()
         values, self.values = self.values, []
-        return Made(values, grads)
+        return values, grads
 
     def stream(
         self,

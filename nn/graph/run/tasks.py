@@ -255,7 +255,7 @@ class _Tasks:
         for number, do in enumerate(after):
             (slot,) = do.writes
             if slot in slots:
-                part = LocalRegister("back", slot, number)
+                part = slot.part(number + 2)
                 self.writer.layouts[part] = self.writer.layouts[slot]
                 self.after += [do._replace(writes=(part,)), Instruction("add", 2, (slot, part), (slot,))]
             else:

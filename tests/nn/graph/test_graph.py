@@ -235,7 +235,7 @@ def test_a_loss_does_not_keep_the_memory_of_what_it_is_the_mean_of(
 
     def seen(self: Pipelined, *args: Any) -> Any:
         made = run(self, *args)
-        parts.extend(x for values in made.values for shards in values.values() for x in shards)
+        parts.extend(x for values in made[0] for shards in values.values() for x in shards)
         return made
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
