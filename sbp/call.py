@@ -6,9 +6,10 @@ Way      one signature of a call: the state of every tensor that goes in and com
 Piece    one rank's share of a way; what a local function may ask for
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
     "map_tensors",
     "mapped",
     "numbered",
+    "refilled",
     "refs_in",
     "renumbered",
     "tensors_in",
@@ -112,10 +114,15 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     return change(value) if isinstance(value, Tensor) else mapped(value, Tensor, change)
 
 
+def refilled(value: Any, tensors: Iterable[Any]) -> Any:
+    """A structure with these in the place of its tensors, in order."""
+    put = iter(tensors)
+    return map_tensors(value, lambda _: next(put))
+
+
 def numbered(value: Any) -> Any:
     """A structure with `Ref`s in the place of its tensors, numbered in order."""
-    number = iter(range(1 << 30))
-    return map_tensors(value, lambda _: Ref(next(number)))
+    return refilled(value, map(Ref, count()))
 
 
 def renumbered(value: Any, numbers: Mapping[int, int]) -> Any:

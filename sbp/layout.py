@@ -200,6 +200,10 @@ class Layout:
         gaps = self.gaps if state == self.state else ()
         return Layout(self.placement, state, self.shape, self.dtype, order=self.order, gaps=gaps)
 
+    def with_dtype(self, dtype: torch.dtype) -> "Layout":
+        """How a tensor of another dtype that is made anew lies, as this one does."""
+        return Layout(self.placement, self.state, self.shape, dtype, order=self.order)
+
 
 def memory_order(t: torch.Tensor) -> tuple[int, ...]:
     """The dims of a tensor from the outermost in memory, as torch keeps them in what it makes like it.

@@ -7,7 +7,7 @@ import torch
 
 from ...placement import Placement
 from ...placement.errors import SbpError
-from ...sbp import B, Layout, SbpLike
+from ...sbp import Layout, SbpLike
 from ...sbp.state import State
 from ..tensors.handle import plain
 from ..tensors.shell import shell
@@ -76,13 +76,7 @@ class Ghost(GlobalTensor):
     def to_global(
         self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
     ) -> "Ghost":
-        of, where = self._layout, placement or self.placement
-        if sbp is None and placement is not None and placement.ndim != self.placement.ndim:
-            sbp = B
-        if sbp is None and grad_sbp is None and where.shape == self.placement.shape:
-            there = Layout(where, of.state, of.shape, of.dtype)
-        else:
-            there = of.to(sbp, where, grad_sbp)
+        there = self._there(placement, sbp, grad_sbp)
         self._tell(self, there)
         return ghost(there, self._needs and torch.is_grad_enabled(), self._tell)
 

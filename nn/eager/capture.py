@@ -23,10 +23,20 @@ from ...sbp.call import Ref, fill, frozen, map_tensors, tensors_in
 from ...sbp.logical import Logical, LogicalOp, Source
 from ..tensors.memory_formats import as_laid
 
-__all__ = ["CallWatch", "asks_for_grad", "capture", "capturing", "fakes_of", "seen_by", "shared_fakes", "sources_of"]
+__all__ = [
+    "CallWatch",
+    "asks_for_grad",
+    "autocast_state",
+    "capture",
+    "capturing",
+    "fakes_of",
+    "quiet",
+    "seen_by",
+    "shared_fakes",
+    "sources_of",
+]
 
 
-# A call that fails on fakes fails again with torch's own error, or is answered another way; torch logs it as a crash.
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -170,13 +180,26 @@ def seen_by(watch: CallWatch) -> Iterator[None]:
     """Inside, a watch sees every call of a function on tensors without values."""
     global _capturing
     _capturing += 1
-    silent, _fake_log.disabled = _fake_log.disabled, True
     try:
-        with torch.enable_grad(), enable_python_dispatcher(), watch:
+        with quiet(), torch.enable_grad(), enable_python_dispatcher(), watch:
             yield
     finally:
         _capturing -= 1
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing is logged of what fails on fakes: it fails again with torch's own error, or is answered another way."""
+    silent, _fake_log.disabled = _fake_log.disabled, True
+    try:
+        yield
+    finally:
         _fake_log.disabled = silent
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of device on which autocast is on, with its dtype there."""
+    return tuple([(on, torch.get_autocast_dtype(on)) for on in ("cpu", "cuda") if torch.is_autocast_enabled(on)])
 
 
 def _meta(layout: Layout) -> Tensor:

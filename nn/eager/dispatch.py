@@ -5,9 +5,9 @@ runs, how the outputs lie. A known key costs one look-up; `first` makes a recipe
 
     recipe       runs                                              when
     Single       the function itself on the shards, once a rank    it is one ATen call that a rule covers
-    Program      the captured calls one by one, each by dispatch   it is several
+    CallSequence the captured calls one by one, each by dispatch   it is several
     Whole        the function itself on gathered tensors           nothing is known of it
-    Handler      a function of ours on the global tensors          see handlers and composites
+    Handler      a function of ours on the global tensors          see handlers and formulas
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from ..tensors.factories import whole_everywhere
 from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.moves import describe
 from ..tensors.tensor import GlobalTensor
+from .capture import autocast_state
 from .gathered import Whole
 from .handlers import handler
 from .moved_views import keep
@@ -69,7 +70,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs
         else:
             _note(a, key, func)
     if _autocast():
-        key.append(_autocast_state())
+        key.append(autocast_state())
     token = tuple(key)
     try:
         recipe = _recipes.get(token)
@@ -148,10 +149,6 @@ def _note(a: Any, key: list[Any], func: Any) -> None:
 
 class _Plain:
     """In a key: a plain tensor stood here, so that the call has to be prepared."""
-
-
-def _autocast_state() -> tuple[Any, ...]:
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
 
 
 def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: Any) -> Any:

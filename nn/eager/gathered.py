@@ -9,9 +9,8 @@ from torch import Tensor
 from ...placement.errors import PlacementError
 from ...placement.world import owned
 from ...sbp import Layout
-from ...sbp.call import map_tensors, tensors_in
+from ...sbp.call import refilled, tensors_in
 from ...sbp.layout import memory_order
-from ...sbp.state import State
 from ..tensors import seeds
 from ..tensors.handle import has_grad
 from ..tensors.moves import flat, shards_as, whole
@@ -20,7 +19,7 @@ from ..tensors.tokens import pass_tokens
 from .moved_views import Torn, after_write, any_severed, bring_back, sever
 from .recipe import Recipe, each_rank
 
-__all__ = ["Whole"]
+__all__ = ["Whole", "gathered"]
 
 
 class Whole(Recipe):
@@ -34,16 +33,9 @@ class Whole(Recipe):
         self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        where = tensors[0].placement
-        floats = [x for x in tensors if has_grad(x._layout)]
-        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
-        linear = self.adds_up and floats
-        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
-        label = f"{self.name} (gathered)"
-        shards = [
-            shards_as(x, flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()), label, implicit=True)
-            for x in tensors
-        ]
+        where, label = tensors[0].placement, f"{self.name} (gathered)"
+        layouts, partial = gathered([x._layout for x in tensors], self.adds_up)
+        shards = [shards_as(x, to, label, implicit=True) for x, to in zip(tensors, layouts, strict=True)]
         shards = [self._as_in_memory(held, x) for held, x in zip(shards, tensors, strict=True)]
         if self.changes:  # others may use the gathered copies too, and views of one exchange cannot be written to
             shards = [
@@ -86,12 +78,17 @@ class Whole(Recipe):
                 "depends on the values\n  call it on a tensor that every process has: x.to_global(placement=...)"
             )
         tokens = pass_tokens([x._shards[0] for x in tensors], [fake.dtype for fake in found])
-        where = tensors[0].placement
-        layouts = [
-            Layout(where, State(((),) * f.ndim), tuple(f.shape), f.dtype, partial, order=memory_order(f)) for f in found
-        ]
-        made = iter([wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
-        return map_tensors(self.fakes, lambda _: next(made))
+        layouts = [whole(fake, tensors[0].placement, partial) for fake in found]
+        return refilled(self.fakes, [wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
+
+
+def gathered(given: Sequence[Layout], adds_up: bool) -> tuple[list[Layout], tuple[int, ...]]:
+    """How inputs lie where each rank has them whole, and on which axes gradients of all are addends, inputs' and
+    outputs', if those of a function that adds up may be."""
+    floats, shape = [of for of in given if has_grad(of)], given[0].placement.shape
+    axes = [a for a, n in enumerate(shape) if n > 1 and adds_up and floats]
+    partial = tuple(a for a in axes if all(a in of.grad_partial for of in floats))
+    return [flat(of, grad_partial=partial if has_grad(of) else ()) for of in given], partial
 
 
 def _versions(shards: tuple[Tensor, ...]) -> list[int]:
@@ -138,8 +135,7 @@ def _global(
         viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held, x))
         bases.append(None if out is same else next(viewed, None))
         made.append(out)
-    every = iter(made)
-    return map_tensors(results[0], lambda _: next(every)), bases
+    return refilled(results[0], made), bases
 
 
 def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) -> bool:

@@ -12,7 +12,7 @@ from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
 from ...placement.world import owned
 from ...sbp import Layout
-from ...sbp.call import map_tensors, tensors_in
+from ...sbp.call import map_tensors, refilled, tensors_in
 from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..tensors import autograd, seeds
@@ -74,9 +74,9 @@ class Foreach(Recipe):
                 x = _adopted(x, where)
             if x.shape != home.shape:
                 return shards_as(x, flat(x._layout), func.__name__, implicit=True)
-            there = home._layout.with_state(home._layout.state)
+            there = home._layout
             same = x._layout.state == there.state and x.dtype is there.dtype
-            to = x._layout if same else type(there)(there.placement, there.state, there.shape, x.dtype)
+            to = x._layout if same else Layout(there.placement, there.state, there.shape, x.dtype)
             return shards_as(x, to, func.__name__, implicit=True)
 
         shards: list[tuple[Tensor, ...]] = []
@@ -87,8 +87,7 @@ class Foreach(Recipe):
         if results[0] is None:
             return None
         per_rank = [tensors_in(result) for result in results]
-        made = iter([_as_home(held, home) for held, home in zip(zip(*per_rank, strict=True), homes, strict=True)])
-        return map_tensors(results[0], lambda _: next(made))
+        return refilled(results[0], map(_as_home, zip(*per_rank, strict=True), homes))
 
 
 def _by_placement(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
@@ -139,8 +138,7 @@ def _gathered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: P
 def _as_home(held: tuple[Tensor, ...], home: GlobalTensor) -> GlobalTensor:
     if any(a is b for a, b in zip(held, home._shards, strict=True)):
         return home
-    of = home._layout
-    return wrap(held, type(of)(of.placement, of.state, of.shape, held[0].dtype, order=of.order))
+    return wrap(held, home._layout.with_dtype(held[0].dtype))
 
 
 def handler(func: Any) -> Recipe | None:
@@ -180,6 +178,12 @@ def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 _REDUCED = {"_foreach_norm": norms, "_foreach_max": _each(torch.max), "_foreach_powsum": _each(_powsum)}
 
 
+def _overloads(name: str) -> list[Any]:
+    """An ATen op of this name, called as such: its overloads."""
+    op = getattr(torch.ops.aten, name)
+    return [getattr(op, overload) for overload in op.overloads()]
+
+
 def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def put(function: Callable[..., Any]) -> Callable[..., Any]:
         for func in functions:
@@ -189,9 +193,7 @@ def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return put
 
 
-@answers(torch.autograd.grad)
-def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    return autograd.grad(outputs, inputs, *args, **kwargs)
+answers(torch.autograd.grad)(autograd.grad)
 
 
 @answers(torch.autograd.backward)
@@ -228,7 +230,7 @@ def _by_element(name: str) -> Callable[..., GlobalTensor]:
 
 
 for _name in ("apply_", "map_", "map2_"):
-    _handlers[getattr(torch.Tensor, _name)] = Answer(_by_element(_name))
+    answers(getattr(torch.Tensor, _name))(_by_element(_name))
 
 
 @answers(torch._amp_foreach_non_finite_check_and_unscale_)
@@ -270,7 +272,7 @@ def _recurrent(kind: str) -> Callable[..., Any]:
 
 
 for _name in KINDS:
-    _handlers[getattr(torch, _name)] = Answer(_recurrent(_name))
+    answers(getattr(torch, _name))(_recurrent(_name))
 
 
 def _random(name: str) -> Callable[..., GlobalTensor]:
@@ -289,15 +291,13 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
 
 
 for _name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_"):
-    _handlers[getattr(torch.Tensor, _name)] = Answer(_random(_name))
-    for _overload in getattr(torch.ops.aten, _name).overloads():
-        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random(_name))
+    answers(getattr(torch.Tensor, _name), *_overloads(_name))(_random(_name))
 
 
 def _random_like(name: str) -> Callable[..., Tensor]:
     def draw(x: GlobalTensor, *args: Any, dtype: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
         kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
-        like = x if dtype is None or dtype is x.dtype else wrap(x._shards, _of_dtype(x, dtype))
+        like = x if dtype is None or dtype is x.dtype else wrap(x._shards, x._layout.with_dtype(dtype))
         with torch.no_grad():
             made = random_like(like, lambda full: getattr(torch, name)(full, *args, **kwargs))
         return made.requires_grad_() if requires_grad else made
@@ -305,15 +305,8 @@ def _random_like(name: str) -> Callable[..., Tensor]:
     return draw
 
 
-def _of_dtype(x: GlobalTensor, dtype: torch.dtype) -> Any:
-    of = x._layout
-    return type(of)(of.placement, of.state, of.shape, dtype, order=of.order)
-
-
 for _name in ("rand_like", "randn_like", "randint_like"):
-    _handlers[getattr(torch, _name)] = Answer(_random_like(_name))
-    for _overload in getattr(torch.ops.aten, _name).overloads():
-        _handlers[getattr(getattr(torch.ops.aten, _name), _overload)] = Answer(_random_like(_name))
+    answers(getattr(torch, _name), *_overloads(_name))(_random_like(_name))
 
 
 def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:

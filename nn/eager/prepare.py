@@ -11,7 +11,20 @@ from torch import Tensor
 
 from ...placement.world import owned
 from ...sbp import Layout
-from ...sbp.call import Call, Local, Piece, Ref, Rewritten, Way, fill, map_tensors, numbered, refs_in, tensors_in
+from ...sbp.call import (
+    Call,
+    Local,
+    Piece,
+    Ref,
+    Rewritten,
+    Way,
+    fill,
+    map_tensors,
+    numbered,
+    refilled,
+    refs_in,
+    tensors_in,
+)
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up
 from ..tensors.factories import whole_everywhere
@@ -97,7 +110,7 @@ def _of_op(func: Any, seen: Logical, tensors: Sequence[GlobalTensor]) -> Recipe:
     found = verdict(seen, tensors)
     call = found.call
     if (found.formula is not None or found.apart is not None) and _is_widened(call):
-        return _Widened()
+        return _Cast(_widened)
     if found.formula is not None:
         return found.formula
     if found.way is not None:
@@ -254,14 +267,19 @@ def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t for t in tensors if t.dtype.is_floating_point]
 
 
-class _Widened(Recipe):
-    """The call with its inputs of half precision made single."""
+class _Cast(Recipe):
+    """The call with some of its tensors cast before."""
+
+    def __init__(self, cast: Callable[[int, Tensor], Tensor], *, by_grad: bool = False) -> None:
+        self.cast, self.by_grad = cast, by_grad
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        def widen(t: Tensor) -> Tensor:
-            return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+        args, kwargs = refilled((args, kwargs), [self.cast(i, x) for i, x in enumerate(tensors)])
+        return func(*args, **kwargs)
 
-        return func(*map_tensors(args, widen), **map_tensors(kwargs, widen))
+
+def _widened(at: int, t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def _unless_rounded(made: Recipe, call: Call, tensors: Sequence[GlobalTensor]) -> Recipe:
@@ -269,24 +287,10 @@ def _unless_rounded(made: Recipe, call: Call, tensors: Sequence[GlobalTensor]) -
     assert isinstance(made, Single)
     narrow = cast_first(call, made.targets or [x._layout for x in tensors])
     if any(wants_grad([tensors[i] for i in narrow])):
-        return _CastFirst(narrow, call.outputs[0].dtype)
+        dtype = call.outputs[0].dtype
+        return _Cast(lambda i, x: x.to(dtype) if i in narrow else x, by_grad=True)
     made.by_grad = bool(narrow)
     return made
-
-
-class _CastFirst(Recipe):
-    """The call with some of its inputs cast to the dtype of what comes out."""
-
-    by_grad = True
-
-    def __init__(self, which: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.which, self.dtype = which, dtype
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
-        named = numbered((args, kwargs))
-        cast = [x.to(self.dtype) if i in self.which else x for i, x in enumerate(tensors)]
-        args, kwargs = fill(named, cast)
-        return func(*args, **kwargs)
 
 
 class _Into(Recipe):

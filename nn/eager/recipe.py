@@ -14,7 +14,7 @@ from ...boxing.plan import plan
 from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout
-from ...sbp.call import map_tensors, tensors_in
+from ...sbp.call import map_tensors, refilled, tensors_in
 from ..tensors.moves import shards_as
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
@@ -170,9 +170,8 @@ class Single(Recipe):
     def pass_on(self, tensors: Sequence[GlobalTensor]) -> Any:
         """The results on a process that owns no rank of the placement: tokens with the same edges."""
         dtypes = [of.dtype for of in self.outputs.layouts if of is not None]
-        put = iter(pass_tokens([x._shards[0] for x in tensors], dtypes))
-        result = map_tensors(self.result, lambda _: next(put))
-        return assembled([result], self.outputs, tensors)
+        made = pass_tokens([x._shards[0] for x in tensors], dtypes)
+        return assembled([refilled(self.result, made)], self.outputs, tensors)
 
     def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """See whether this is one of the calls that `dispatch` handles by itself."""

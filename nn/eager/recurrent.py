@@ -24,7 +24,7 @@ def stacked(
     kind: str,
     x: Tensor,
     lengths: Tensor | None,
-    states: Sequence[Tensor],
+    hx: Any,
     weights: Sequence[Tensor],
     biases: bool,
     layers: int,
@@ -35,6 +35,7 @@ def stacked(
     drop: Drop = _drop,
 ) -> list[Tensor]:
     """The outputs of the last layer and the last states of all; `x` has time first, and `drop` is between layers."""
+    states = list(hx) if kind == "lstm" else [hx]
     device = x.device.type
     narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if narrow is not None and not (kind == "gru" and device == "cpu"):
@@ -44,7 +45,7 @@ def stacked(
     each = len(weights) // layers
     ends = []
     for i in range(layers):
-        held = [s.narrow(0, i * ways, ways) for s in states] if layers > 1 else list(states)
+        held = [s.narrow(0, i * ways, ways) for s in states] if layers > 1 else states
         x, *last = recurrent(x, lengths, held, list(weights[i * each : (i + 1) * each]), kind, biases, both, narrow)
         ends.append(last)
         if train and dropout and i + 1 < layers:
@@ -71,10 +72,9 @@ def _of(kind: str) -> Callable[..., Any]:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
-        states = list(hx) if kind == "lstm" else [hx]
         first = x.transpose(0, 1) if batch_first else x
         rest = has_biases, num_layers, dropout, train, bidirectional
-        out, *ends = stacked(kind, first, None, states, params, *rest)
+        out, *ends = stacked(kind, first, None, hx, params, *rest)
         return out.transpose(0, 1) if batch_first else out, *ends
 
     return run

@@ -23,18 +23,18 @@ from ...sbp.call import Way, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical
 from ...sbp.precision import adds_up
 from ...sbp.recurrent import KINDS
-from ...sbp.state import State
 from ..eager.abstract import Ghost, Unknown, ghost
 from ..eager.capture import asks_for_grad, capture, sources_of
 from ..eager.choice import Verdict, cast_first, lies, prices, verdict
 from ..eager.formulas import Handler
 from ..eager.functions import Applied, captured
+from ..eager.gathered import gathered
 from ..eager.handlers import handler
 from ..eager.prepare import is_one_op
 from ..eager.recipe import wants_grad
 from ..tensors.handle import has_grad
 from ..tensors.meeting import adopt, meeting, name_of
-from ..tensors.moves import flat
+from ..tensors.moves import whole
 from ..tensors.tensor import GlobalTensor
 from .explanation import CallChoice, CallReport, ExplainedCall, Kind, input_names, suggested
 
@@ -94,10 +94,8 @@ class Teller(TorchFunctionMode):
 
     def moved(self, x: Ghost, there: Layout) -> None:
         """An explicit move."""
-        choice = CallChoice.of((x,), (there,), (there,), None)
-        self.steps.append(
-            ExplainedCall("to_global", "moved", (x._layout,), ("x",), (choice,), choice, "", "", self.level)
-        )
+        choice = CallChoice.of((x,), (there,), (there,))
+        self._say("to_global", "moved", (x,), choices=(choice,), chosen=choice, names=("x",))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -119,8 +117,7 @@ class Teller(TorchFunctionMode):
             return t if t.placement is where else t.to_global(placement=where, sbp=B)
         if t.requires_grad and torch.is_grad_enabled() and not isinstance(t, FakeTensor):
             adopt("explain", t, where)  # which says why not
-        of = Layout(where, State(((),) * t.ndim), tuple(t.shape), t.dtype)
-        return ghost(of, False, self.moved)
+        return ghost(whole(t, where), False, self.moved)
 
     def _own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Functions that are answered without capture."""
@@ -132,16 +129,12 @@ class Teller(TorchFunctionMode):
         if name.endswith("_like"):
             dtype = kwargs.get("dtype") or x.dtype
             made: Any = Ghost.drawn(x)
-            of = made._layout
-            made._layout = Layout(x.placement, of.state, of.shape, dtype, order=of.order)
+            made._layout = made._layout.with_dtype(dtype)
         elif name.endswith("_") and isinstance(x, Ghost):
             made = x
         else:
             raise Unknown(f"{name} is not explained: only what goes forward is")
-        step = ExplainedCall(
-            name, "drawn", (x._layout,), ("self",), (), None, "drawn for the whole, each rank keeps its part", ""
-        )
-        self.steps.append(step._replace(level=self.level))
+        self._say(name, "drawn", (x,), why="drawn for the whole, each rank keeps its part", names=("self",))
         return made
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Ghost]) -> Any:
@@ -233,14 +226,10 @@ class Teller(TorchFunctionMode):
     ) -> Any:
         """Every rank runs it on whole tensors."""
         where = tensors[0].placement
-        floats = [x for x in tensors if has_grad(x._layout)]
-        axes = [a for a in range(where.ndim) if where.shape[a] > 1]
-        linear = floats and found is not None and adds_up(found.call.op, found.call.inputs, found.call.outputs)
-        partial = tuple(a for a in axes if linear and all(a in x._layout.grad_partial for x in floats))
-        targets = [flat(x._layout, grad_partial=partial if has_grad(x._layout) else ()) for x in tensors]
+        linear = found is not None and adds_up(found.call.op, found.call.inputs, found.call.outputs)
+        targets, partial = gathered([x._layout for x in tensors], linear)
         fakes = [y for n, y in seen.fakes.items() if n >= len(tensors)] if seen is not None else []
-        outs = [Layout(where, State(((),) * y.ndim), tuple(y.shape), y.dtype) for y in fakes]
-        outs = [Layout(where, of.state, of.shape, of.dtype, partial if has_grad(of) else ()) for of in outs]
+        outs = [whole(y, where, partial) for y in fakes]
         states = tuple(to.state for to in targets)
         seconds = prices(tensors, where, [Way(states, ())])
         choice = CallChoice.of(tensors, targets, outs, sum(sum(seconds(i, state)) for i, state in enumerate(states)))
@@ -262,8 +251,9 @@ class Teller(TorchFunctionMode):
         chosen: CallChoice | None = None,
         why: str = "",
         rule: str = "",
+        names: tuple[str, ...] = (),
     ) -> None:
-        names = input_names(found.call) if found is not None else ()
+        names = input_names(found.call) if found is not None else names
         names = names if len(names) == len(tensors) else tuple(f"input {i}" for i in range(len(tensors)))
         step = ExplainedCall(
             op, how, tuple(x._layout for x in tensors), names, tuple(choices), chosen, why, rule, self.level

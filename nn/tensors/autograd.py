@@ -232,8 +232,7 @@ def _listed(inputs: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 def _holders(x: Tensor) -> list[tuple[Layout, tuple[Tensor, ...]]]:
     if not isinstance(x, Handle):
         raise TypeError("inputs of the backward pass of a global tensor must be global tensors")
-    behind = getattr(x._hooks, "inner", None) or x._shards  # where hooks have changed the gradient already
-    return x._leaf.held(x) if x._leaf is not None else [(x._layout, behind)]
+    return x._leaf.held(x) if x._leaf is not None else [(x._layout, x._behind)]
 
 
 def settle(differentiably: bool) -> None:

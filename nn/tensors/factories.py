@@ -204,15 +204,18 @@ def _generator(seed: int | None, generator: torch.Generator | None, where: Place
     if seed is None:
         if generator is not None:
             return {"generator": generator}
-        if _declare is not None:
-            return {}
-        seeds.agree(where)
+        if _declare is None:
+            seeds.agree(where)
         return {}
     if generator is not None:
         raise SbpError("both seed= and generator= were given\n  a generator has its own seed; give one of them")
-    here = owned(where)
-    on = device(where, here[0]) if here else torch.device("cpu")
-    return {"generator": torch.Generator(on).manual_seed(seed)}
+    return {"generator": torch.Generator(_here(where)).manual_seed(seed)}
+
+
+def _here(where: Placement) -> torch.device:
+    """The device on which this process makes whole tensors."""
+    ranks = owned(where)
+    return device(where, ranks[0]) if ranks else torch.device("cpu")
 
 
 def _make(
@@ -231,10 +234,8 @@ def _make(
         )
         return noted.requires_grad_() if requires_grad else noted
     same_call(function.__name__, args, sbp, dtype, more.get("generator"), placement)
-    here = owned(placement)
-    on = device(placement, here[0]) if here else torch.device("cpu")
     with torch.no_grad():
-        made = cut(function(*args, dtype=dtype, device=on, **more), placement, sbp)
+        made = cut(function(*args, dtype=dtype, device=_here(placement), **more), placement, sbp)
     return made.requires_grad_() if requires_grad else made
 
 
@@ -272,13 +273,16 @@ def full(
         made = _make(torch.full, (tuple(size), fill_value), placement, sbp, dtype, False)
     else:
         same_call("full", (tuple(size), fill_value), sbp, dtype, None, placement)
-        shards = [
-            torch.full(there.local_shape(r), fill_value, dtype=kind, device=device(placement, r))
-            for r in owned(placement)
-        ]
-        made = wrap(tuple(shards) or (token(there),), there)
-        made._made = user_line()
+        made = _pieces(there, lambda shape, on: torch.full(shape, fill_value, dtype=kind, device=on))
     return made.requires_grad_() if requires_grad else made
+
+
+def _pieces(there: Layout, make: Callable[[tuple[int, ...], torch.device], Tensor]) -> GlobalTensor:
+    """A tensor of which each rank makes its own piece."""
+    shards = [make(there.local_shape(r), device(there.placement, r)) for r in owned(there.placement)]
+    made = wrap(tuple(shards) or (token(there),), there)
+    made._made = user_line()
+    return made
 
 
 def empty(
@@ -290,9 +294,7 @@ def empty(
     kind = dtype or torch.get_default_dtype()
     there = layout(placement, sbp, _size(size), kind)
     same_call("empty", _size(size), sbp, kind, None, placement)
-    shards = [torch.empty(there.local_shape(r), dtype=kind, device=device(placement, r)) for r in owned(placement)]
-    made = wrap(tuple(shards) or (token(there),), there)
-    made._made = user_line()
+    made = _pieces(there, lambda shape, on: torch.empty(shape, dtype=kind, device=on))
     return made.requires_grad_() if requires_grad else made
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
-from ...sbp import Layout, Sbp
+from ...sbp import B, Layout, Sbp, SbpLike
 from .shell import shell
 
 __all__ = ["AnyHandle", "Handle", "attributes", "has_grad", "is_param", "plain"]
@@ -52,6 +52,20 @@ class Handle(torch.Tensor):
         made._shards = shards
         made._layout = of
         return made
+
+    def _there(self, placement: Placement | None, sbp: SbpLike | None, grad_sbp: SbpLike | None) -> Layout:
+        """The layout that `to_global` is asked for."""
+        of, where = self._layout, placement or self._layout.placement
+        if sbp is None and where.ndim != of.placement.ndim:
+            sbp = B
+        if sbp is None and grad_sbp is None and where.shape == of.placement.shape:
+            return Layout(where, of.state, of.shape, of.dtype, order=of.order)
+        return of.to(sbp, where, grad_sbp)
+
+    @property
+    def _behind(self) -> tuple[Tensor, ...]:
+        """The shards on which gradients are retained: behind the hooks, which may change them."""
+        return getattr(self._hooks, "inner", None) or self._shards
 
     # What the shards tell
 

@@ -103,9 +103,7 @@ def register_hook(x: Handle, hook: Callable[[Tensor], Tensor | None]) -> Removab
     calls = _hooks_of(x).calls
     if x._leaf is not None:
         x._leaf.watch(x)
-    handle = RemovableHandle(calls)
-    calls[handle.id] = hook
-    return handle
+    return _hung(calls, hook)
 
 
 def register_post_hook(x: Handle, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -113,15 +111,13 @@ def register_post_hook(x: Handle, hook: Callable[[Tensor], None]) -> RemovableHa
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     after = _hooks_of(x).after
     x._leaf.watch(x)
-    handle = RemovableHandle(after)
-    after[handle.id] = hook
+    return _hung(after, hook)
+
+
+def _hung(table: dict[int, Any], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(table)
+    table[handle.id] = hook
     return handle
-
-
-def inner(x: Handle) -> tuple[Tensor, ...]:
-    """The shards on which gradients are retained: behind the hooks, which may change them."""
-    held = None if x._hooks is None else x._hooks.inner
-    return x._shards if held is None else held
 
 
 def retained(x: AnyHandle) -> AnyHandle | None:
@@ -133,7 +129,7 @@ def retained(x: AnyHandle) -> AnyHandle | None:
         )
     with catch_warnings():
         simplefilter("ignore")  # torch wonders whether one means it
-        grads = [shard.grad for shard in inner(x)]
+        grads = [shard.grad for shard in x._behind]
     if all(g is None for g in grads):
         return None
     return type(x)._wrap(
@@ -150,9 +146,9 @@ def retain_grad(x: Handle) -> None:
         for _, _, handle in x._heard:
             handle.remove()
         kept = []
-        for shard in inner(x):
+        for shard in x._behind:
             shard.grad = None
-    for shard in inner(x):
+    for shard in x._behind:
         node = shard.grad_fn
         if not shard.output_nr:
             shard.retain_grad()

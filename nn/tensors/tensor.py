@@ -13,7 +13,7 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import owned
-from ...sbp import B, Layout, SbpLike
+from ...sbp import Layout, SbpLike
 from . import autograd, hooks, moves
 from .handle import Handle, attributes, is_param, plain
 from .show import html, table, text
@@ -106,8 +106,7 @@ class GlobalTensor(Handle):
 
     @property
     def retains_grad(self) -> bool:  # type: ignore[override]
-        held = getattr(self._hooks, "inner", None) or self._shards  # behind the hooks, which may change it
-        return self._leaf is None and held[0].retains_grad
+        return self._leaf is None and self._behind[0].retains_grad
 
     def detach(self) -> "GlobalTensor":
         return self._alias(tuple(shard.detach() for shard in self._shards))
@@ -130,14 +129,7 @@ class GlobalTensor(Handle):
         self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
     ) -> "GlobalTensor":
         """The same logical tensor under another signature, placement or both; its gradient is moved back."""
-        where = placement or self.placement
-        if sbp is None and placement is not None and placement.ndim != self.placement.ndim:
-            sbp = B
-        if sbp is None and grad_sbp is None and where.shape == self.placement.shape:
-            there = Layout(where, self._layout.state, self._layout.shape, self._layout.dtype)
-        else:
-            there = self._layout.to(sbp, where, grad_sbp)
-        there = there.in_order(self._layout.order)
+        there = self._there(placement, sbp, grad_sbp)
         if there is self._layout.in_order(self._layout.order):
             return self
         return wrap(moves.own_shards(self, there, "to_global"), there)

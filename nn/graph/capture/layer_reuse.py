@@ -17,6 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ....boxing.record import following
 from ....sbp.logical import LogicalOp, Origin
+from ...eager.capture import autocast_state
 from .interceptor import Interceptor
 from .likeness import Unlike, blocks_of, of_module, of_value
 from .module_state import ModuleState
@@ -128,7 +129,7 @@ class Repeats:
             numbers = tuple(self.tape.number(x) for x in (*held, *given))
         seen: dict[int, int] = {}
         pattern = tuple([seen.setdefault(n, len(seen)) for n in numbers])
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), _autocast()
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), autocast_state()
         return _LayerCall((like, taken, pattern, modes), held, constants, given, numbers)
 
     def _traced(self, call: _LayerCall, result: Any, start: int, first: int, writes: int) -> _Traced | None:
@@ -238,8 +239,3 @@ def _hooked() -> bool:
         return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
     forward = max(len(calls._global_forward_pre_hooks), len(calls._global_forward_hooks))
     return forward > 1 or bool(calls._global_backward_pre_hooks or calls._global_backward_hooks)
-
-
-def _autocast() -> tuple[Any, ...]:
-    kinds = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)

@@ -9,7 +9,7 @@ layers and `pad_packed_sequence` know how to use. Anything else that asks for pa
     what a step is given a packed argument is padded before the step, and packed again inside
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -38,23 +38,22 @@ class Padded(NamedTuple):
 
 def padded(value: Any) -> Any:
     """Arguments with what is packed in them padded."""
-    if isinstance(value, PackedSequence):
-        return Padded(*pad_packed_sequence(value, batch_first=True))
-    if type(value) in (list, tuple):
-        return type(value)([padded(part) for part in value])
-    if type(value) is dict:
-        return {name: padded(part) for name, part in value.items()}
-    return value
+    return _replaced(value, PackedSequence, lambda x: Padded(*pad_packed_sequence(x, batch_first=True)))
 
 
 def repacked(value: Any) -> Any:
     """The same arguments inside of a step."""
-    if isinstance(value, Padded):
-        return packed(value.values, value.lengths, True, False)
+    return _replaced(value, Padded, lambda x: packed(x.values, x.lengths, True, False))
+
+
+def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """All of a kind changed in plain lists, tuples and dicts; what else holds tensors stays itself."""
+    if isinstance(value, kind):
+        return change(value)
     if type(value) in (list, tuple):
-        return type(value)([repacked(part) for part in value])
+        return type(value)([_replaced(part, kind, change) for part in value])
     if type(value) is dict:
-        return {name: repacked(part) for name, part in value.items()}
+        return {name: _replaced(part, kind, change) for name, part in value.items()}
     return value
 
 
@@ -169,22 +168,8 @@ def packed(x: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> 
     return PackedSequence(Rows(first), Lengths(known, most))  # type: ignore[arg-type]
 
 
-def _layers(
-    kind: str,
-    rows: Rows,
-    lengths: Lengths,
-    hx: Any,
-    params: Sequence[Tensor],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both: bool,
-) -> tuple[Any, ...]:
-    states = list(hx) if kind == "lstm" else [hx]
-    drop = partial(_dropped, lengths.lengths)
-    rest = biases, layers, dropout, train, both
-    out, *ends = stacked(kind, rows.values, lengths.lengths, states, params, *rest, drop=drop)
+def _layers(kind: str, rows: Rows, lengths: Lengths, *rest: Any) -> tuple[Any, ...]:
+    out, *ends = stacked(kind, rows.values, lengths.lengths, *rest, drop=partial(_dropped, lengths.lengths))
     return Rows(out), *ends
 
 

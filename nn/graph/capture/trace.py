@@ -7,9 +7,8 @@
 Nothing is computed, no random number drawn, and the modules are afterwards what they were.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp.call import Ref
 from ....sbp.logical import Logical, Loss, Source
+from ...eager.capture import quiet
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
@@ -101,7 +101,8 @@ class _Tracing:
                 fixed = _FIXED.format(name=slot.name, line="{line}") if slot.kind == "parameter" else ""
                 slots[slot.name] = self._source(slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed)
             stack.enter_context(self.held)
-            stack.enter_context(_undisturbed())
+            stack.enter_context(quiet())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled functions run as they are written
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
             regions = self.watch.recomputed
@@ -273,15 +274,3 @@ _FROZEN = (
 
 def _same(result: Any) -> Any:
     return result
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Have compiled functions run as they are written, and nothing logged of what fails: the error tells it."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    silent, log.disabled = log.disabled, True
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        log.disabled = silent
