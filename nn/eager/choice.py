@@ -23,7 +23,7 @@ from .capture import capture
 from .formulas import composite
 from .recipe import Recipe
 
-__all__ = ["Verdict", "active_axes", "cast_first", "lies", "options", "prices", "statistics", "verdict"]
+__all__ = ["Verdict", "cast_first", "lies", "options", "prices", "statistics", "verdict"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +129,6 @@ def _in_place(call: Call, op: LogicalOp, ways: Sequence[Way]) -> list[Way]:
     ]
 
 
-def active_axes(way: Way) -> set[int]:
-    """The axes on which ranks hold different things."""
-    return {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
-
-
 def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way]) -> Price:
     """Seconds of bringing an input into its state in one of these ways, and its gradient back; all at once."""
     known = {(i, x._layout.state): (0.0, 0.0) for i, x in enumerate(tensors)}
@@ -164,7 +159,8 @@ def _gradient(to: State, of: Layout) -> State:
 def lies(way: Way, found: Verdict, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     """How inputs and outputs lie under a way, and with them their gradients."""
     where, op, call = tensors[0].placement, found.op, found.call
-    active = active_axes(way)
+    # The axes on which ranks hold different things.
+    active = {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}
     free = [a for a in range(where.ndim) if where.shape[a] > 1 and a not in active]
     written = [tensors[n] for n in op.numbers if n < len(tensors)] if call.op._schema.is_mutable else []
     floats = written or [x for x in tensors if has_grad(x._layout)]  # what is written to keeps its gradient's way

@@ -261,17 +261,25 @@ def _class_dim(x: Tensor) -> int:
     return 0 if x.ndim == 1 else 1
 
 
-def _reduce(losses: Tensor, weights: Tensor | None, valid: Tensor | None, reduction: int, count: int) -> Tensor:
+def _reduce(losses: Tensor, over: Tensor | int, reduction: int) -> Tensor:
     """0: each, 1: mean over what counts, 2: sum."""
     if reduction == 0:
         return losses
     if reduction == 2:
         return losses.sum()
-    if weights is None and valid is None:
-        return losses.sum() / count
-    over = weights if weights is not None else valid
-    assert over is not None
-    return losses.sum() / over.to(losses.dtype).sum()
+    return losses.sum() / (over if isinstance(over, int) else over.to(losses.dtype).sum())
+
+
+def _each_nll(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each sample, which of them count, and how much each does."""
+    dim = _class_dim(x)
+    valid = target != ignore_index
+    index = torch.where(valid, target, torch.zeros_like(target))
+    picked = x.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    if weight is None:
+        return torch.where(valid, -picked, torch.zeros_like(picked)), valid, valid
+    weights = torch.where(valid, weight[index], torch.zeros_like(picked))
+    return -picked * weights, valid, weights
 
 
 @formula("nll_loss_nd", "nll_loss", "nll_loss2d", when=_split_or_partial)
@@ -282,15 +290,8 @@ def nll_loss(
     reduction: int = 1,
     ignore_index: int = -100,
 ) -> Tensor:
-    dim = _class_dim(x)
-    valid = target != ignore_index
-    index = torch.where(valid, target, torch.zeros_like(target))
-    picked = x.gather(dim, index.unsqueeze(dim)).squeeze(dim)
-    if weight is None:
-        losses = torch.where(valid, -picked, torch.zeros_like(picked))
-        return _reduce(losses, None, valid, reduction, 0)
-    weights = torch.where(valid, weight[index], torch.zeros_like(picked))
-    return _reduce(-picked * weights, weights, None, reduction, 0)
+    losses, _, over = _each_nll(x, target, weight, ignore_index)
+    return _reduce(losses, over, reduction)
 
 
 @formula("cross_entropy_loss", when=_split_or_partial)
@@ -311,17 +312,11 @@ def cross_entropy(
         goal = target * (1 - label_smoothing) + label_smoothing / classes if label_smoothing else target
         each = -logs * goal
         losses = (each * weight.view(shape) if weight is not None else each).sum(dim)
-        return _reduce(losses, None, None, reduction, max(x.numel() // classes, 1))
-    nll: Tensor = nll_loss(logs, target, weight, reduction, ignore_index)
+        return _reduce(losses, max(x.numel() // classes, 1), reduction)
+    losses, valid, over = _each_nll(logs, target, weight, ignore_index)
+    nll = _reduce(losses, over, reduction)
     if not label_smoothing:
         return nll
-    valid = target != ignore_index
     each = -(logs * weight.view(shape) if weight is not None else logs).sum(dim)
-    each = torch.where(valid, each, torch.zeros_like(each))
-    if weight is None:
-        smooth = _reduce(each, None, valid, reduction, 0)
-    else:
-        index = torch.where(valid, target, torch.zeros_like(target))
-        weights = torch.where(valid, weight[index], torch.zeros_like(each))
-        smooth = _reduce(each, weights, None, reduction, 0)
+    smooth = _reduce(torch.where(valid, each, torch.zeros_like(each)), over, reduction)
     return nll * (1 - label_smoothing) + smooth * (label_smoothing / classes)

@@ -52,10 +52,9 @@ class Foreach(Recipe):
         where = tensors[0].placement
         if any(x.placement is not where for x in tensors):
             return _by_placement(func, args, kwargs, tensors)
-        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
-        rows = list(zip(*(a for a in lists if len(a) == len(lists[0])), strict=True))
+        rows = _rows(args, kwargs)
         homes = [_adopted(next((x for x in row if isinstance(x, GlobalTensor)), row[0]), where) for row in rows]
-        if _is_written(func) and not all(isinstance(x, GlobalTensor) for x in lists[0]):
+        if _is_written(func) and not all(isinstance(row[0], GlobalTensor) for row in rows):
             raise SbpError(
                 f"{func.__name__} would write global tensors into plain ones, once for every rank\n"
                 "  make the plain ones global by flow.tensor, or the global ones plain by x.full_tensor()"
@@ -68,10 +67,9 @@ class Foreach(Recipe):
             return _gathered(func, args, kwargs, where)
 
         def lie(x: Tensor, home: GlobalTensor) -> tuple[Tensor, ...]:
-            if not isinstance(x, GlobalTensor):
-                if x.shape != home.shape:  # a step count, the same everywhere
-                    return (x,) * len(home._shards)
-                x = _adopted(x, where)
+            if not isinstance(x, GlobalTensor) and x.shape != home.shape:  # a step count, the same everywhere
+                return (x,) * len(home._shards)
+            x = _adopted(x, where)
             if x.shape != home.shape:
                 return shards_as(x, flat(x._layout), func.__name__, implicit=True)
             there = home._layout
@@ -90,11 +88,16 @@ class Foreach(Recipe):
         return refilled(results[0], map(_as_home, zip(*per_rank, strict=True), homes))
 
 
+def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The tensors of lists that stand for each other, those of the first list first."""
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    return list(zip(*(a for a in lists if len(a) == len(lists[0])), strict=True))
+
+
 def _by_placement(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
     """The function of what each placement has of the lists; single numbers come along to each."""
-    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
-    count = len(lists[0])
-    rows = zip(*(a for a in lists if len(a) == count), strict=True)
+    rows = _rows(args, kwargs)
+    count = len(rows)
     places = [meeting(func, [x for x in row if isinstance(x, GlobalTensor)] or tensors) for row in rows]
     made: list[Any] = [None] * count
     for where in dict.fromkeys(places):

@@ -36,7 +36,7 @@ from ..tensors.handle import has_grad
 from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.moves import whole
 from ..tensors.tensor import GlobalTensor
-from .explanation import CallChoice, CallReport, ExplainedCall, Kind, input_names, suggested
+from .explanation import Answered, CallChoice, CallReport, ExplainedCall, input_names, suggested
 
 __all__ = ["explain"]
 
@@ -244,7 +244,7 @@ class Teller(TorchFunctionMode):
     def _say(
         self,
         op: str,
-        how: Kind,
+        how: Answered,
         tensors: Sequence[Ghost],
         found: Verdict | None = None,
         choices: Sequence[CallChoice] = (),

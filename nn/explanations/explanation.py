@@ -18,10 +18,10 @@ from ...sbp.rule import parse
 from ...sbp.schema import operands
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["CallChoice", "CallReport", "Kind", "ExplainedCall", "input_names", "suggested"]
+__all__ = ["Answered", "CallChoice", "CallReport", "ExplainedCall", "input_names", "suggested"]
 
 # By a rule, by a formula of ours, as several calls, on gathered tensors, as to_global says, or drawn at random.
-Kind: TypeAlias = Literal["rule", "formula", "parts", "gathered", "moved", "drawn"]
+Answered: TypeAlias = Literal["rule", "formula", "parts", "gathered", "moved", "drawn"]
 MOST_SHOWN = 8
 
 
@@ -82,7 +82,7 @@ class ExplainedCall(NamedTuple):
     """One call; `choices` in the order in which they were looked at, `level` says inside how many others it is made."""
 
     op: str
-    how: Kind
+    how: Answered
     inputs: tuple[Layout, ...]
     names: tuple[str, ...]  # of the inputs
     choices: tuple[CallChoice, ...] = ()

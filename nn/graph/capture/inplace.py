@@ -8,6 +8,7 @@ x.t().add_(1)         permute(add(permute(x), 1))
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ....sbp.call import Ref
 from ....sbp.traits import traits
 
-__all__ = ["RESHAPES", "Geometry", "back", "functional", "geometry", "overload_like", "written"]
+__all__ = ["RESHAPES", "Geometry", "Op", "back", "functional", "geometry", "overload_like", "written"]
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
@@ -119,7 +120,7 @@ def back(
     said = traits(name)
     if part.bits != whole.bits or 0 in [s for s, n in zip(part.stride, part.shape, strict=True) if n > 1]:
         return None
-    if said & {"same", "reshaped", "spread"} and _count(part.shape) == _count(whole.shape):
+    if said & {"same", "reshaped", "spread"} and prod(part.shape) == prod(whole.shape):
         return lambda make, _, new: (
             new if part.shape == whole.shape else make(aten.reshape.default, Ref(new), [*whole.shape])
         )
@@ -164,10 +165,3 @@ def _order(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> 
     probe = torch.empty(_PRIMES[:dims], device="meta")
     shape = op(probe, *args[1:], **kwargs).shape
     return [_PRIMES.index(n) for n in shape]
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count

@@ -24,21 +24,21 @@ class Unlike(Exception):
     """Something that is like nothing else, as it may change or do more than it shows."""
 
 
-def of_value(value: Any, tensors: list[Tensor], *, objects: bool = False) -> Any:
-    """A value as far as it is plain data; its tensors are collected, and stand there by shape and kind alone.
-
-    With `objects` others count too, by identity and what they hold; without, they raise Unlike.
-    """
-    return _Looking(tensors, objects).value(value)
+def of_value(value: Any, tensors: list[Tensor]) -> Any:
+    """A value of plain data alone; its tensors are collected, and stand there by shape and kind alone."""
+    return _Looking(tensors, objects=False).value(value)
 
 
 def of_module(module: nn.Module, constants: list[Tensor]) -> Any:
-    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected."""
-    return _Looking(constants, True).module(module)
+    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected.
+
+    Objects among the settings count by identity and what they hold.
+    """
+    return _Looking(constants, objects=True).module(module)
 
 
 class _Looking:
-    def __init__(self, tensors: list[Tensor], objects: bool) -> None:
+    def __init__(self, tensors: list[Tensor], *, objects: bool) -> None:
         self.tensors, self.objects = tensors, objects
         self.around: set[int] = set()  # objects being looked at: one may be in itself
 

@@ -52,17 +52,16 @@ class ModuleState:
         self.modules: list[nn.Module] = []
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}
-        self.own: list[tuple[nn.Module, str, bool, Tensor]] = []  # where every fake was put
         self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         for prefix, root in modules.items():
-            for name, module in root.named_modules():
+            for path, module in root.named_modules(prefix=prefix):
                 if isinstance(module, torch.jit.ScriptModule):
                     raise SbpError(
-                        f"capture: {_join(prefix, name) or 'the model'} is TorchScript, whose calls are not seen\n"
+                        f"capture: {path or 'the model'} is TorchScript, whose calls are not seen\n"
                         "  use the Python module that it was made of"
                     )
                 if id(module) not in self.paths:
-                    self.paths[id(module)] = _join(prefix, name)
+                    self.paths[id(module)] = path
                     self.modules.append(module)
         for module in self.modules:
             for kind, values in (("parameter", module._parameters), ("buffer", module._buffers)):

@@ -22,12 +22,11 @@ from ....sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ....sbp.logical import LogicalOp, Origin
 from ....sbp.state import State
 from ....sbp.traits import traits
-from .inplace import RESHAPES, Geometry, back, functional, geometry, overload_like, written
+from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overload_like, written
 
 __all__ = ["Storage", "Tape", "View"]
 
 aten = torch.ops.aten
-Op = torch._ops.OpOverload
 
 
 @dataclass(eq=False)

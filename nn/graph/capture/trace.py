@@ -44,7 +44,6 @@ def trace(
     kwargs: Mapping[str, Any],
     modules: Mapping[str, nn.Module],
     *,
-    grad: bool = True,
     device: str = "cpu",
     placement: Placement | None = None,
     reuse: bool = True,
@@ -56,9 +55,7 @@ def trace(
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
     """
-    return _Tracing(modules, device, placement, reuse=reuse, samples_apart=samples_apart).run(
-        function, args, kwargs, grad=grad
-    )
+    return _Tracing(modules, device, placement, reuse=reuse, samples_apart=samples_apart).run(function, args, kwargs)
 
 
 class _Tracing:
@@ -90,7 +87,7 @@ class _Tracing:
         self.found: dict[int, Constant] | None = None
 
     def run(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Logical, Constants]:
         with ExitStack() as stack:
             stack.enter_context(self.fakes)
@@ -103,7 +100,7 @@ class _Tracing:
             stack.enter_context(self.held)
             stack.enter_context(quiet())
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled functions run as they are written
-            stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
+            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
             regions = self.watch.recomputed
             stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own, regions))
