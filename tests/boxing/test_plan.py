@@ -13,7 +13,7 @@ import torch
 import sbpflow as flow
 from sbpflow.boxing import Plan, box, plan
 from sbpflow.boxing.exchange.execute import transport
-from sbpflow.boxing.routes import price, program, route
+from sbpflow.boxing.routes import missing, program, route
 from sbpflow.placement import Placement, cluster, placement, use_cluster
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout, state
@@ -38,7 +38,7 @@ from tests.counts import calls
 ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
 OF_ALL_SIZES = pytest.mark.parametrize("size", SHAPES)
 ON_NETWORKS = pytest.mark.parametrize("prices", ["cpu", "flat", "two_level"])
-MODULES = (state, price, program, route)
+MODULES = (state, missing, program, route)
 
 
 # What is sent
