@@ -18,13 +18,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...placement import placement
 from ...sbp import Layout
 from ...sbp.call import Ref, fill, frozen, map_tensors, tensors_in
 from ...sbp.logical import Logical, LogicalOp, Source
+from ...sbp.state import State
 from ..tensors.memory_formats import as_laid
 
 __all__ = [
     "CallWatch",
+    "alone",
     "asks_for_grad",
     "autocast_state",
     "capture",
@@ -123,6 +126,14 @@ def _fake(layout: Layout) -> Tensor:
 def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
     """Tensors of the logical shapes and dtypes, without values."""
     return [_fake(layout) for layout in layouts]
+
+
+def alone(shape: Sequence[int], dtype: torch.dtype, order: tuple[int, ...] = ()) -> Layout:
+    """The layout of a tensor on one rank: capture looks at shape, dtype and strides alone."""
+    return Layout(_ALONE, State(((),) * len(shape)), tuple(shape), dtype, order=order)
+
+
+_ALONE = placement("cpu", range(1))
 
 
 def sources_of(fakes: Sequence[Tensor]) -> tuple[Source, ...]:

@@ -23,7 +23,7 @@ from .abstract import Ghost
 from .recipe import Recipe
 from .recurrent import FORMULAS
 
-__all__ = ["Handler", "composite", "formula_named"]
+__all__ = ["Handler", "composite", "formula_named", "random_like", "whole_like"]
 
 When: TypeAlias = Callable[[Call], bool]
 _composites: dict[str, tuple[When, Callable[..., Any]]] = {}
@@ -95,15 +95,20 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
     if isinstance(x, Ghost):
         return x.drawn()
     seeds.agree(x.placement)
+    everywhere = whole_everywhere(fill(whole_like(x)), x.placement)
     dense = x._layout.in_order(x._layout.order)
-    whole = fill(torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device))
-    everywhere = whole_everywhere(whole, x.placement)
     of = dense.with_state(State(dense.state.dims))
     mine = shards_as(everywhere, of, "random")
     if of.state == everywhere._layout.state and len(mine) == 1:
         return everywhere
     # A view of the whole would keep all of it alive, and ranks of one process must not write to one memory.
     return wrap(tuple(shard.clone() for shard in mine), of)
+
+
+def whole_like(x: GlobalTensor) -> Tensor:
+    """Memory for a plain tensor that lies as this one would on one device, without gaps."""
+    dense = x._layout.in_order(x._layout.order)
+    return torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
 
 
 @formula("dropout", when=always)

@@ -21,7 +21,7 @@ from ..tensors.meeting import adopt, meeting
 from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
-from .formulas import random_like
+from .formulas import random_like, whole_like
 from .moved_views import bring_back
 from .norms import norms
 from .recipe import Recipe, each_rank
@@ -285,9 +285,7 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
         with torch.no_grad():
-            dense = x._layout.in_order(x._layout.order)
-            full = torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
-            drawn = getattr(full, name)(*args, **kwargs)
+            drawn = getattr(whole_like(x), name)(*args, **kwargs)
         return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
 
     return fill

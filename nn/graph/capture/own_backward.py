@@ -17,14 +17,12 @@ from torch.autograd import Function
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError
-from ....placement.grid import placement as make_placement
-from ....sbp import Layout
 from ....sbp.call import NEVER, Call, Match, Ref, Way, map_tensors, numbered, tensors_in
 from ....sbp.choose import everywhere, way_by
 from ....sbp.joint.options import answer_of
 from ....sbp.logical import Logical
 from ....sbp.state import State
-from ...eager.capture import capture
+from ...eager.capture import alone, capture
 from ...eager.functions import FunctionOp, applied
 from .interceptor import Interceptor
 from .layer_reuse import like
@@ -33,8 +31,6 @@ from .tape import Tape
 __all__ = ["OwnOp", "called"]
 
 _log = logging.getLogger(__name__)
-
-_ONE = make_placement("cpu", range(1))
 
 
 class OwnOp(FunctionOp):
@@ -172,7 +168,7 @@ def _seen(cls: Any, named: Any, inputs: Sequence[Tensor]) -> Match | None:
 def _captured(
     cls: Any, named: Any, needs: Sequence[bool], shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
 ) -> Logical:
-    layouts = [Layout(_ONE, State(((),) * len(s)), s, x.dtype) for s, x in zip(shapes, like, strict=True)]
+    layouts = [alone(shape, x.dtype) for shape, x in zip(shapes, like, strict=True)]
     return capture(_both(cls, needs), named, {}, layouts)
 
 

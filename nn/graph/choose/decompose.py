@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....placement import Placement
-from ....placement.grid import placement as make_placement
 from ....sbp import Layout
 from ....sbp.call import Call, Ref, fill, in_order, map_tensors, mapped, refs_in
 from ....sbp.joint.options import answer_of
@@ -23,10 +21,9 @@ from ....sbp.layout import memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.precision import holds, promotes, rounded
 from ....sbp.registry import has_rule
-from ....sbp.state import State
 from ....sbp.traits import traits
 from ...eager import formulas
-from ...eager.capture import capture, fakes_of, seen_by, shared_fakes, sources_of
+from ...eager.capture import alone, capture, fakes_of, seen_by, shared_fakes, sources_of
 from ..capture.interceptor import Interceptor
 from ..capture.tape import Tape
 
@@ -63,16 +60,15 @@ class _Apart:
         if seen is None:
             self.ops.append(op)
             return
-        parts, results = seen
         names = dict(enumerate(op.inputs))
-        for part in parts:
+        for part in seen.ops:
             for n, y in zip(part.numbers, part.outputs, strict=True):
                 if n not in names:
                     names[n] = self.next
                     self.fakes[self.next] = y
                     self.next += 1
             self.put(part.of(names, numbers=tuple(names[n] for n in part.numbers)), ranks)
-        for n, m in zip(op.numbers, refs_in(results), strict=True):
+        for n, m in zip(op.numbers, refs_in(seen.result), strict=True):
             self.same[n] = self.same.get(names[m], names[m])
 
     def made(self) -> Logical:
@@ -114,12 +110,12 @@ def formula_of(op: LogicalOp, call: Call) -> Logical | None:
     seen = _captured(function, call, op)
     if seen is None:
         return None
-    return Logical((Source("x", "input", call.inputs[0], requires_grad=op.grad),), *seen)
+    return replace(seen, sources=(Source("x", "input", call.inputs[0], requires_grad=op.grad),))
 
 
-def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[tuple[LogicalOp, ...], Any] | None:
-    """Ops that write nowhere, of a function on an op's inputs, which have the first numbers; and its result."""
-    (args, kwargs), layouts = _in_order(op), [_one(x) for x in call.inputs]
+def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Logical | None:
+    """A function on an op's inputs by ops that write nowhere, in the op's place; None if it cannot be captured."""
+    (args, kwargs), layouts = _in_order(op), [alone(x.shape, x.dtype, memory_order(x)) for x in call.inputs]
     try:
         seen = capture(function, args, kwargs, layouts)
         if any(part.op._schema.is_mutable for part in seen.ops):
@@ -127,7 +123,7 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
     except Exception:  # what cannot be captured stays as it is, and runs whole
         _log.info("%s cannot be taken apart", call.name, exc_info=True)
         return None
-    return tuple(
+    parts = [
         replace(
             part,
             grad=op.grad and part.grad and part.op._schema.name != "aten::detach",
@@ -135,7 +131,8 @@ def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> tuple[
             placement=op.placement,
         )
         for part in seen.ops
-    ), seen.result
+    ]
+    return replace(seen, ops=tuple(parts))
 
 
 def _functional(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
@@ -160,14 +157,6 @@ def _in_order(op: LogicalOp) -> Any:
     """The arguments with Refs numbered in the order of the inputs."""
     order = iter(range(len(op.inputs)))
     return mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Ref(next(order)))
-
-
-def _one(x: Tensor) -> Layout:
-    """The layout of a tensor on one rank: capturing looks at shape, dtype and strides only."""
-    return Layout(_ALONE, State(((),) * x.ndim), tuple(x.shape), x.dtype, order=memory_order(x))
-
-
-_ALONE: Placement = make_placement("cpu", range(1))
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
