@@ -14,7 +14,7 @@ from ...placement.errors import SbpError
 from ...sbp import B, Layout, SbpLike, signature
 from ...sbp.signature import Broadcast, Partial, Split
 from ...sbp.text import on_all_axes
-from ..tensors.agreement import checksum, differs
+from ..tensors.agreement import checksum, told
 from ..tensors.factories import check_values, cut
 from ..tensors.tensor import GlobalTensor
 from .annotate import spared
@@ -59,13 +59,15 @@ def check_same(held: Iterable[TensorSlot], placement: Placement, asked: str) -> 
     values = {slot.full: slot.value for slot in held}
     values |= {f"{name}.grad": dense(v.grad) for name, v in values.items() if v.grad is not None}
     plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
-    rank, at = differs([checksum(value) for value in plain.values()], placement, "same values") if plain else (None, 0)
-    if rank is not None:
-        raise SbpError(
-            f"{asked}: ranks {placement.flat[0]} and {rank} have different values in {[*plain][at]}\n"
-            "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
-            "or load the same weights first"
-        )
+    rows = (told([checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
+    for rank, row in zip(placement.flat, rows, strict=False):
+        other = next((name for name, mine, first in zip(plain, row, rows[0], strict=True) if mine != first), None)
+        if other is not None:
+            raise SbpError(
+                f"{asked}: ranks {placement.flat[0]} and {rank} have different values in {other}\n"
+                "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
+                "or load the same weights first"
+            )
 
 
 def _lie(slot: TensorSlot, sbp: SbpLike, placement: Placement) -> Layout:

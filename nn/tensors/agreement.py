@@ -21,7 +21,7 @@ from ...placement.errors import SbpError
 from ...placement.world import at_close, device, owned, world
 from ...sbp import B, S, layout
 
-__all__ = ["checksum", "differs", "same", "same_call", "told"]
+__all__ = ["checksum", "same", "same_call", "told"]
 
 FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
 
@@ -52,7 +52,7 @@ def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str =
     """
     if not (values and _compares(where) and _is_due(where, asked)):
         return
-    other, at = differs([checksum(value, said) for value in values.values()], where, "same values")
+    other, at = _differs([checksum(value, said) for value in values.values()], where, "same values")
     if other is None:
         return
     name, mine = [*values.items()][at]
@@ -82,7 +82,7 @@ def same_call(
         return
     said = f"{name}({', '.join(map(str, arguments))}, sbp={sbp}, dtype={dtype})"
     state = b"" if generator is None else generator.get_state().numpy().tobytes()
-    other, at = differs([crc32(said.encode()), crc32(state)], where, "same factory")
+    other, at = _differs([crc32(said.encode()), crc32(state)], where, "same factory")
     if other is not None:
         what = "other arguments" if at == 0 else "a generator in another state, or another seed="
         raise SbpError(
@@ -111,7 +111,7 @@ def _is_due(where: Placement, asked: str) -> bool:
     return number <= FIRST or number % EVERY == 0
 
 
-def differs(row: Sequence[int], where: Placement, op: str) -> tuple[int | None, int]:
+def _differs(row: Sequence[int], where: Placement, op: str) -> tuple[int | None, int]:
     """A rank whose numbers are not those of the first, if there is one, and which number that is."""
     rows = told(row, where, op) or [list(row)]
     for at, sums in enumerate(zip(*rows, strict=True)):

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.nn import materialise, place, shard
+from sbpflow.nn.model.materialise import make_global
+from sbpflow.nn.model.slots import slots
 from sbpflow.placement.errors import SbpError, ShapeError
 from tests.ranks import Ranks
 
@@ -269,6 +271,21 @@ def test_after_an_error_the_model_is_as_it_was() -> None:
         materialise(model)
     assert [id(w) for w in model.parameters()] == before
     assert all(w.is_meta for w in model.parameters())
+
+
+def test_after_an_error_in_one_of_several_modules_all_are_as_they_were() -> None:
+    class Broken(nn.Linear):
+        def reset_parameters(self) -> None:
+            if self.weight.device.type != "meta":
+                raise RuntimeError("broken")
+
+    with torch.device("meta"):
+        modules = {"right": nn.Linear(2, 2), "wrong": Broken(2, 2)}
+    before = [slot.value for slot in slots(modules)]
+    lies = {id(x): flow.layout(LINE, B, tuple(x.shape)) for x in before}
+    with pytest.raises(RuntimeError, match="broken"):
+        make_global(modules, lies, torch.device("cpu"), "a test", "")
+    assert all(slot.value is x for slot, x in zip(slots(modules), before, strict=True))
 
 
 def test_an_optimizer_made_on_meta_is_refused() -> None:
