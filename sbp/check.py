@@ -14,10 +14,11 @@ from torch import Tensor
 
 from .call import Call, Match, Piece, Way, map_tensors
 from .registry import find
+from .schema import named_op
 from .state import State
 from .trial import Op, Trial, one_thread, states_of
 
-__all__ = ["RuleReport", "check_rule", "check_way", "expand_line", "named_op"]
+__all__ = ["RuleReport", "check_rule", "check_way", "expand_line"]
 
 
 @dataclass
@@ -128,15 +129,6 @@ def _bool_addends(trial: Trial, way: Way) -> bool:
 
 def _meta(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def named_op(name: str) -> torch._ops.OpOverload:
-    """The op of a name as rules spell it."""
-    namespace, _, rest = name.rpartition("::")
-    packet, _, overload = rest.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace or "aten"), packet), overload or "default")
-    assert isinstance(found, torch._ops.OpOverload)
-    return found
 
 
 def _text(way: Way) -> str:

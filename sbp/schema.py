@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["Operands", "operands", "suggest"]
+__all__ = ["Operands", "named_op", "operands", "suggest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,11 @@ def operands(op: str | torch._ops.OpOverload) -> Operands | None:
     >>> operands("addmm").inputs
     {'self': False, 'mat1': False, 'mat2': False}
     """
-    schema = _schema(op) if isinstance(op, str) else op._schema
-    if schema is None:
+    try:
+        schema = (named_op(op) if isinstance(op, str) else op)._schema
+    except LookupError:
+        if _is_known(str(op).rpartition("::")[0] or "aten"):
+            raise
         return None
     return Operands(
         {p.name: "List" in str(p.type) for p in schema.arguments if "Tensor" in str(p.type)},
@@ -40,17 +43,19 @@ def operands(op: str | torch._ops.OpOverload) -> Operands | None:
     )
 
 
-def _schema(name: str) -> torch._C.FunctionSchema | None:
-    full = name if "::" in name else f"aten::{name}"
-    namespace, _, op = full.partition("::")
-    packet, _, overload = op.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None)
-    if found is None and namespace not in {known.partition("::")[0] for known in torch._C._dispatch_get_all_op_names()}:
-        return None
-    if (overload or "default") not in (found.overloads() if found else ()):
+def named_op(name: str) -> torch._ops.OpOverload:
+    """The op of a name as rules and plans spell it; a LookupError where there is none."""
+    namespace, _, rest = name.rpartition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, namespace or "aten"), packet, None)
+    op = getattr(found, overload or "default", None) if isinstance(found, torch._ops.OpOverloadPacket) else None
+    if not isinstance(op, torch._ops.OpOverload):
         raise LookupError(name)
-    schema: torch._C.FunctionSchema = getattr(found, overload or "default")._schema
-    return schema
+    return op
+
+
+def _is_known(namespace: str) -> bool:
+    return namespace in {known.partition("::")[0] for known in torch._C._dispatch_get_all_op_names()}
 
 
 def suggest(name: str) -> str:

@@ -24,7 +24,6 @@ NEEDED: dict[str, str] = {
     "torch._C.DispatchKey.AutocastCUDA": KEYS,
     "torch._C.DispatchKey.PreDispatch": CAPTURE,
     "torch._C.DispatchKeySet": KEYS,
-    "torch._C.FunctionSchema": TYPES,
     "torch._C.TensorBase": "what C++ code has of a tensor, under its Python properties",
     "torch._C.TensorBase.data": "the property that refuses a global value for a plain tensor",
     "torch._C._DisableAutocast": "casts are captured once",

@@ -9,10 +9,11 @@ import torch
 from sbpflow.placement import Placement, default_cluster, placement
 from sbpflow.placement.links import Links
 from sbpflow.sbp.call import Call, Match, Way, tensors_in
-from sbpflow.sbp.check import expand_line, named_op
+from sbpflow.sbp.check import expand_line
 from sbpflow.sbp.choose import candidates, choose, everywhere
 from sbpflow.sbp.joint.move_cost import moved
 from sbpflow.sbp.registry import find
+from sbpflow.sbp.schema import named_op
 from sbpflow.sbp.state import State
 
 GRID = (2, 2)

@@ -9,15 +9,14 @@ from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import registry
 from sbpflow.sbp.call import NEVER, Call, Match, tensors_in
 from sbpflow.sbp.rule import define, load, parse
+from sbpflow.sbp.schema import named_op
 
 N = NEVER
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Call:
     """A call on tensors of these shapes; a list of shapes is a list of tensors."""
-    namespace, _, op = name.rpartition("::")
-    packet, _, overload = op.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace or "aten"), packet), overload or "default")
+    found = named_op(name)
     given = [made(arg) for arg in args]
     return Call(found, tuple(given), kwargs, tuple(tensors_in(found(*given, **kwargs))))
 

@@ -11,7 +11,7 @@ from ....placement import Placement, placement
 from ....placement.errors import SbpflowError
 from ....sbp import B, Layout, P, S, Sbp, State, layout
 from ....sbp.call import mapped
-from ....sbp.schema import suggest
+from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
 from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
 from .syntax import (
@@ -282,13 +282,7 @@ def _reduction(note: Note) -> Reduction:
 @lru_cache(maxsize=1 << 12)
 def _find(name: str) -> tuple[torch._ops.OpOverload, int, int | None]:
     """The op of this name, and the least and the most tensors it makes (None: a list, of any length)."""
-    full = name if "::" in name else f"aten::{name}"
-    namespace, _, rest = full.partition("::")
-    packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None)
-    op = getattr(found, overload or "default", None) if isinstance(found, torch._ops.OpOverloadPacket) else None
-    if not isinstance(op, torch._ops.OpOverload):
-        raise LookupError(name)
+    op = named_op(name)
     kinds = [str(made.type) for made in op._schema.returns]
     tensors = [kind for kind in kinds if "Tensor" in kind]
     # What the backward of a convolution is told to leave out is None.

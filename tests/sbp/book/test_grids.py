@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.check import check_way, named_op
+from sbpflow.sbp.check import check_way
 from sbpflow.sbp.choose import candidates
 from sbpflow.sbp.registry import find
+from sbpflow.sbp.schema import named_op
 from sbpflow.sbp.state import Factors, State
 from tests.sbp.book import (
     test_attention,

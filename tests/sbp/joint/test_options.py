@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.check import check_way, named_op
+from sbpflow.sbp.check import check_way
 from sbpflow.sbp.joint.options import Reach, options, source_states, way_of
+from sbpflow.sbp.schema import named_op
 
 CALLS: list[tuple[Any, ...]] = [
     ("mm", torch.rand(4, 8), torch.rand(8, 4)),
