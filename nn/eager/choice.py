@@ -152,8 +152,8 @@ def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way
 
 def _gradient(to: State, of: Layout) -> State:
     """The gradient's state after a move, as far as one input tells: B stays as it was, P becomes B."""
-    split = to.split
-    return Lie(to, tuple(a for a in of.dual.state.partial if a not in split and a not in to.partial)).dual.state
+    still = tuple(a for a in of.dual.state.partial if a not in to.split and a not in to.partial)
+    return Lie(to, still).dual.state
 
 
 def lies(way: Way, found: Verdict, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
