@@ -19,6 +19,7 @@ from ...sbp import Layout, layout
 from ...sbp.text import on_all_axes
 from ..tensors.tensor import GlobalTensor
 from .annotate import hints_of, placement_of
+from .slots import joined_path
 
 __all__ = ["Annotations", "OutlineRow", "annotations"]
 
@@ -93,12 +94,12 @@ class _Outline:
         for table, kind in ((module._parameters, ""), (module._buffers, " (buffer)")):
             for name, value in table.items():
                 if value is not None:
-                    full = f"{path}.{name}" if path else name
+                    full = joined_path(path, name)
                     found.append(OutlineRow(level + 1, name + kind, self.cells(full, value, where)))
         inner = []
         for name, child in module._modules.items():
             if child is not None:
-                lines = self.lines(child, f"{path}.{name}" if path else name, where or outer, level + 1)
+                lines = self.lines(child, joined_path(path, name), where or outer, level + 1)
                 if len(lines) > 1 or "  on " in lines[0].label:
                     inner.append((name, lines))
         return found + _folded(inner)

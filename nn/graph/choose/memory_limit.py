@@ -117,7 +117,6 @@ class _Counted:
     """Memory as the chooser counts it of a plan: what stays, and a share of what the backward keeps; a rank's mean."""
 
     def __init__(self, posed: Formulated, where: Homes) -> None:
-        self.posed = posed
         self.stays = [node.kind == "source" for node in posed.nodes]
         ranks = len({rank for there in (*where.sources, *where.ops) for rank in there.flat})
         homes = {"source": where.sources, "op": where.ops}
