@@ -6,19 +6,21 @@ does that for every signature on one axis, those that the book lists and those t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .call import Call, Match, Piece, Way, map_tensors
+from .choose import all_ways, divides
 from .registry import find
 from .schema import named_op
-from .state import State
+from .state import Factors, Runs, State
 from .trial import Op, Trial, one_thread, states_of
 
-__all__ = ["RuleReport", "check_rule", "check_way", "expand_line"]
+__all__ = ["RuleReport", "check_rule", "check_runs", "check_way", "expand_line"]
 
 
 @dataclass
@@ -33,10 +35,17 @@ class RuleReport:
         return "\n".join(lines) or "every listed signature holds, and no other"
 
 
-def check_way(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], way: Way, sizes: tuple[int, ...]) -> str | None:
-    """The difference when the ranks of a grid run this way, forward or backward; None if it holds."""
+def check_way(
+    op: Op,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    way: Way,
+    sizes: tuple[int, ...] = (),
+    runs: Runs | None = None,
+) -> str | None:
+    """The difference when the ranks of a grid, or runs of them, run this way, forward or backward; None if it holds."""
     with one_thread():
-        return Trial(op, args, kwargs, sizes).differs(way)
+        return Trial(op, args, kwargs, sizes, runs).differs(way)
 
 
 def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> RuleReport:
@@ -58,6 +67,44 @@ def check_rule(op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> Ru
                 if (way.inputs, way.outputs) not in known and trial.differs(way) is None:
                     report.missing.append(f"{_text(way)} on {ranks} ranks")
     return report
+
+
+def check_runs(runs: Runs, op: torch._ops.OpOverload | str, *args: Any, **kwargs: Any) -> list[str]:
+    """The signatures of a rule that are wrong where ranks hold runs of samples, along one axis or several."""
+    op = named_op(op) if isinstance(op, str) else op
+    with one_thread():
+        trial = Trial(op, args, kwargs, runs=runs)
+        found: dict[tuple[object, ...], Way] = {}
+        kinds = product(*(_states_along(t, runs.sizes) for t in trial.inputs))
+        for states in islice(kinds, MOST):
+            call = _asked(trial, op, states, runs.sizes)
+            for way in all_ways(call, find(call), divides):
+                if not _bool_addends(trial, way):
+                    found.setdefault((way.inputs, way.outputs), way)
+        wrong = [(way, trial.differs(way)) for way in found.values()]
+    return [f"{way.inputs} -> {way.outputs} on runs of {runs.lengths}: {trouble}" for way, trouble in wrong if trouble]
+
+
+MOST = 200  # of the states that inputs are tried in
+
+
+def _states_along(whole: Tensor, sizes: Sequence[int]) -> list[State]:
+    """States of a tensor with dims cut by an axis alone, by the first before the second, or by it inside of parts."""
+    cuts: list[Factors] = [(axis,) for axis in range(len(sizes))]
+    cuts += [tuple(range(len(sizes)))] * (len(sizes) > 1)
+    cuts += [(-k, axis) for axis in range(len(sizes)) for k in (2, 3)]
+    found = [State(((),) * whole.dim())]
+    for dims in product([(), *cuts], repeat=whole.dim()):
+        axes = [f for factors in dims for f in factors if f >= 0]
+        fit = all(
+            n and n % prod(sizes[f] if f >= 0 else -f for f in cut) == 0
+            for n, cut in zip(whole.shape, dims, strict=True)
+        )
+        if axes and len(axes) == len(set(axes)) and fit:
+            found.append(State(tuple(dims)))
+    if whole.dtype != torch.bool:
+        found += [State(((),) * whole.dim(), (axis,)) for axis in range(len(sizes))]
+    return found
 
 
 def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:
@@ -107,12 +154,9 @@ def _weighted(op: Op, match: Match, factor: int) -> Callable[..., Any]:
 
 def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
     """The ways that the rule lists for a call: all of a match, or those that it finds for any states of the inputs."""
-    outputs = tuple(map(_meta, trial.outputs))
-    put = iter([_meta(t) for t in trial.inputs])
-    args, kwargs = map_tensors((tuple(trial.args), trial.kwargs), lambda _: next(put))
     ways: dict[tuple[object, ...], Way] = {}
     for states in product(*(states_of(t, ranks) for t in trial.inputs)):
-        found = find(Call(op, args, kwargs, outputs, states, (ranks,)))
+        found = find(_asked(trial, op, states, (ranks,)))
         if found is None:
             return []
         if isinstance(found, Match):
@@ -120,6 +164,13 @@ def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
         for way in found:
             ways.setdefault((way.inputs, way.outputs), way)
     return list(ways.values())
+
+
+def _asked(trial: Trial, op: torch._ops.OpOverload, states: tuple[State, ...], sizes: tuple[int, ...]) -> Call:
+    """The call of a trial as rules look at it."""
+    put = iter([_meta(t) for t in trial.inputs])
+    args, kwargs = map_tensors((tuple(trial.args), trial.kwargs), lambda _: next(put))
+    return Call(op, args, kwargs, tuple(map(_meta, trial.outputs)), states, sizes)
 
 
 def _bool_addends(trial: Trial, way: Way) -> bool:

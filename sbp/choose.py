@@ -15,12 +15,13 @@ from .registry import Answer
 from .signature import Reduction
 from .state import Factors, State
 
-__all__ = ["Doing", "Order", "Price", "candidates", "choose", "everywhere", "way_by"]
+__all__ = ["Doing", "Fits", "Order", "Price", "all_ways", "candidates", "choose", "divides", "everywhere", "way_by"]
 
 # Seconds of bringing this input into this state, and of bringing its gradient back.
 Price: TypeAlias = Callable[[int, State], tuple[float, float]]
 Doing: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
 Order: TypeAlias = Callable[[int, list[int]], Factors]  # how these axes cut a factor
+Fits: TypeAlias = Callable[[int, Sequence[int]], bool]  # whether a dim of this size may be cut by axes of such sizes
 NOTHING: Doing = ("nothing", 0)
 
 
@@ -39,12 +40,60 @@ def candidates(call: Call, answer: Answer) -> list[Way]:
     if not isinstance(answer, Match):
         return [*answer, everywhere(call)]
     options = [_suggested(call, answer, axis) for axis in range(len(call.sizes))]
+    holes = answer.local is None and answer.hollow
     found = {}
     for doing in product(*options):
-        way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes))
+        way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes, holes))
         if way is not None:
             found[way.inputs, way.outputs] = way
     return [*found.values(), *answer.also]
+
+
+def all_ways(call: Call, answer: Answer, fits: Fits) -> list[Way]:
+    """Every way of a call, whatever its inputs suggest; `fits` says whether axes of such sizes may cut a dim.
+
+    No rank is left with nothing then, so that holes are kept but where a local function looks for places of a dim.
+    """
+    if not isinstance(answer, Match):
+        return [*(answer or ()), everywhere(call)]
+    groups: list[Doing] = [("linear", g) for g in range(len(answer.linear))]
+    options: list[list[Doing]] = [
+        [*(("split", f) for f, n in enumerate(answer.sizes) if fits(n, [size])), *groups, NOTHING]
+        if size > 1
+        else [NOTHING]
+        for size in call.sizes
+    ]
+    lengths = _lengths(call, answer)
+    places = answer.reduced if answer.local is not None else ()  # of these factors it looks for
+    found = {}
+    for doing in product(*options):
+        cut: dict[int, list[int]] = {}
+        for axis, (what, f) in enumerate(doing):
+            if what == "split":
+                cut.setdefault(f, []).append(axis)
+        orders = {f: _order(call, answer, f, axes, f not in places and len(lengths[f]) == 1) for f, axes in cut.items()}
+        even = all(fits(n, [call.sizes[axis] for axis in axes]) for f, axes in cut.items() for n in lengths[f])
+        if even and all(len(order) == 1 for f, order in orders.items() if f in places):
+            way = way_by(call, answer, doing, lambda f, axes, orders=orders: orders[f])  # type: ignore[misc]
+            if way is not None:
+                found[way.inputs, way.outputs] = way
+    return [*found.values(), *answer.also, everywhere(call)]
+
+
+def _lengths(call: Call, match: Match) -> dict[int, set[int]]:
+    """How long each factor is: of groups, as those of a convolution, one tensor may have more than another."""
+    found: dict[int, set[int]] = {f: {n} for f, n in enumerate(match.sizes)}
+    for tensors, dims in ((call.inputs, match.inputs), (call.outputs, match.outputs)):
+        for x, factors in zip(tensors, dims, strict=True):
+            for n, f in zip(x.shape, factors, strict=True):
+                if f != NEVER and f not in match.shared:  # which say themselves where they can be cut
+                    found[f].add(n)
+    return found
+
+
+def divides(size: int, ranks: Sequence[int]) -> bool:
+    """Whether a dim can be cut evenly by axes of such sizes."""
+    return size > 0 and size % prod(ranks) == 0
 
 
 def choose(call: Call, ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
@@ -174,7 +223,7 @@ def _weighted(call: Call, match: Match, means: Sequence[int]) -> Local:
     return local
 
 
-def _order(call: Call, match: Match, factor: int, axes: list[int]) -> Factors:
+def _order(call: Call, match: Match, factor: int, axes: list[int], holes: bool) -> Factors:
     """How these axes cut a factor: as the first input that they cut already has it, else in their own order.
 
     Holes are kept only where ranks run the op as it is, for local functions count on contiguous pieces, and where a
@@ -183,7 +232,7 @@ def _order(call: Call, match: Match, factor: int, axes: list[int]) -> Factors:
     wanted = set(axes)
     for state, dims in zip(call.states, match.inputs, strict=True):
         for held, f in zip(state.dims, dims, strict=True):
-            whole = (match.local is None and match.hollow) or all(a >= 0 for a in held)
+            whole = holes or all(a >= 0 for a in held)
             if f == factor and whole and {a for a in held if a >= 0} == wanted:
                 return held
     return tuple(sorted(axes))

@@ -8,7 +8,7 @@ lies as the *dual* of the tensor; a B is of two kinds, since ranks may each hold
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from threading import Lock
 from typing import Any
@@ -18,12 +18,13 @@ import torch
 
 from ..placement import Placement
 from ..placement.errors import SbpError, ShapeError
+from ..placement.grid import placement as make_placement
 from ..placement.notebook import grid_table
 from .signature import B, P, Partial, S, Sbp, Split
-from .state import Lie, Spans, State, spans, state_of
+from .state import Lie, Runs, Spans, State, spans, state_of
 from .text import SbpLike, signature
 
-__all__ = ["Layout", "layout", "memory_gaps", "memory_order"]
+__all__ = ["Layout", "RunLayout", "layout", "memory_gaps", "memory_order"]
 
 _interned: "WeakValueDictionary[tuple[object, ...], Layout]" = WeakValueDictionary()
 _lock = Lock()
@@ -203,6 +204,27 @@ class Layout:
     def with_dtype(self, dtype: torch.dtype) -> "Layout":
         """How a tensor of another dtype that is made anew lies, as this one does."""
         return Layout(self.placement, self.state, self.shape, dtype, order=self.order)
+
+
+class RunLayout(Layout):
+    """How a tensor lies on ranks that hold runs of samples; nothing is sent by it, so it is not interned."""
+
+    runs: Runs
+
+    def __new__(cls, runs: Runs, state: State, shape: tuple[int, ...], dtype: torch.dtype) -> "RunLayout":
+        made = object.__new__(cls)
+        made.runs, made.placement, made.state, made.shape, made.dtype = runs, _grid(runs), state, shape, dtype
+        return made
+
+    def spans(self, rank: int) -> tuple[Spans, ...]:
+        where = self.placement.coords(rank)
+        return tuple(self.runs.spans(n, f, where) for n, f in zip(self.shape, self.state.dims, strict=True))
+
+
+@cache
+def _grid(runs: Runs) -> Placement:
+    shape = tuple(map(len, runs.lengths))
+    return make_placement("cpu", range(prod(shape))).reshape(shape)
 
 
 def memory_order(t: torch.Tensor) -> tuple[int, ...]:

@@ -8,16 +8,21 @@ piece of its own index) or a *hole*, written -k (cut in k, and the rank holds al
     (-2, b)    ranks hold  01 45 (b=0) and 23 67 (b=1)   what is left after gathering a in (a, b)
 
 Signatures that a user writes have ascending axes and no holes; the rest are stops on a good route, and what views make.
+
+An axis may have *lengths*: as many ranks as there are samples, in `Runs` of which each is held in one place.
 """
 
-from functools import cache, lru_cache
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 from .signature import B, P, Reduction, S, Sbp
 
 __all__ = [
-    "Factors", "Lie", "Spans", "State", "drop", "extent", "fill", "local_numel", "overlap", "pieces", "spans",
+    "Factors", "Lie", "Runs", "Spans", "State", "drop", "extent", "fill", "local_numel", "overlap", "pieces", "spans",
     "state_of", "trim",
 ]  # fmt: skip
 
@@ -121,6 +126,11 @@ def spans(size: int, factors: Factors, coords: tuple[int, ...], sizes: tuple[int
             held = [_piece(lo, hi, coords[f], sizes[f]) for lo, hi in held]
         else:
             held = [_piece(lo, hi, i, -f) for lo, hi in held for i in range(-f)]
+    return _joined(held)
+
+
+def _joined(held: Iterable[tuple[int, int]]) -> Spans:
+    """Ascending ranges, touching ones as one, without empty ones."""
     joined: list[tuple[int, int]] = []
     for lo, hi in held:
         if joined and joined[-1][1] == lo:
@@ -187,3 +197,46 @@ def extent(size: int, factors: Factors, sizes: tuple[int, ...]) -> int:
 def local_numel(dims: tuple[Factors, ...], shape: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     """Elements that the fullest rank holds."""
     return prod(extent(n, f, sizes) for n, f in zip(shape, dims, strict=True))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Axes of single samples whose ranks hold runs of them, so many samples each; a micro-batch is such a run.
+
+        samples   0  1  2  3  4  5  6  7        lengths (3, 1, 4)
+        runs      └─ 0 ─┘  1  └── 2 ───┘
+
+    To rules each sample is a rank: what divides for one sample divides for any run. A run holds what its samples hold,
+    each by itself: cut as one piece, it would hold others where something lies outside of samples in one dim with them.
+
+    >>> runs = Runs(((3, 1, 4),))
+    >>> runs.sizes, runs.bounds(0, 2), runs.spans(8, (0,), (2,)), runs.spans(16, (-2, 0), (1,))
+    ((8,), (4, 8), ((4, 8),), ((3, 4), (11, 12)))
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The grid of samples, which rules look at."""
+        return tuple(map(sum, self.lengths))
+
+    def bounds(self, axis: int, at: int) -> tuple[int, int]:
+        """The first sample of a run, and the one behind its last."""
+        ends = [0, *accumulate(self.lengths[axis])]
+        return ends[at], ends[at + 1]
+
+    def spans(self, size: int, factors: Factors, where: tuple[int, ...]) -> Spans:
+        """The index ranges of a dim that a run holds: those of its samples."""
+        picked = tuple(range(-f) if f < 0 else range(*self.bounds(f, where[f])) for f in factors)
+        return _picked(size, picked, tuple(-f if f < 0 else self.sizes[f] for f in factors))
+
+
+@lru_cache(maxsize=1 << 14)
+def _picked(size: int, picked: tuple[range, ...], counts: tuple[int, ...]) -> Spans:
+    """Cut in so many, of which some are picked, and each of these again."""
+    held = [(0, size)]
+    for picks, count in zip(picked, counts, strict=True):
+        assert all((hi - lo) % count == 0 for lo, hi in held), (size, counts)
+        held = [_piece(lo, hi, i, count) for lo, hi in held for i in picks]
+    return _joined(held)

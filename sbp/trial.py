@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..placement import placement
 from .call import Piece, Way, in_order, map_tensors, tensors_in
-from .layout import Layout
-from .state import Spans, State
+from .layout import Layout, RunLayout
+from .state import Runs, Spans, State
 
 __all__ = ["Op", "Trial", "one_thread", "states_of"]
 
@@ -29,13 +29,23 @@ COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max
 
 
 class Trial:
-    """One call on real tensors and a simulated grid: run whole once, and then on shards as often as wanted."""
+    """One call on real tensors and a simulated grid: run whole once, and then on shards as often as wanted.
 
-    def __init__(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: tuple[int, ...]) -> None:
-        self.op, self.args = op, args
+    With `runs`, each rank holds a run of the ranks that rules look at.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sizes: tuple[int, ...] = (),
+        runs: Runs | None = None,
+    ) -> None:
+        self.op, self.args, self.runs = op, args, runs
         self.kwargs = in_order(op, kwargs) if isinstance(op, torch._ops.OpOverload) else dict(kwargs)
-        self.sizes = sizes
-        self.placement = placement("cpu", range(prod(sizes))).reshape(sizes)
+        shape = tuple(map(len, runs.lengths)) if runs else sizes
+        self.placement = placement("cpu", range(prod(shape))).reshape(shape)
         self.inputs = [t.detach() for t in tensors_in([*args, *self.kwargs.values()])]
         self.learns = self._learns()
         self._shards: dict[tuple[int, State], list[Tensor]] = {}
@@ -153,6 +163,8 @@ class Trial:
             return [[]]
 
     def _layout(self, whole: Tensor, state: State) -> Layout:
+        if self.runs:
+            return RunLayout(self.runs, state, tuple(whole.shape), whole.dtype)
         return Layout(self.placement, state, tuple(whole.shape), whole.dtype)
 
 
