@@ -1,5 +1,5 @@
 """Ops taken apart before signatures are chosen: losses and statistics into sums that may be partial, what has no rule
-into what has, and dropout into random numbers and a product.
+into what has, dropout into random numbers and a product, and what picks from each sample by index into a `gather`.
 
 On one rank only what draws random numbers is taken apart, so that these are the same on any placement.
 """
@@ -45,13 +45,18 @@ class _Apart:
         self.logical = logical
         self.ops: list[LogicalOp] = []
         self.same: dict[int, int] = {}  # a value that is another, since an op turned out to do nothing
+        self.rows: set[int] = set()  # values that are the number of their row
         self.next = max(logical.fakes, default=-1) + 1
         self.fakes = dict(logical.fakes)
 
     def put(self, op: LogicalOp, ranks: int) -> None:
         op = op.of(self.same)
         call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
+        if _counts(call) if not op.inputs else op.inputs[0] in self.rows and _keeps_rows(call):
+            self.rows.update(op.numbers)
         function = _formula(call, ranks)
+        if function is None and ranks > 1 and call.name == "index.Tensor" and op.inputs[1] in self.rows:
+            function = _picked(call)
         if function is None:
             self.ops.append(op)
             self.fakes.update(zip(op.numbers, op.outputs, strict=True))
@@ -62,6 +67,8 @@ class _Apart:
             return
         names = dict(enumerate(op.inputs))
         for part in seen.ops:
+            if set(part.numbers) <= names.keys():  # it returned what it was given, as x.to(x.dtype) does
+                continue
             for n, y in zip(part.numbers, part.outputs, strict=True):
                 if n not in names:
                     names[n] = self.next
@@ -100,6 +107,39 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
     if any(call.inputs[i].numel() < call.outputs[0].numel() for i in narrow):
         return partial(_cast_first, call.op, call.outputs[0].dtype)
     return None
+
+
+def _counts(call: Call) -> bool:
+    """Whether a call makes 0, 1, 2 and so on."""
+    bound = call.bound
+    return call.name.startswith("arange") and not bound.get("start") and bound.get("step", 1) == 1
+
+
+def _keeps_rows(call: Call) -> bool:
+    """Whether each number stays in its row, which may become longer."""
+    (x, *_), (y, *_) = call.inputs, call.outputs
+    said, stays = traits(call.name), x.shape[:1] == y.shape[:1]
+    reshaped = "reshaped" in said and y.numel() == len(y)
+    return stays and ("same" in said or reshaped or ("spread" in said and x.ndim == y.ndim))
+
+
+def _picked(call: Call) -> Callable[..., Any] | None:
+    """`x[arange(len(x)), i]` as what it is: of each row of x its own elements, so that rows may be split."""
+    if len(call.inputs) != 3:
+        return None
+    x, first, i = call.inputs
+    leads = all(each is not None for each in call.bound["indices"][:2]) and i.dtype == torch.int64
+    lined = x.shape[:1] == first.shape[:1] == torch.broadcast_shapes(first.shape, i.shape)[:1]  # type: ignore[no-untyped-call]
+    return _of_each_row if leads and lined and first.ndim >= i.ndim else None
+
+
+def _of_each_row(x: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    first, i = indices[:2]
+    shape = torch.broadcast_shapes(first.shape, i.shape)  # type: ignore[no-untyped-call]
+    places = torch.where(i < 0, i + x.shape[1], i).expand(shape)
+    flat, rest = places.reshape(len(x), -1), x.shape[2:]
+    picked = x.gather(1, flat.view(*flat.shape, *[1] * len(rest)).expand(*flat.shape, *rest))
+    return picked.view(*places.shape, *rest)
 
 
 def formula_of(op: LogicalOp, call: Call) -> Logical | None:
