@@ -128,9 +128,9 @@ def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:
     return [_fake(layout) for layout in layouts]
 
 
-def alone(shape: Sequence[int], dtype: torch.dtype, order: tuple[int, ...] = ()) -> Layout:
+def alone(shape: Sequence[int], dtype: torch.dtype, order: tuple[int, ...] = (), gaps: tuple[int, ...] = ()) -> Layout:
     """The layout of a tensor on one rank: capture looks at shape, dtype and strides alone."""
-    return Layout(_ALONE, State(((),) * len(shape)), tuple(shape), dtype, order=order)
+    return Layout(_ALONE, State(((),) * len(shape)), tuple(shape), dtype, order=order, gaps=gaps)
 
 
 _ALONE = placement("cpu", range(1))

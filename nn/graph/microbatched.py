@@ -10,7 +10,7 @@ from ...boxing.graph.physical import Var, vars_in
 from ...boxing.record import asked
 from ...placement.world import world
 from ...sbp import B
-from ...sbp.call import mapped, refs_in
+from ...sbp.call import mapped
 from ...sbp.logical import Source
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import cutter
@@ -37,19 +37,17 @@ class MicroBatchRunner:
         self.before = Before(self.batch, micros, pieces.groups, self._held, str(plan.options.name))
         constants = [s for s in plan.graph.sources if s.kind == "constant"]
         self.constants = {s.value.name: cutter(s.value.layout) for s in constants}
-        self.seeds = [
-            self._seeds(self.each[k], self.batch.shares(self.batch.pieces[k], samples))
-            for group in pieces.groups
-            for samples in (sum(self.batch.pieces[k].sizes[0] for k in group[:: self.batch.slices]),)
-            for k in group
-        ]
+        updates = [self.batch.update(group) for group in pieces.groups]
+        shares = [update.shares(piece) for update in updates for piece in update.pieces]
+        self.seeds = [self._seeds(one, share) for one, share in zip(self.each, shares, strict=True)]
+        self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
     @staticmethod
     def _seeds(one: Sized, shares: Sequence[float]) -> dict[str, Shards]:
         """The gradients that the losses of a micro-batch start from, which is such a part of the update's samples."""
-        parts = [one.micro.parts[loss.number] for loss in one.micro.logical.losses]
+        states = [one.micro.states[loss.number] for loss in one.micro.logical.losses]
         names = [name for name, _ in one.graph.losses]
-        weights = [weight_of(part, shares, name) for part, name in zip(parts, names, strict=True)]
+        weights = [weight_of(state, shares, name) for state, name in zip(states, names, strict=True)]
         return seeds_of(one.graph, weights)
 
     def run(self, given: Mapping[str, Tensor]) -> Any:
@@ -96,16 +94,14 @@ class MicroBatchRunner:
     def _joined(self, values: Sequence[Mapping[str, Shards]]) -> Any:
         """The results of the batch."""
         each = self.each
-        micro = each[0].micro
-        how = dict(zip(vars_in(self.graph.result), refs_in(micro.logical.result), strict=True))
+        how = dict(zip(vars_in(self.graph.result), self.pieces.results, strict=True))
         names = [vars_in(one.graph.result) for one in each]
 
         def put(var: Var) -> GlobalTensor:
             at = names[0].index(var.name)
             layouts = [one.graph.layout(listed[at]) for one, listed in zip(each, names, strict=True)]
             parts = [mine.get(listed[at]) for mine, listed in zip(values, names, strict=True)]
-            scale = 1 / len(self.pieces.groups) if micro.totals else 1.0
-            return joined(parts, layouts, micro.parts[how[var.name]], self.batch, scale)
+            return joined(parts, layouts, how[var.name], self.batch, self.weights)
 
         with torch.no_grad():
             return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))

@@ -31,7 +31,7 @@ from .compiler.codegen import function
 from .explain import said
 from .lower.order import schedule
 from .lower.segments import Draw, Stage, segments
-from .microbatch.rewrite import separated
+from .microbatch.along import along
 from .optimizer.adopt import states_of
 from .options import Options
 from .run.pipeline import Pipelined
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
 PASSES = (
     Pass("captured", trace, "every ATen call of a step, none of them in place"),
     Pass("placed", placed, "the same with a placement for what was annotated"),
-    Pass("microbatch", separated, "in pipelines: the step of one micro-batch"),
+    Pass("microbatch", along, "in pipelines: the step of one micro-batch"),
     Pass("decomposed", expand, "ops taken apart where parts may lie better"),
     Pass("chosen", solve, "a signature for each source and op, and what all of them cost"),
     Pass("physical", insert, "the moves between them, gradients in buckets"),

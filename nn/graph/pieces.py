@@ -1,5 +1,8 @@
-"""The plan of a step in micro-batches: the step of one of them, for each size that a batch is cut into and each route,
+"""The plan of a step in micro-batches: the step of one of them, for each kind that a batch is cut into and each route,
 all on the same weights.
+
+The step is captured once, for the whole batch, and laid along time: what one micro-batch runs is peeled off. Where
+weights are updated while a step goes on, an update is such a batch, and captured by itself: only so is a mean one.
 
 A limit of memory is kept by all that a schedule has under way at once: where one micro-batch that fits leaves too
 little for the others, it is chosen again with less room.
@@ -17,9 +20,11 @@ from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Course
 from ...boxing.graph.text.text import to_text
 from ...placement import Placement
-from ...placement.errors import SbpError, SbpflowError, ScheduleError
+from ...placement.errors import SbpError, ScheduleError
 from ...sbp import Layout
+from ...sbp.call import refs_in
 from ...sbp.logical import Logical
+from ...sbp.state import Runs, State
 from ..model.annotate import Moved, chunk_of, placement_of
 from .capture.arguments import cutter, tensors_by_path
 from .capture.pytree import replaced
@@ -27,10 +32,10 @@ from .choose.choose import Decided
 from .compiler.generated_calls import Shards
 from .memory.account import account, held_by_rank
 from .memory.liveness import RankMemory
-from .microbatch.batch import Batch, MicroBatch
-from .microbatch.parts import Axes, Size
-from .microbatch.rewrite import Micro, separated
-from .microbatch.written_sizes import does_not_run
+from .microbatch.along import along, said
+from .microbatch.batch import Batch, Kind
+from .microbatch.micro import Micro
+from .microbatch.peel import peeled
 from .options import Options
 from .passes import Passes
 from .run.chunks import Chunks
@@ -48,7 +53,7 @@ TURNS = 4  # of choosing again where a limit of memory is not kept
 
 @dataclass(frozen=True, eq=False)
 class Sized:
-    """The step of a micro-batch of one size, on one route: how it was decided, and its graph cut into chunks."""
+    """The step of micro-batches of one kind, on one route: how it was decided, and its graph cut into chunks."""
 
     micro: Micro
     decided: Decided
@@ -76,18 +81,20 @@ class Sized:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The steps of all micro-batches of a batch, by route and size; `groups` are those that make up each update of the
-    weights, and `room` is what one was given, in bytes a rank."""
+    """The steps of all micro-batches of a batch, by route and kind; `groups` are those that make up each update of the
+    weights, `room` is what one was given, in bytes a rank, and `results` says how each result lies along time."""
 
     options: Options
     batch: Batch
-    sized: Mapping[tuple[int, Size], Sized]
+    kinds: Sequence[Kind]  # of the micro-batches
+    sized: Mapping[tuple[int, Kind], Sized]
     groups: Sequence[Sequence[int]]
+    results: Sequence[State]
     room: float | None
 
     @property
     def first(self) -> Sized:
-        return self.sized[0, self.batch.pieces[0].sizes]
+        return self.sized[0, self.kinds[0]]
 
     @property
     def trains(self) -> bool:
@@ -102,10 +109,9 @@ class Pieces:
     def program(self) -> Pipelined:
         """The pipeline that runs."""
         schedule, name = self.options.policy, str(self.options.name)
-        sizes = [piece.sizes for piece in self.batch.pieces]
         variants = {key: one.variant for key, one in self.sized.items()}
-        weights = WeightVersions(variants, sizes, schedule, name) if self.streams else None
-        return Pipelined(variants, sizes, schedule, name, self.batch.slices, weights)
+        weights = WeightVersions(variants, self.kinds, schedule, name) if self.streams else None
+        return Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
@@ -119,7 +125,7 @@ class Pieces:
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
         one, pieces = self.first, self.batch.pieces
-        routes = [each.variant.where for (_, size), each in self.sized.items() if size == pieces[0].sizes]
+        routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
         return course(
             self.options.policy,
             routes,
@@ -142,22 +148,26 @@ def plan_pieces(
 ) -> Pieces:
     """The plan for a batch, of which `whole` is the step, where some layers are moved to other stages."""
 
-    def captured(piece: MicroBatch) -> tuple[Logical, Mapping[str, Tensor]]:
-        """The step of one micro-batch, and its arguments by path."""
+    def captured(group: Sequence[int]) -> Logical:
+        """The step of some micro-batches."""
+        if len(group) == len(batch.pieces):
+            return whole
+        rows = batch.rows(group)
 
         def put(path: str, x: Tensor) -> Tensor:
-            return batch.piece(x, batch.inputs[path], piece)
+            return batch.piece(x, batch.inputs[path], rows)
 
         cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
         named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
         try:
-            return passes.captured(build, cut, named), tensors_by_path(cut, named)
-        except SbpflowError:
-            raise
+            return passes.placed(passes.captured(build, cut, named), moved)
         except Exception as error:
-            raise does_not_run(error, batch.sizes, piece.sizes, passes.name) from error
+            many = f"{rows.sizes[0]} of {batch.sizes[0]} samples"
+            error.add_note(f"{passes.name} updates its weights after {many}, for which this step was captured")
+            raise
 
-    choose, limit = _Planner(passes, captured, batch, whole, moved).chosen, passes.options.memory
+    inputs, limit = tensors_by_path(args, kwargs), passes.options.memory
+    choose = _Planner(passes, captured, batch, inputs, moved).chosen
     return choose(None) if limit is None else _fitted(choose, limit, passes.states)
 
 
@@ -182,53 +192,79 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
 
 
 class _Planner:
-    """The pieces of one batch in the making: each size is captured once, however often it is chosen."""
+    """The pieces of one batch in the making: each update is captured once, however often it is chosen."""
 
     def __init__(
         self,
         passes: Passes,
-        captured: Callable[[MicroBatch], tuple[Logical, Mapping[str, Tensor]]],
+        captured: Callable[[Sequence[int]], Logical],
         batch: Batch,
-        whole: Logical,
+        inputs: Mapping[str, Tensor],
         moved: Moved,
     ) -> None:
-        self.passes, self.captured, self.batch, self.whole, self.moved = passes, captured, batch, whole, moved
+        self.passes, self.captured, self.batch = passes, captured, batch
+        self.inputs, self.moved = inputs, moved
         self.schedule = passes.options.policy
         self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
-        self.micros: dict[Size, tuple[Micro, Mapping[str, Tensor]]] = {}
+        self.numbers = range(len(batch.pieces))
+        self.whole = along(captured(self.numbers), batch.runs, batch.inputs)
+        self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
+        self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
 
     def chosen(self, room: float | None) -> Pieces:
-        """The step of each size and route with so much room for one micro-batch, on the weights of the first."""
-        sized: dict[tuple[int, Size], Sized] = {}
-        kept: Mapping[str, Layout] = {}
-        two = self.schedule.way == "routes" and bool(self.whole.losses) and len(self.batch.pieces) > 1
-        for piece in self.batch.pieces:
-            if (0, piece.sizes) in sized:
-                continue
-            if piece.sizes not in self.micros:
-                self.micros[piece.sizes] = self.micro(piece, kept)
-            micro, inputs = self.micros[piece.sizes]
-            decided = self.passes.decided(micro.logical, inputs, room, kept)
-            kept = kept or kept_of(decided.graph)
-            one = sized[0, piece.sizes] = self.sized(micro, decided)
-            if two:
-                logical, rest = mirrored(micro.logical, one.variant.where, self.passes.rest)
-                decided = self.passes.decided(logical, inputs, room, kept, rest)
-                sized[1, piece.sizes] = self.sized(micro, decided)
-        groups = self.groups(sized[0, self.batch.pieces[0].sizes].variant)
-        return Pieces(self.passes.options, self.batch, sized, groups, room)
+        """The step of each kind and route with so much room for one micro-batch, on the weights of the first."""
+        groups = self.every(int(self.schedule.update)) if self.streams and self.schedule.update.isdigit() else None
+        groups = groups or [self.numbers]
+        kinds, sized = self.laid(groups, room)
+        wanted = self.groups(sized[0, kinds[0]].variant)
+        if wanted != groups:  # how many micro-batches an update has may depend on how many stages there are
+            kinds, sized = self.laid(wanted, room)
+        results = [self.whole.states[n] for n in refs_in(self.whole.logical.result)]
+        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room)
 
-    def micro(self, piece: MicroBatch, kept: Mapping[str, Layout]) -> tuple[Micro, Mapping[str, Tensor]]:
-        """The step of one micro-batch: captured, placed, and set apart from that of the batch."""
-        logical, inputs = self.captured(piece)
-        logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
-        micro = separated(logical, self.whole, Axes(self.batch.sizes, piece.sizes, self.batch.inputs))
-        self.passes.dump("microbatch", lambda: str(micro.logical))
-        return micro, inputs
+    def laid(
+        self, groups: Sequence[Sequence[int]], room: float | None
+    ) -> tuple[list[Kind], dict[tuple[int, Kind], Sized]]:
+        """The kind of each micro-batch, and the step of each, where so many make up an update."""
+        kinds: list[Kind] = []
+        micros: dict[Kind, Micro] = {}
+        for group in groups:
+            update = self.batch.update(group)
+            for piece, micro in zip(update.pieces, self.micros_of(group, update), strict=True):
+                alike = sum(kind.sizes == piece.sizes for kind in micros)
+                kind = next((kind for kind, other in micros.items() if other is micro), Kind(piece.sizes, alike))
+                micros[kind] = micro
+                kinds.append(kind)
+        sized: dict[tuple[int, Kind], Sized] = {}
+        kept: Mapping[str, Layout] = {}
+        two = self.schedule.way == "routes" and bool(self.whole.logical.losses) and len(self.numbers) > 1
+        for kind, micro in micros.items():
+            logical = micro.logical
+            if kept:
+                logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
+            decided = self.passes.decided(logical, self.inputs, room, kept)
+            kept = kept or kept_of(decided.graph)
+            one = sized[0, kind] = self.sized(micro, decided)
+            if two:
+                logical, rest = mirrored(logical, one.variant.where, self.passes.rest)
+                decided = self.passes.decided(logical, self.inputs, room, kept, rest)
+                sized[1, kind] = self.sized(micro, decided)
+        return kinds, sized
+
+    def micros_of(self, group: Sequence[int], update: Batch) -> list[Micro]:
+        """The steps of an update's micro-batches."""
+        if update.runs not in self.micros:
+            whole = self.whole
+            if update is not self.batch:
+                whole = along(self.captured(group), update.runs, update.inputs)
+            self.micros[update.runs] = peeled(whole)
+            steps = dict.fromkeys(micro.logical for micro in self.micros[update.runs])
+            self.passes.dump("microbatch", lambda: "\n".join(map(str, steps)))
+        return self.micros[update.runs]
 
     def sized(self, micro: Micro, decided: Decided) -> Sized:
         """A decided step, cut into chunks."""
-        _check(micro, decided.graph)
+        _check(micro, decided.graph, len(self.batch.sizes))
         variant = Variant(
             decided.graph,
             self.said,
@@ -240,11 +276,11 @@ class _Planner:
         self.passes.dump("physical", lambda: to_text(variant.graph))
         return Sized(micro, decided, variant)
 
-    def groups(self, variant: Variant) -> list[list[int]]:
+    def groups(self, variant: Variant) -> list[Sequence[int]]:
         """The micro-batches that make up each update of the weights."""
-        schedule, numbers = self.schedule, list(range(len(self.batch.pieces)))
-        if schedule.synchronous or not self.whole.losses:
-            return [numbers]
+        schedule = self.schedule
+        if not self.streams:
+            return [self.numbers]
         learns = self.passes.learns
         if not learns or self.passes.options.clip_grad_norm is not None:
             raise SbpError(
@@ -252,8 +288,10 @@ class _Planner:
                 f"{'and no norm of all gradients is ever known' if learns else 'without an optimizer'}\n"
                 "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, as '1f1b'"
             )
-        every = schedule.value(schedule.update, shape_of(schedule, variant.where, len(numbers)), 0)
-        return [numbers[at : at + every] for at in range(0, len(numbers), every)]
+        return self.every(schedule.value(schedule.update, shape_of(schedule, variant.where, len(self.numbers)), 0))
+
+    def every(self, many: int) -> list[Sequence[int]]:
+        return [self.numbers[at : at + many] for at in self.numbers[::many]]
 
 
 def kept_of(graph: Physical) -> dict[str, Layout]:
@@ -261,7 +299,7 @@ def kept_of(graph: Physical) -> dict[str, Layout]:
     return {s.value.name: s.value.layout for s in graph.sources if s.kind in ("parameter", "buffer")}
 
 
-def _check(micro: Micro, graph: Physical) -> None:
+def _check(micro: Micro, graph: Physical, axes: int) -> None:
     """Refuse what micro-batches cannot do."""
     for name, given in graph.losses:
         if given is not None:
@@ -270,9 +308,10 @@ def _check(micro: Micro, graph: Physical) -> None:
                 "  multiply the loss by it, and call backward() without"
             )
     for buffer, number in micro.logical.writes.items():
-        if not micro.parts[number].whole:
+        state = micro.states[number]
+        if state.split or state.partial:
             raise SbpError(
-                f"the buffer {buffer} is changed by what one micro-batch holds: {micro.parts[number]}\n"
+                f"the buffer {buffer} is changed by what one micro-batch holds: along time it is {said(state, axes)}\n"
                 "  leave micro_batches= out, or have it changed outside of the graph"
             )
 

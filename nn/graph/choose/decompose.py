@@ -17,7 +17,7 @@ from torch import Tensor
 from ....sbp import Layout
 from ....sbp.call import Call, Ref, fill, in_order, map_tensors, mapped, refs_in
 from ....sbp.joint.options import answer_of
-from ....sbp.layout import memory_order
+from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.precision import holds, promotes, rounded
 from ....sbp.registry import has_rule
@@ -27,7 +27,7 @@ from ...eager.capture import alone, capture, fakes_of, seen_by, shared_fakes, so
 from ..capture.interceptor import Interceptor
 from ..capture.tape import Tape
 
-__all__ = ["expand", "formula_of"]
+__all__ = ["expand", "formula_of", "in_line", "opened", "part_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -155,24 +155,27 @@ def formula_of(op: LogicalOp, call: Call) -> Logical | None:
 
 def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Logical | None:
     """A function on an op's inputs by ops that write nowhere, in the op's place; None if it cannot be captured."""
-    (args, kwargs), layouts = _in_order(op), [alone(x.shape, x.dtype, memory_order(x)) for x in call.inputs]
+    args, kwargs = in_line(op)
     try:
-        seen = capture(function, args, kwargs, layouts)
-        if any(part.op._schema.is_mutable for part in seen.ops):
-            seen = _functional(function, args, kwargs, layouts)
+        seen = opened(function, args, kwargs, call.inputs)
     except Exception:  # what cannot be captured stays as it is, and runs whole
         _log.info("%s cannot be taken apart", call.name, exc_info=True)
         return None
-    parts = [
-        replace(
-            part,
-            grad=op.grad and part.grad and part.op._schema.name != "aten::detach",
-            origin=op.origin,
-            placement=op.placement,
-        )
-        for part in seen.ops
-    ]
-    return replace(seen, ops=tuple(parts))
+    return replace(seen, ops=tuple(part_of(op, part) for part in seen.ops))
+
+
+def part_of(op: LogicalOp, part: LogicalOp) -> LogicalOp:
+    """A part of an op, at its place in the program."""
+    grad = op.grad and part.grad and part.op._schema.name != "aten::detach"
+    return replace(part, grad=grad, origin=op.origin, placement=op.placement)
+
+
+def opened(function: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Logical:
+    """A function on tensors like these as ops that write nowhere."""
+    layouts = [alone(x.shape, x.dtype, memory_order(x), memory_gaps(x)) for x in inputs]
+    seen = capture(function, args, kwargs, layouts)
+    in_place = any(part.op._schema.is_mutable for part in seen.ops)
+    return _functional(function, args, kwargs, layouts) if in_place else seen
 
 
 def _functional(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
@@ -193,7 +196,7 @@ def _refused(real: Tensor, fake: Tensor) -> None:
     raise LookupError("a formula has a constant")
 
 
-def _in_order(op: LogicalOp) -> Any:
+def in_line(op: LogicalOp) -> Any:
     """The arguments with Refs numbered in the order of the inputs."""
     order = iter(range(len(op.inputs)))
     return mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Ref(next(order)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,14 +15,23 @@ from ....placement.errors import SbpError
 from ....sbp import Layout
 from ....sbp.call import fill, refs_in, tensors_in
 from ....sbp.logical import Logical
-from ....sbp.state import Factors, spans
+from ....sbp.state import Factors, Runs, State, spans
 from ...tensors.tensor import GlobalTensor, wrap
 from ..capture.arguments import tensors_by_path
 from ..compiler.generated_calls import Shards
 from ..lower.localise import placed
-from .parts import Part, Size
+from .along import said
 
-__all__ = ["Batch", "MicroBatch", "evaluated", "joined", "together", "weight_of"]
+__all__ = ["Batch", "Kind", "MicroBatch", "Size", "evaluated", "joined", "weight_of"]
+
+Size: TypeAlias = tuple[int, ...]  # so many samples, and tokens of each where sequences are cut
+
+
+class Kind(NamedTuple):
+    """Micro-batches that run the same: how long they are, and which of the programs for that length they run."""
+
+    sizes: Size
+    program: int = 0
 
 
 class MicroBatch(NamedTuple):
@@ -40,7 +49,12 @@ class Batch:
     sizes: Size
     inputs: Mapping[str, tuple[Factors, ...]]
     pieces: tuple[MicroBatch, ...]
-    slices: int = 1
+    runs: Runs
+
+    @property
+    def slices(self) -> int:
+        """How many slices each micro-batch is cut into."""
+        return prod(map(len, self.runs.lengths[1:]))
 
     @classmethod
     def of(
@@ -76,10 +90,10 @@ class Batch:
                   tuple(each[at] for each, at in zip(lengths, place, strict=True)))
             for place in _places([len(each) for each in lengths])
         )  # fmt: skip
-        return cls(sizes, inputs, pieces, prod(map(len, lengths[1:])))
+        return cls(sizes, inputs, pieces, Runs(tuple(map(tuple, lengths))))
 
     def piece(self, x: Tensor, dims: tuple[Factors, ...], piece: MicroBatch) -> Tensor:
-        """The part of a value of the batch that a piece has."""
+        """The part of a value of the batch that a piece has, without gaps in its memory."""
         for d, factors in enumerate(dims):
             wholes = [-f if f < 0 else self.sizes[f] for f in factors]
             several = wholes not in ([], [x.shape[d]])  # samples and tokens in one dim
@@ -87,16 +101,30 @@ class Batch:
             for at, axis in enumerate(factors):
                 x = x if axis < 0 else x.narrow(d + at, piece.starts[axis], piece.sizes[axis])
             x = x.flatten(d, d + len(wholes)) if several else x
-        return x
+        apart = any(dims) and not isinstance(x, GlobalTensor) and not torch.ops.aten.is_non_overlapping_and_dense(x)
+        return x.clone() if apart else x  # as the step was planned for: views of it would not be possible
 
     def cut(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The tensors of each piece; one without samples or tokens is the same in all."""
         return [{path: self.piece(x, self.inputs[path], piece) for path, x in tensors.items()} for piece in self.pieces]
 
-    def shares(self, piece: MicroBatch, samples: int) -> tuple[float, ...]:
-        """The share of so many samples, and of their tokens, that a piece is."""
-        wholes = (samples, *self.sizes[1:])
-        return tuple(size / whole for size, whole in zip(piece.sizes, wholes, strict=True))
+    def shares(self, piece: MicroBatch) -> tuple[float, ...]:
+        """The share of the samples, and of their tokens, that a piece is."""
+        return tuple(size / whole for size, whole in zip(piece.sizes, self.sizes, strict=True))
+
+    def update(self, group: Sequence[int]) -> "Batch":
+        """The micro-batches of one update of the weights, as a batch of their own."""
+        if len(group) == len(self.pieces):
+            return self
+        mine = [self.pieces[k] for k in group]
+        (first, *_), lengths = mine[0].starts, tuple(piece.sizes[0] for piece in mine)
+        pieces = tuple(piece._replace(starts=(piece.starts[0] - first, *piece.starts[1:])) for piece in mine)
+        return Batch((sum(lengths), *self.sizes[1:]), self.inputs, pieces, Runs((lengths, *self.runs.lengths[1:])))
+
+    def rows(self, group: Sequence[int]) -> MicroBatch:
+        """The samples of one update as one piece."""
+        starts, samples = self.pieces[group[0]].starts, sum(self.pieces[k].sizes[0] for k in group[:: self.slices])
+        return MicroBatch(starts, (samples, *self.sizes[1:]))
 
 
 def _shared(whole: int, many: int) -> list[int]:
@@ -123,8 +151,8 @@ def _lengths(given: Mapping[str, Tensor], slices: int | Sequence[int], name: str
 
 
 def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
-    """By which axis each dim of an argument is cut: samples are along its first, tokens along its second, or along both
-    of the last two of a mask."""
+    """By which axis each dim of an argument is cut: samples are along its first, tokens along its second; a mask of all
+    tokens for all has them whole."""
     dims: list[Factors] = [()] * x.ndim
     if 0 in axes and x.ndim and x.shape[0] == sizes[0]:
         dims[0] = (0,)
@@ -137,7 +165,7 @@ def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
         square = x.ndim > 1 and x.shape[-1] == x.shape[-2] == tokens
         others = x.ndim == 4 or x.shape[:1] != sizes[:1] or (x.ndim == 3 and x.dtype == torch.bool)
         if square and others:
-            dims[-2:] = [(1,), (1,)]
+            dims[-2:] = [(), ()]
     return tuple(dims)
 
 
@@ -166,47 +194,23 @@ def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
     return result
 
 
-def together(values: Sequence[Tensor], how: Part, batch: Batch, pieces: Sequence[MicroBatch]) -> Tensor:
-    """An addend of each piece as that of all of them."""
-    samples = sum(piece.sizes[0] for piece in pieces[:: batch.slices])
-    apart = [axis for axis in range(len(batch.sizes)) if axis not in how.state.partial]  # the same along these
-    first = pieces[0].starts
-    mine = [
-        (x, prod(share for axis, share in enumerate(batch.shares(piece, samples)) if axis in how.avg))
-        for x, piece in zip(values, pieces, strict=True)
-        if all(piece.starts[axis] == first[axis] for axis in apart)
-    ]
-    stacked = torch.stack([x for x, _ in mine])
-    if how.state.reduction != "sum":
-        return stacked.amax(0) if how.state.reduction == "max" else stacked.amin(0)
-    if not how.avg:
-        return stacked.sum(0)
-    shares = torch.tensor([share for _, share in mine], dtype=stacked.dtype, device=stacked.device)
-    mixed: Tensor = torch.tensordot(shares, stacked, 1)
-    return mixed
-
-
-def weight_of(part: Part, shares: Sequence[float], name: str) -> float:
+def weight_of(state: State, shares: Sequence[float], name: str) -> float:
     """The weight of a piece's loss in that of the batch."""
-    weight = 1.0
-    for axis, share in enumerate(shares):
-        word = "odd" if part.odd else part.on(axis)
-        if word in ("avg", "whole"):
-            weight *= share
-        elif word != "sum":
-            raise SbpError(
-                f"the loss {name} of a micro-batch is {part} of the batch\n"
-                "  backward() in micro-batches starts from a sum or a mean over samples"
-            )
-    return weight
+    if state.split or state.reduction != "sum":
+        raise SbpError(
+            f"the loss {name} of one micro-batch is no sum or mean over samples: along time it is "
+            f"{said(state, len(shares))}\n"
+            "  backward() in micro-batches starts from a sum or a mean over samples"
+        )
+    return prod(share for axis, share in enumerate(shares) if axis not in state.partial)
 
 
 def joined(
-    parts: Sequence[Shards | None], layouts: Sequence[Layout], how: Part, batch: Batch, scale: float = 1.0
+    parts: Sequence[Shards | None], layouts: Sequence[Layout], how: State, batch: Batch, weights: Sequence[float]
 ) -> GlobalTensor:
     """A result of the batch, of what it is in each piece; None where no rank of it is owned here.
 
-    A sum is `scale` of that of all micro-batches, where totals were not of all of them.
+    A number that adds up over the pieces of one update is a mean over updates, of which each piece has the weight.
     """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
     if any(of.placement is not layouts[0].placement for of in layouts):  # of two routes: all to where the first is
@@ -215,6 +219,8 @@ def joined(
             box(mine, *pair, op="result") for mine, pair in zip(given, zip(layouts, there, strict=True), strict=True)
         ]
         layouts = there
+    if set(weights) != {1.0} and layouts[0].dtype.is_floating_point:  # counts stay whole numbers
+        given = [tuple([w * x for x in mine]) for w, mine in zip(weights, given, strict=True)] if how.partial else given
     values: list[GlobalTensor] = [wrap(mine, of) for mine, of in zip(given, layouts, strict=True)]
     sizes = [piece.sizes for piece in batch.pieces]
     if batch.slices > 1:
@@ -222,18 +228,16 @@ def joined(
         rows = [(values[at : at + batch.slices], sizes[at : at + batch.slices]) for at in starts]
         values = [_along(1, row, how, of) for row, of in rows]
         sizes = [(of[0][0], batch.sizes[1]) for _, of in rows]
-    return _along(0, values, how, sizes, scale)
+    return _along(0, values, how, sizes)
 
 
-def _along(
-    axis: int, values: Sequence[GlobalTensor], how: Part, sizes: Sequence[Size], scale: float = 1.0
-) -> GlobalTensor:
+def _along(axis: int, values: Sequence[GlobalTensor], how: State, sizes: Sequence[Size]) -> GlobalTensor:
     """Values that differ along one axis as one."""
-    first, dim = values[0], how.dim(axis)
-    if len(values) == 1 or (dim is None and axis not in how.state.partial):
+    first, dim = values[0], next((d for d, factors in enumerate(how.dims) if axis in factors), None)
+    if len(values) == 1 or (dim is None and axis not in how.partial):
         return first
     if dim is not None:
-        before = how.state.dims[dim][: how.state.dims[dim].index(axis)]
+        before = how.dims[dim][: how.dims[dim].index(axis)]
         if not before:
             return torch.cat(list(values), dim)  # type: ignore[return-value]
         rows = [
@@ -241,14 +245,10 @@ def _along(
             for x, size in zip(values, sizes, strict=True)
         ]
         return torch.cat(rows, dim + 1).flatten(dim, dim + 1)  # type: ignore[return-value]
-    if how.state.reduction == "sum":
-        total = sum(size[axis] for size in sizes)
-        weights = [size[axis] / total if axis in how.avg else scale for size in sizes]
+    if how.reduction == "sum":
         shards = [x._shards for x in values]
-        if any(weight != 1 for weight in weights):  # counts stay whole numbers
-            shards = [tuple([w * x for x in mine]) for w, mine in zip(weights, shards, strict=True)]
         return wrap(tuple([torch.stack(column).sum(0) for column in zip(*shards, strict=True)]), first._layout)
     best: Any = first
     for value in values[1:]:
-        best = torch.maximum(best, value) if how.state.reduction == "max" else torch.minimum(best, value)
+        best = torch.maximum(best, value) if how.reduction == "max" else torch.minimum(best, value)
     return best  # type: ignore[no-any-return]

@@ -9,11 +9,13 @@ from torch import Tensor
 from ....placement.errors import SbpError
 from ....placement.world import owned
 from ....sbp import Layout
+from ....sbp.call import refs_in
 from ....sbp.logical import Logical, Source
+from ....sbp.state import Runs
 from ..compiler.generated_calls import Shards, no_shards
 from .attention import forget, reserved
-from .batch import Batch, evaluated, together
-from .rewrite import Known, Micro
+from .batch import Batch, evaluated
+from .micro import Known, Micro
 
 __all__ = ["Before", "Pasts"]
 
@@ -34,26 +36,29 @@ class Before:
     ) -> None:
         self.batch, self.micros, self.groups, self.held, self.name = batch, micros, groups, held, name
         self.asked: dict[str, Tensor] = {}  # what `held` told in this step
-        self.constant: dict[str, Tensor] = {}  # what is made of no argument is made once for all steps
+        self.constant: dict[tuple[str, Runs], Tensor] = {}  # what is made of no argument is made once for all steps
 
     def pieces(self, given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The arguments of each piece, of the batch's."""
         pieces = self.batch.cut(given)
-        for known in self.micros[0].known:
-            value = self.constant.get(known.name)
-            if value is None:
-                value = self.known(known, given)
-            for mine, piece in zip(pieces, self.batch.pieces, strict=True):
-                mine[known.name] = self.batch.piece(value, known.dims, piece)
         for group in self.groups:
-            self.shares([pieces[k] for k in group], group)
-            self.totals([pieces[k] for k in group], group)
+            batch, rows = self.batch.update(group), self.batch.rows(group)
+            mine = {path: self.batch.piece(x, self.batch.inputs[path], rows) for path, x in given.items()}
+            values: dict[str, Tensor] = {}
+            for k, piece in zip(group, batch.pieces, strict=True):
+                for known in self.micros[k].known:
+                    if known.name not in values:
+                        values[known.name] = self.known(known, mine, batch)
+                    pieces[k][known.name] = batch.piece(values[known.name], known.dims, piece)
+                shares = batch.shares(piece)
+                for name, axes, dtype in self.micros[k].shares:
+                    pieces[k][name] = torch.tensor(prod(shares[axis] for axis in axes), dtype=dtype)
         self.asked.clear()
         return pieces
 
     def more(self, graph: Logical) -> dict[str, Tensor]:
         """The buffers and constants that a graph has use for, whole."""
-        used = {n for op in graph.ops for n in op.inputs}
+        used = {*refs_in(graph.result), *(n for op in graph.ops for n in op.inputs)}
         sources = [s for n, s in enumerate(graph.sources) if n in used and s.kind in ("buffer", "constant")]
         for source in sources:
             if source.name not in self.asked:
@@ -62,12 +67,14 @@ class Before:
 
     def nothing(self) -> list[dict[str, Tensor]]:
         """The arguments of pieces on a rank that has no stage."""
-        micro = self.micros[0]
-        names = [each.name for some in (micro.known, micro.totals, micro.shares) for each in some]
-        return [dict.fromkeys(names, torch.empty(0)) for _ in self.batch.pieces]
+        new = ([*(of.name for of in micro.known), *(of.name for of in micro.shares)] for micro in self.micros)
+        return [dict.fromkeys(names, torch.empty(0)) for names in new]
 
-    def known(self, known: Known, given: Mapping[str, Tensor]) -> Tensor:
-        """A value of the batch."""
+    def known(self, known: Known, given: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """A value of all samples of an update."""
+        key = known.name, batch.runs
+        if key in self.constant:
+            return self.constant[key]
         value = evaluated(known.graph, {**self.more(known.graph), **given})
         if known.hides and bool(_seen(value).triu(1).any()):
             raise SbpError(
@@ -75,28 +82,8 @@ class Before:
                 "  give it one that hides them, or leave slices= out"
             )
         if known.constant:
-            self.constant[known.name] = value
+            self.constant[key] = value
         return value
-
-    def shares(self, pieces: Sequence[dict[str, Tensor]], group: Sequence[int]) -> None:
-        """Add to the arguments of an update's pieces which part of it each is."""
-        cuts = [self.batch.pieces[k] for k in group]
-        samples = sum(cut.sizes[0] for cut in cuts[:: self.batch.slices])
-        for share in self.micros[0].shares:
-            for piece, cut in zip(pieces, cuts, strict=True):
-                parts = self.batch.shares(cut, samples)
-                piece[share.name] = torch.tensor(prod(parts[axis] for axis in share.axes), dtype=share.dtype)
-
-    def totals(self, pieces: Sequence[dict[str, Tensor]], group: Sequence[int]) -> None:
-        """Add to the arguments of an update's pieces what must be known of all of them."""
-        micros, cuts = [self.micros[k] for k in group], [self.batch.pieces[k] for k in group]
-        for at, (name, graph, how) in enumerate(micros[0].totals):
-            more = self.more(graph)
-            graphs = [micro.totals[at].graph for micro in micros]
-            found = [evaluated(own, {**more, **piece}) for own, piece in zip(graphs, pieces, strict=True)]
-            total = together(found, how, self.batch, cuts)
-            for piece in pieces:
-                piece[name] = total
 
 
 def _seen(mask: Tensor) -> Tensor:

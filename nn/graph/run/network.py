@@ -15,7 +15,7 @@ from ....actors.schedules.pipeline import Costs, parts
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..lower.instructions import LocalRegister
-from ..microbatch.parts import Size
+from ..microbatch.batch import Kind
 from .chunks import Chunks
 from .tasks import Hop, Name, Tasks
 
@@ -70,8 +70,8 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
 
 
 def lowered(
-    sizes: Mapping[Size, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
-) -> dict[Size, Lowered]:
+    sizes: Mapping[Kind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
+) -> dict[Kind, Lowered]:
     """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each size.
 
     Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
@@ -113,8 +113,8 @@ def _groups(first: Chunks, of: Chunks) -> list[int]:
     return [number[frozenset(of.ranks(group))] for group in of.group]
 
 
-def _told(size: Size) -> str:
-    return " of ".join(f"{n} {what}" for n, what in zip(size, ("samples", "tokens"), strict=False))
+def _told(size: Kind) -> str:
+    return " of ".join(f"{n} {what}" for n, what in zip(size.sizes, ("samples", "tokens"), strict=False))
 
 
 def _training(
@@ -148,11 +148,11 @@ class _Lowering:
             for actor in actors
             for case in (actor.cases if actor.sequence else [actor.name])
         }
-        self.bundles: dict[Size, dict[str, Bundle]] = defaultdict(dict)
-        self.takes: dict[Size, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self.gives: dict[Size, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.bundles: dict[Kind, dict[str, Bundle]] = defaultdict(dict)
+        self.takes: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.gives: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
-    def route(self, size: Size, tasks: Tasks, shift: int) -> None:
+    def route(self, size: Kind, tasks: Tasks, shift: int) -> None:
         """Registers between the tasks of one size and route; their chunks are numbered from `shift` on."""
         for (maker, reader), held in tasks.edges.items():
             self.join(size, maker.shifted(shift), reader.shifted(shift), held, ())
@@ -163,7 +163,7 @@ class _Lowering:
             self.join(size, source, target, (), tuple(listed))
 
     def join(
-        self, size: Size, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
+        self, size: Kind, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
     ) -> None:
         """Joins two tasks by what one hands to the other, in the skeleton's register or in one of its own.
 
@@ -178,7 +178,7 @@ class _Lowering:
 
     def lay(
         self,
-        size: Size,
+        size: Kind,
         name: str,
         ends: tuple[Name, Name],
         lane: int | None,
@@ -212,7 +212,7 @@ class _Lowering:
             return "" if lane is None else f"{task}.{lane}"
         return str(task) if self.actors[self.of[str(task)]].sequence else ""
 
-    def done(self, name: str) -> dict[Size, Lowered]:
+    def done(self, name: str) -> dict[Kind, Lowered]:
         network = Network(tuple(self.actors.values()), tuple(self.registers.values()), name)
 
         def listed(ports: Mapping[Name, list[str]]) -> dict[Name, tuple[str, ...]]:

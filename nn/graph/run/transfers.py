@@ -16,7 +16,7 @@ from ....boxing.record import note
 from ....boxing.routes.program import Box, RankProgram
 from ....placement.world import device, owned
 from ....sbp import Layout
-from ..microbatch.parts import Size
+from ..microbatch.batch import Kind
 from .network import Bundle
 
 __all__ = ["BundleLink", "carrier", "labels_of"]
@@ -126,7 +126,7 @@ class BundleLink:
     """
 
     def __init__(
-        self, line: Carrier, number: int, bundles: Mapping[Size, Bundle | None], sizes: Sequence[Size],
+        self, line: Carrier, number: int, bundles: Mapping[Kind, Bundle | None], sizes: Sequence[Kind],
         labels: Sequence[int], peers: Sequence[int], rank: int,
     ) -> None:  # fmt: skip
         self.line, self.number, self.sizes, self.labels, self.peers = line, number, sizes, labels, peers

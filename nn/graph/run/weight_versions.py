@@ -21,7 +21,7 @@ from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
 from ..compiler.generated_calls import Shards
 from ..lower.instructions import Instruction, LocalRegister, Transfer
-from ..microbatch.parts import Size
+from ..microbatch.batch import Kind
 from .same_weights import Fire, Sums, Update
 from .tasks import Name
 from .variant import Variant
@@ -43,21 +43,28 @@ class WeightVersions:
 
     def __init__(
         self,
-        variants: Mapping[tuple[int, Size], Variant],
-        sizes: Sequence[Size],
+        variants: Mapping[tuple[int, Kind], Variant],
+        sizes: Sequence[Kind],
         schedule: Schedule,
         name: str,
     ) -> None:
         self.update: Update = _forgotten
         self.key = 0, sizes[0]
         self.variant = variants[self.key]
-        self.sums: dict[tuple[int, Size], Sums] = {}
+        self.sums: dict[tuple[int, Kind], Sums] = {}
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
+        many = sorted({size for (size, *_), _ in sizes})
+        if len(many) > 1:
+            raise ScheduleError(
+                f"{name}: micro-batches of {' and '.join(map(str, many))} samples\n"
+                f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
+            )
         if len(set(sizes)) > 1:
             raise ScheduleError(
-                f"{name}: micro-batches of {' and '.join(str(size) for size, *_ in sorted(set(sizes)))} samples\n"
-                f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
+                f"{name}: {len(set(sizes))} kinds of micro-batches, as updates have more or fewer of them, or some "
+                f"samples are taken by their place\n"
+                f"  {schedule.name} has one step for all; or take a schedule with a flush, as '1f1b'"
             )
         tasks = self.variant.tasks
         far = next((do for do in tasks.before if _leaves(tasks.transfers[do.number])), None)
@@ -92,7 +99,7 @@ class WeightVersions:
     def prepare(self) -> None:
         """There is nothing that is done before or behind all micro-batches."""
 
-    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Size], Mapping[str, Shards]]:
+    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Kind], Mapping[str, Shards]]:
         """The weights that a step starts with."""
         self.held, self.update, self.sums = held, update, {self.key: {}}
         return {self.key: held}

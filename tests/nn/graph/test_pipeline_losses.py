@@ -83,6 +83,12 @@ LOSSES: dict[str, Any] = {
     "to the next label": lambda m, x, y: F.cross_entropy(m(x), y.roll(1).clamp(min=0)),
     "by sample numbers": lambda m, x, y: (m(x) * torch.arange(len(x))[:, None]).mean(),
     "of labels": lambda m, x, y: m(x)[torch.arange(len(x)), y.clamp(min=0)].mean(),
+    "of the first sample": lambda m, x, y: m(x)[0].sum(),
+    "of two samples": lambda m, x, y: m(x)[:2].sum() + m(x)[-1].mean(),
+    "by how many there are": lambda m, x, y: m(x).square().mean() if len(x) > 4 else m(x).abs().mean(),
+    "one more": lambda m, x, y: m(x).square().sum() + 1,
+    "repeated": lambda m, x, y: (m(x).repeat_interleave(3, 0).tanh() * torch.arange(3 * len(x))[:, None]).mean(),
+    "by place": lambda m, x, y: (m(x) * m[0][0].bias).sum(0).mul(x.std(0)).mean(),
 }
 
 NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than one micro-batch
@@ -94,13 +100,9 @@ NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than
     "matmul": lambda m, x, y: F.cross_entropy(m(x) @ m(x).t(), y.clamp(min=0)),
     "flip": lambda m, x, y: F.mse_loss(m(x).flip(0), x),
     "cumsum": lambda m, x, y: F.mse_loss(m(x).cumsum(0), x),
-    "select": lambda m, x, y: m(x)[0].sum(),
-    "slice": lambda m, x, y: m(x)[:2].sum(),
     "softmax": lambda m, x, y: m(x).softmax(0).square().sum(),
     "sort": lambda m, x, y: F.mse_loss(m(x).sort(0)[0], x),
-    "abs": lambda m, x, y: m(x).square().mean() if len(x) > 4 else m(x).abs().mean(),
     "amax": lambda m, x, y: m(x).amax(),
-    "add": lambda m, x, y: m(x).square().sum() + 1,
 }
 
 

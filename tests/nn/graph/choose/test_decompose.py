@@ -19,13 +19,13 @@ PICKED: dict[str, Callable[[Of, Tensor, Tensor], Tensor]] = {
     "counted from the end": lambda m, x, i: (x @ m.w)[torch.arange(len(x)), -i - 1],
     "several": lambda m, x, i: (x @ m.w)[torch.arange(len(x))[:, None], torch.stack([i, -i], 1)],
     "the same of all": lambda m, x, i: (x @ m.w)[torch.arange(len(x)).unsqueeze(-1), i[:3]],
-    "of each row a row": lambda m, x, i: (x @ m.w).unflatten(1, (2, 2))[torch.arange(len(x)), i % 2],
+    "of each row a row": lambda m, x, i: (x @ m.w).view(4, 2, 2)[torch.arange(len(x)), i % 2],
     "of another kind": lambda m, x, i: (x @ m.w)[torch.arange(len(x)).to(torch.int32).long(), i],
 }
 OTHERS: dict[str, Callable[[Of, Tensor, Tensor], Tensor]] = {
     "the first of several": lambda m, x, i: (x @ m.w)[torch.arange(3), i[:3]],
     "not in order": lambda m, x, i: (x @ m.w)[torch.arange(len(x)).flip(0), i],
-    "by the second dim": lambda m, x, i: (x @ m.w).unflatten(1, (2, 2))[:, torch.arange(2), i[:2] % 2],
+    "by the second dim": lambda m, x, i: (x @ m.w).view(4, 2, 2)[:, torch.arange(2), i[:2] % 2],
     "of all": lambda m, x, i: (x @ m.w)[torch.arange(len(x))[None], i[:, None]],
     "a number in each row": lambda m, x, i: (x @ m.w)[(torch.arange(4) * 1).view(2, 2)[:, 0], i[:2]],
 }

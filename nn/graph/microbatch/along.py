@@ -1,0 +1,266 @@
+"""Time as an axis of the rule book: how every value of a step lies along its micro-batches, and slices of sequences.
+
+A micro-batch is a rank at another time, and holds a run of samples. The step is captured once, for the whole batch, and
+the book is asked op by op, with a rank for each sample (and for each token of a sequence, where these are cut):
+
+    S(d)   a piece along a dim: arguments, and what is made of them sample by sample
+    B      the same in every micro-batch: weights, of which the gradient is P
+    P      an addend: losses, and what follows from them linearly
+
+As where ranks are places, an op runs in the cheapest of its ways; but nothing is sent from one time to another. What is
+made of arguments alone may be made of the whole batch, before the step. All else stays as it is; or is cut where it is
+whole; or made an addend where it is whole, by the micro-batch's share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import NamedTuple
+
+import torch
+
+from ....placement.errors import SbpError
+from ....sbp.call import Call, Ref, Way, fill
+from ....sbp.choose import all_ways, divides, everywhere
+from ....sbp.joint.options import answer_of
+from ....sbp.logical import Logical, LogicalOp
+from ....sbp.state import Factors, Runs, State
+from ....sbp.traits import traits
+from ..choose.decompose import expand
+
+__all__ = ["TOKENS", "Along", "Change", "along", "said"]
+
+SAMPLES, TOKENS = 0, 1  # the axes
+CUT, SHARE, BEFORE = 1, 2, 10  # prices of cutting, of weighing, and of making a value before the step
+WHOLE, ALL_WORK = 5, 10**6  # of using all samples in every micro-batch; and of doing nothing else, which is refused
+ATTENTION = "scaled_dot_product_attention"
+TENSORS = {
+    "add.Scalar": torch.ops.aten.add.Tensor,
+    "sub.Scalar": torch.ops.aten.sub.Tensor,
+    "rsub.Scalar": torch.ops.aten.rsub.Tensor,
+}
+
+
+class Change(NamedTuple):
+    """The dims of a whole value that are cut, and the axes along which it becomes an addend."""
+
+    cut: tuple[int, ...]
+    share: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """A step along time: how each value lies, and the way of each op.
+
+    `given` are values of arguments, constants and buffers alone. `attends` has attention of slices that looks back, and
+    for each the number of its mask; `masks` how these are cut.
+    """
+
+    logical: Logical
+    runs: Runs
+    states: Mapping[int, State]
+    ways: tuple[Way, ...]
+    given: frozenset[int]
+    attends: Mapping[int, int | None] = field(default_factory=dict)
+    masks: Mapping[int, State] = field(default_factory=dict)
+
+
+def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]]) -> Along:
+    """A captured step along time, in such runs; `dims` says which axes cut each argument."""
+    asked = _Asked(expand(logical, lambda op: 2), runs, dims)
+    for op in asked.logical.ops:
+        asked.put(op)
+    made = replace(asked.logical, ops=tuple(asked.ops))
+    return Along(made, runs, asked.states, tuple(asked.ways), frozenset(asked.given), asked.attends, asked.masks)
+
+
+def change(have: State, to: State) -> Change | None:
+    """How a value in one state is brought into another; None where that takes other micro-batches."""
+    cut = tuple(d for d, (before, after) in enumerate(zip(have.dims, to.dims, strict=True)) if before != after)
+    share = tuple(axis for axis in to.partial if axis not in have.partial)
+    sums = to.reduction == (have.reduction if have.partial else "sum") or not to.partial
+    if any(have.dims[d] for d in cut) or not set(have.partial) <= set(to.partial) or not sums:
+        return None
+    return None if share and to.reduction != "sum" else Change(cut, share)
+
+
+def said(state: State, axes: int) -> str:
+    """A state as a user would write it.
+
+    >>> said(State(((0,), ())), 1), said(State(((0,), (1,))), 2)
+    ('S(0)', '(S(0), S(1))')
+    """
+    words = list(map(str, state.sbp(axes)))
+    return words[0] if len(words) == 1 else f"({', '.join(words)})"
+
+
+class _Asked:
+    """The book, asked op by op."""
+
+    def __init__(self, logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]]) -> None:
+        self.logical, self.runs = logical, runs
+        self.sizes = tuple(n if len(each) > 1 else 1 for n, each in zip(runs.sizes, runs.lengths, strict=True))
+        self.fakes = dict(logical.fakes)
+        self.ops: list[LogicalOp] = []
+        self.ways: list[Way] = []
+        self.states: dict[int, State] = {}
+        self.given: set[int] = set()
+        self.sampled: set[int] = set()  # given values that have something of each sample
+        self.attends: dict[int, int | None] = {}
+        self.masks: dict[int, State] = {}
+        self.causes: dict[int, LogicalOp] = {}  # of addends, the op that made the first
+        for n, source in enumerate(logical.sources):
+            cut = dims.get(source.name, ()) if source.kind == "input" else ()
+            cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
+            self.states[n] = State(cut or ((),) * source.fake.ndim)
+            if source.kind != "parameter" and not source.requires_grad and source.name not in logical.writes:
+                self.given.add(n)
+                self.sampled.update([n] if self.states[n].split else [])
+
+    def put(self, op: LogicalOp) -> None:
+        op = self.of_tensors(op)
+        call = self.call(op)
+        plain = torch.Tag.nondeterministic_seeded not in op.op.tags
+        given = plain and (all(n in self.given for n in op.inputs) or bool({"like", "new"} & traits(call.name)))
+        way = self.attention(op, call) or self.cheapest(op, call)
+        self.record(op, way)
+        if given:
+            self.given.update(op.numbers)
+            most = max((self.fakes[n].numel() for n in op.inputs if n in self.sampled), default=0)
+            for n, y, state in zip(op.numbers, op.outputs, way.outputs, strict=True):
+                if most and (state.split or (not state.partial and 2 * y.numel() > most)):
+                    self.sampled.add(n)
+
+    def record(self, op: LogicalOp, way: Way) -> None:
+        self.ops.append(op)
+        self.ways.append(way)
+        self.states.update(zip(op.numbers, way.outputs, strict=True))
+        self.fakes.update(zip(op.numbers, op.outputs, strict=True))
+        first = next((self.causes[n] for n in op.inputs if n in self.causes), op)
+        sums = (n for n, state in zip(op.numbers, way.outputs, strict=True) if state.partial)
+        self.causes.update(dict.fromkeys(sums, first))
+
+    def call(self, op: LogicalOp) -> Call:
+        states = tuple(self.states[n] for n in op.inputs)
+        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs, states, self.sizes)
+
+    def of_tensors(self, op: LogicalOp) -> LogicalOp:
+        """The op with a tensor in the place of a number that it adds to addends, of which each takes its share."""
+        call, (y, *_) = self.call(op), op.outputs
+        numbers = {name: n for name in ("self", "other") if isinstance(n := call.bound.get(name), int | float)}
+        sums = any(state.partial and state.reduction == "sum" for state in call.states)
+        if "shifts" not in traits(call.name) or not numbers or not sums or not y.is_floating_point():
+            return op
+        new = {**dict(zip(call.bound, op.args, strict=False)), **op.kwargs}
+        for name, n in numbers.items():
+            number, fake = max(self.fakes) + 1, torch.empty((), dtype=y.dtype, device="meta")
+            full, dtype = torch.ops.aten.full.default, {"dtype": y.dtype}
+            made = replace(
+                op, op=full, args=([], n), kwargs=dtype, outputs=(fake,), numbers=(number,), grad=False, lies=None
+            )
+            self.record(made, everywhere(self.call(made)))
+            self.given.add(number)
+            new[name] = Ref(number)
+        args = new.pop("self"), new.pop("other")
+        return replace(op, op=TENSORS.get(call.name, op.op), args=args, kwargs=new)
+
+    def cheapest(self, op: LogicalOp, call: Call) -> Way:
+        whole = not any(state.split or state.partial for state in call.states)
+        if whole and self.sampled.isdisjoint(op.inputs):
+            return everywhere(call)
+        ways = all_ways(call, answer_of(call), divides)
+        prices = [self.price(op, way) for way in ways]
+        least = min(prices)
+        if least >= ALL_WORK:
+            raise self.refused(op, call)
+        return ways[prices.index(least)]
+
+    def price(self, op: LogicalOp, way: Way) -> float:
+        total = sum(self.moved(n, to) for n, to in zip(op.inputs, way.inputs, strict=True))
+        if total == inf or all(n in self.given for n in op.inputs):
+            return total
+        whole = sum(
+            n in self.sampled and not to.split and not to.partial for n, to in zip(op.inputs, way.inputs, strict=True)
+        )
+        same = whole and not any(state.split or state.partial for state in way.outputs)
+        return total + WHOLE * whole + ALL_WORK * bool(same)
+
+    def moved(self, n: int, to: State) -> float:
+        """The price of bringing a value into a state."""
+        have, found = self.states[n], change(self.states[n], to)
+        floats = self.fakes[n].is_floating_point() or self.fakes[n].is_complex()
+        if have == to:
+            return 0
+        if n in self.given and (found is None or found.cut):
+            fits = not to.partial or (floats and to.reduction == "sum")
+            return (BEFORE if found is None else CUT) + SHARE * bool(to.partial) if fits else inf
+        if found is None or (found.share and not floats):
+            return inf
+        return CUT * bool(found.cut) + SHARE * bool(found.share)
+
+    def attention(self, op: LogicalOp, call: Call) -> Way | None:
+        """Attention of a slice that looks back: the way for samples, with queries cut by tokens."""
+        if call.name != ATTENTION or not any(TOKENS in state.split for state in call.states[1:3]):
+            return None
+        bound, three = call.bound, call.states[:3]
+        mask = op.inputs[3] if bound["attn_mask"] is not None else None
+        back = bound["is_causal"] if mask is None else not bound["is_causal"] and mask in self.given
+        if not back or any(state.dims[-2] != (TOKENS,) for state in three):
+            return None
+        states = [state._replace(dims=(*state.dims[:-2], (), state.dims[-1])) for state in three]
+        if mask is not None:
+            shape, samples = self.fakes[mask].shape, self.sizes[SAMPLES]
+            if shape[-2:] != (self.sizes[TOKENS],) * 2:
+                return None
+            dims: list[Factors] = [()] * len(shape)
+            dims[:1] = [(SAMPLES,)] if len(shape) == bound["query"].ndim and 1 < samples == shape[0] else dims[:1]
+            states.append(State(tuple(dims)))
+            self.masks[mask] = State((*dims[:-2], (TOKENS,), ()))
+        alone = replace(call, states=tuple(states), sizes=(*self.sizes[:TOKENS], 1))
+        ways = (way for way in all_ways(alone, answer_of(alone), divides) if way.inputs == alone.states)
+        found = next(ways, None)
+        if found is None or found.outputs[0].partial:
+            return None
+        self.attends[op.numbers[0]] = mask
+        (out,) = found.outputs
+        return Way(call.states, (State((*out.dims[:-2], (TOKENS,), out.dims[-1])),))
+
+    def refused(self, op: LogicalOp, call: Call) -> SbpError:
+        """An op that cannot be done for a micro-batch alone."""
+        lies = ", ".join(said(state, len(self.sizes)) for state in call.states)
+        slices = len(self.sizes) > 1
+        what, told = "slice or micro-batch" if slices else "micro-batch", ""
+        for cause in {id(made): made for n in op.inputs if (made := self.causes.get(n)) is not None}.values():
+            told += f"  {name_of(cause)} at {cause.origin.line or 'no line'} adds up over these\n"
+        asked = f"{call.name} at {op.origin.line or 'no line'} needs more than one {what} at once"
+        told = f"  it is in {op.origin.module or 'no module'}, and along time its inputs are {lies}\n{told}"
+        if answer_of(call) is None:
+            return SbpError(
+                f"{asked}, for all that is known: no rule tells what it does to each sample\n{told}"
+                "  leave micro_batches= out, write it by ops that have one, or give it one by flow.rule"
+            )
+        if slices:
+            return SbpError(
+                f"{asked}\n{told}"
+                "  tokens may see earlier ones in F.scaled_dot_product_attention, with is_causal=True or such a mask, "
+                "without dropout, and nowhere else; or leave slices= out"
+            )
+        hint = HINTS.get(call.name.partition(".")[0], "")
+        return SbpError(
+            f"{asked}\n{told}{hint}"
+            "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
+            "other and the loss is a sum or a mean over them"
+        )
+
+
+ONE_BY_ONE = "  it takes samples one by one: write it on all of them at once\n"
+HINTS = {
+    "sbpflow::recurrent": "  a batch is cut along its first dim: give the layer samples there, and batch_first=True\n",
+    "embedding_bag": "  words are in a line, and bags begin anywhere: give rows of words, filled up with padding_idx\n",
+    **dict.fromkeys(("unbind", "split", "split_with_sizes", "chunk"), ONE_BY_ONE),
+}
+
+
+def name_of(op: LogicalOp) -> str:
+    """An op as rules name it."""
+    return Call(op.op, (), {}, ()).name

@@ -1,0 +1,280 @@
+"""The step of one micro-batch, or slice of one: what is left of a step along time when that axis is taken off.
+
+    value that lies otherwise than its user wants it         becomes
+      made of arguments alone                                an argument `known`: made of the whole batch, and cut
+      whole, wanted in pieces                                rows of it, of which an argument `known` has the numbers
+      whole, wanted as an addend                             times an argument `share`
+
+Each op is what ranks would run of it, with the sizes of this piece. So a `Logical` comes out that knows of no time.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, mapped, refs_in
+from ....sbp.layout import Layout, RunLayout, memory_order
+from ....sbp.logical import Logical, LogicalOp, Source
+from ....sbp.state import Factors, Spans, State
+from ..choose.decompose import in_line, opened, part_of
+from .along import Along, change
+from .attention import attend
+from .micro import Known, Micro, Share, made_alone
+
+__all__ = ["peeled"]
+
+aten = torch.ops.aten
+
+
+def peeled(made: Along) -> list[Micro]:
+    """The step of each piece, of which slices of one micro-batch follow each other; one for all that run the same."""
+    steps: list[_Peeled] = []
+    micros: list[Micro] = []
+    for k in range(prod(map(len, made.runs.lengths))):
+        step = next((step for step in steps if step.serves(k)), None)
+        if step is None:
+            step = _Peeled(made, k)
+            steps.append(step)
+        micros.append(step.micro)
+    return micros
+
+
+@dataclass(frozen=True)
+class _Seen(Piece):
+    """A piece that notes which places a local function looked at."""
+
+    looked: dict[tuple[bool, int, int], Spans] = field(default_factory=dict)
+
+    def spans(self, at: int, dim: int) -> Spans:
+        return self.looked.setdefault((False, at, dim), super().spans(at, dim))
+
+    def out_spans(self, at: int, dim: int) -> Spans:
+        return self.looked.setdefault((True, at, dim), super().out_spans(at, dim))
+
+
+class _Peeled:
+    """The step of a piece in the making. Arguments that are new have numbers below 0."""
+
+    def __init__(self, made: Along, k: int) -> None:
+        self.made, self.k, self.logical = made, k, made.logical
+        self.next = max(self.logical.fakes, default=-1) + 1
+        self.fakes = {n: self.local(s.fake, made.states[n]) for n, s in enumerate(self.logical.sources)}
+        self.same: dict[int, int] = {}  # a value that is another, since its op has nothing to do here
+        self.ops: list[LogicalOp] = []
+        self.placed: list[tuple[LogicalOp, Way, _Seen, Any]] = []  # ops that looked at places, and what came of it
+        self.new: dict[int, Known | Share | None] = {}  # arguments by number; None is the past of attention
+        self.boxed: dict[Any, int] = {}
+        for op, way in zip(self.logical.ops, made.ways, strict=True):
+            self.put(op, way)
+        self.micro = self.finished()
+
+    # Which pieces run the same
+
+    def lengths(self, k: int) -> tuple[int, ...]:
+        where = self.layout(State(()), ()).placement.coords(k)
+        return tuple(each[at] for each, at in zip(self.made.runs.lengths, where, strict=True))
+
+    def serves(self, k: int) -> bool:
+        """Whether another piece runs the same: it is as long, and what looks at places finds nothing else to do."""
+        return self.lengths(k) == self.lengths(self.k) and all(
+            self.alike(replace(seen, rank=k, looked={}), seen, op, way, text) for op, way, seen, text in self.placed
+        )
+
+    def alike(self, other: _Seen, mine: _Seen, op: LogicalOp, way: Way, text: Any) -> bool:
+        there = ((other.out_spans if out else other.spans)(at, dim) for out, at, dim in mine.looked)
+        return list(there) == list(mine.looked.values()) or _text(self.parts(op, way, other)) == text
+
+    # Ops
+
+    def put(self, op: LogicalOp, way: Way) -> None:
+        if op.numbers[0] in self.made.attends:
+            self.attends(op)
+            return
+        inputs = [self.box(n, to, op) for n, to in zip(op.inputs, way.inputs, strict=True)]
+        order = iter(inputs)
+        args, kwargs = mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Ref(next(order)))
+        mine = replace(op, args=args, kwargs=kwargs)
+        if not any(state.split for state in (*way.inputs, *way.outputs)):
+            self.add(mine)
+            return
+        if not isinstance(op.op, torch._ops.OpOverload):  # with a backward of its own, which is in no part of it
+            assert way.local is None
+            made = [self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True)]
+            self.add(replace(mine, outputs=tuple(made)))
+            return
+        seen = _Seen(self.k, *self.layouts(op, way))
+        parts = self.parts(mine, way, seen)
+        if seen.looked:
+            self.placed.append((mine, way, seen, _text(parts)))
+        names, ends = dict(enumerate(inputs)), dict(zip(refs_in(parts.result), op.numbers, strict=True))
+        for part in parts.ops:
+            if not set(part.numbers) <= names.keys():
+                for n in part.numbers:
+                    if n not in names:
+                        self.next += 1
+                        names[n] = ends.get(n, self.next)
+                made = part_of(op, part).of(names, numbers=tuple(names[n] for n in part.numbers))
+                self.add(replace(made, lies=op.lies if ends.keys() & set(part.numbers) else None))
+        self.same.update({n: names[m] for m, n in ends.items() if names[m] != n})
+
+    def parts(self, op: LogicalOp, way: Way, piece: Piece) -> Logical:
+        """An op as a piece runs it."""
+        function: Callable[..., Any] = op.op
+        args, kwargs = in_line(op)
+        if isinstance(way.local, Rewritten):
+            function, args = way.local.rewrite(piece, *args, **kwargs)
+            kwargs = {}
+        elif way.local is not None:
+            function = partial(way.local, piece)
+        return opened(function, args, kwargs, [self.fakes[n] for n in op.inputs])
+
+    def add(self, op: LogicalOp) -> None:
+        self.ops.append(op)
+        self.fakes.update(zip(op.numbers, op.outputs, strict=True))
+
+    def layouts(self, op: LogicalOp, way: Way) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        fakes = self.logical.fakes
+        ins = tuple(self.layout(s, fakes[n].shape, fakes[n].dtype) for n, s in zip(op.inputs, way.inputs, strict=True))
+        return ins, tuple(self.layout(s, y.shape, y.dtype) for y, s in zip(op.outputs, way.outputs, strict=True))
+
+    def layout(self, state: State, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Layout:
+        return RunLayout(self.made.runs, state, tuple(shape), dtype)
+
+    def local(self, x: Tensor, state: State) -> Tensor:
+        """The part of a tensor that a piece has, without values."""
+        if not state.split:
+            return x
+        shape, order = self.layout(state, x.shape).local_shape(self.k), memory_order(x) or range(x.ndim)
+        laid = torch.empty([shape[d] for d in order], dtype=x.dtype, device="meta")
+        return laid.permute([list(order).index(d) for d in range(x.ndim)])
+
+    # Values in other states
+
+    def box(self, n: int, to: State, op: LogicalOp) -> int:
+        """The number of a value that lies so, for an op that wants it."""
+        mine, have = self.same.get(n, n), self.made.states[n]
+        if have == to:
+            return mine
+        if (n, to) not in self.boxed:
+            found, share = change(have, to), to.partial
+            if n in self.made.given and (found is None or found.cut):
+                mine = self.known(n, to)
+            else:
+                assert found is not None
+                share = found.share
+                for d in found.cut:
+                    mine = self.rows(mine, d, self.logical.fakes[n].shape[d], to.dims[d], op)
+            self.boxed[n, to] = self.weighed(mine, share, op) if share else mine
+        return self.boxed[n, to]
+
+    def known(self, n: int, to: State) -> int:
+        """A value of arguments alone, made of the whole batch and cut."""
+        key = n, to.dims
+        if key not in self.boxed:
+            fake = self.local(self.logical.fakes[n], State(to.dims))
+            self.boxed[key] = self.argument(fake, Known("", made_alone(self.logical, n), to.dims))
+        return self.boxed[key]
+
+    def rows(self, n: int, dim: int, size: int, factors: Factors, op: LogicalOp) -> int:
+        """The rows of a whole value that belong to a piece."""
+        if (size, factors) not in self.boxed:
+            line = LogicalOp(aten.arange.default, (size,), {}, (torch.empty(size, dtype=torch.long),), (0,))
+            fake = self.local(torch.empty(size, dtype=torch.long, device="meta"), State((factors,)))
+            self.boxed[size, factors] = self.argument(fake, Known("", Logical((), (line,), Ref(0)), (factors,)))
+        numbers = self.boxed[size, factors]
+        (part,) = opened(aten.index_select.default, (Ref(0), dim, Ref(1)), {}, [self.fakes[n], self.fakes[numbers]]).ops
+        self.next += 1
+        self.add(part_of(replace(op, grad=True), part).of({0: n, 1: numbers}, numbers=(self.next,)))
+        return self.next
+
+    def weighed(self, n: int, axes: tuple[int, ...], op: LogicalOp) -> int:
+        """A value times the share that a piece is along some axes."""
+        fake = self.fakes[n]
+        if (axes, fake.dtype) not in self.boxed:
+            self.boxed[axes, fake.dtype] = self.argument(
+                torch.empty((), dtype=fake.dtype, device="meta"), Share("", axes, fake.dtype)
+            )
+        args = Ref(n), Ref(self.boxed[axes, fake.dtype])
+        self.next += 1
+        made = LogicalOp(aten.mul.Tensor, args, {}, (fake,), (self.next,), True, op.origin, op.placement)
+        self.add(made)
+        return self.next
+
+    def argument(self, fake: Tensor, what: Known | Share | None) -> int:
+        number = -1 - len(self.new)
+        self.new[number], self.fakes[number] = what, fake
+        return number
+
+    # Attention in slices
+
+    def attends(self, op: LogicalOp) -> None:
+        """Attention of a slice, which gets what earlier ones left."""
+        op, whole, mask = op.of(self.same), self.logical.call(op), self.made.attends[op.numbers[0]]
+        query = self.fakes[op.inputs[0]]
+        length, hidden = whole.bound["query"].shape[-2], None
+        if mask is not None:
+            hidden = Ref(self.hides(mask))
+        past = self.argument(torch.empty(2, dtype=torch.long, device="meta"), None)
+        scale = whole.bound["scale"] or 1 / sqrt(query.shape[-1])
+        args = (*op.args[:3], Ref(past), hidden, length, scale, bool(self.logical.losses))
+        inputs = [self.fakes[n] for n in refs_in(args)]
+        order = iter(range(len(inputs)))
+        (part,) = opened(attend, mapped(args, Ref, lambda _: Ref(next(order))), {}, inputs).ops
+        self.next += 1
+        self.add(replace(op, op=attend, args=args, kwargs={}, outputs=part.outputs, numbers=(*op.numbers, self.next)))
+
+    def hides(self, mask: int) -> int:
+        """A mask with the rows of a slice, and all columns."""
+        if ("mask", mask) not in self.boxed:
+            state = self.made.masks[mask]
+            fake = self.local(self.logical.fakes[mask], state)
+            known = Known("", made_alone(self.logical, mask), state.dims, hides=True)
+            self.boxed["mask", mask] = self.argument(fake, known)
+        return self.boxed["mask", mask]
+
+    # The graph
+
+    def finished(self) -> Micro:
+        """The graph, with new arguments behind the others."""
+        whole, states = self.logical, self.made.states
+        logical = replace(replace(whole, ops=()).map(self.same), ops=tuple(self.ops)).pruned()
+        used = logical.ends | {n for op in logical.ops for n in op.inputs}
+        self.placed = [
+            each for each in self.placed if not used.isdisjoint(self.same.get(n, n) for n in each[0].numbers)
+        ]
+        kinds = {Known: "known", Share: "share", type(None): "past"}
+        names, counts = dict[int, str](), dict.fromkeys(kinds, 0)
+        for n, what in self.new.items():
+            names[n] = f"{kinds[type(what)]} {counts[type(what)]}"
+            counts[type(what)] += 1
+        mine = {n: name for n, name in names.items() if n in used}
+        first = len(logical.sources)
+        number = {n: n if 0 <= n < first else n + len(mine) for n in self.fakes if n >= 0}
+        number.update({n: first + at for at, n in enumerate(mine)})
+        sources = [replace(s, fake=self.fakes[n]) for n, s in enumerate(logical.sources)]
+        sources += [Source(name, "input", self.fakes[n]) for n, name in mine.items()]
+        made = replace(logical.map(number), sources=tuple(sources))
+        told = [(name, self.new[n]) for n, name in mine.items()]
+        before = zip(_ends(whole), _ends(made), strict=True)
+        return Micro(
+            made,
+            tuple(replace(what, name=name) for name, what in told if isinstance(what, Known)),
+            tuple(what._replace(name=name) for name, what in told if isinstance(what, Share)),
+            tuple(name for name, what in told if what is None),
+            {theirs: states[n] for n, theirs in before},
+        )
+
+
+def _ends(logical: Logical) -> list[int]:
+    losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
+    return [*refs_in(logical.result), *logical.writes.values(), *losses]
+
+
+def _text(parts: Logical) -> Any:
+    """Ops as something to compare."""
+    return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
