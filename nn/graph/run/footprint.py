@@ -90,7 +90,7 @@ def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit:
     else:
         on = ", ".join(map(str, where.placements[mine]))
         head = f"stage {mine + 1} of {len(stages)} of {program.name}, on {on}, does not fit into {volume(limit)} a rank"
-    many = len(program.sizes) // program.slices
+    many = len(program.kinds) // program.slices
     head += f"\n  rank {rank} has {slots} of {many} micro-batches under way at once under {name}"
     more = ["layers of this stage may be placed on another"] if len(stages) > 1 else []
     every = slots == many > 1  # is kept, however many there are
@@ -132,7 +132,7 @@ def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[BundleUnd
     receive whatever is there, as much as the simulation has in a register."""
     mine = {id(hop) for hop in variant.tasks.hops}
     held = program.answers.under_way() if program.ordered else program.proof.peak
-    for register, bundle in program.lowered[program.sizes[0]].bundles.items():
+    for register, bundle in program.lowered[program.kinds[0]].bundles.items():
         if any(id(hop) in mine for hop in bundle.hops):
             peak = program.proof.peak[register]
             yield BundleUnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)

@@ -70,27 +70,27 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
 
 
 def lowered(
-    sizes: Mapping[Kind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
+    kinds: Mapping[Kind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
 ) -> dict[Kind, Lowered]:
-    """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each size.
+    """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each kind.
 
     Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
     """
-    routes = next(iter(sizes.values()))
+    routes = next(iter(kinds.values()))
     tasks, where = routes[0]
     trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
     actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains)
     made = _Lowering(actors, registers, m * slices, slices if trains else 1)
-    for size, each in sizes.items():
+    for kind, each in kinds.items():
         for route, (tasks, of) in enumerate(each):
             if of.group != routes[route][1].group:
-                first = _told(next(iter(sizes)))
+                first = _told(next(iter(kinds)))
                 raise ScheduleError(
-                    f"{name}: micro-batches of {_told(size)} run in other chunks than those of {first}\n"
+                    f"{name}: micro-batches of {_told(kind)} run in other chunks than those of {first}\n"
                     "  pass a batch whose samples micro_batches= divides, and whose tokens slices= does"
                 )
-            made.route(size, tasks, route * count)
+            made.route(kind, tasks, route * count)
     many = f"{m} micro-batches" + (f" of {slices} slices" if slices > 1 else "")
     return made.done(f"{name}, {schedule.name}, {many}" if trains else f"{name}, {many}")
 
@@ -113,8 +113,8 @@ def _groups(first: Chunks, of: Chunks) -> list[int]:
     return [number[frozenset(of.ranks(group))] for group in of.group]
 
 
-def _told(size: Kind) -> str:
-    return " of ".join(f"{n} {what}" for n, what in zip(size.sizes, ("samples", "tokens"), strict=False))
+def _told(kind: Kind) -> str:
+    return " of ".join(f"{n} {what}" for n, what in zip(kind.sizes, ("samples", "tokens"), strict=False))
 
 
 def _training(
@@ -152,18 +152,18 @@ class _Lowering:
         self.takes: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.gives: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
-    def route(self, size: Kind, tasks: Tasks, shift: int) -> None:
-        """Registers between the tasks of one size and route; their chunks are numbered from `shift` on."""
+    def route(self, kind: Kind, tasks: Tasks, shift: int) -> None:
+        """Registers between the tasks of one kind and route; their chunks are numbered from `shift` on."""
         for (maker, reader), held in tasks.edges.items():
-            self.join(size, maker.shifted(shift), reader.shifted(shift), held, ())
+            self.join(kind, maker.shifted(shift), reader.shifted(shift), held, ())
         hops: dict[tuple[Name, Name], list[Hop]] = defaultdict(list)
         for hop in tasks.hops:
             hops[hop.source.shifted(shift), hop.target.shifted(shift)].append(hop)
         for (source, target), listed in hops.items():
-            self.join(size, source, target, (), tuple(listed))
+            self.join(kind, source, target, (), tuple(listed))
 
     def join(
-        self, size: Kind, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
+        self, kind: Kind, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
     ) -> None:
         """Joins two tasks by what one hands to the other, in the skeleton's register or in one of its own.
 
@@ -174,11 +174,11 @@ class _Lowering:
             base = f"{maker}-{reader}"
         back = maker.kind == "F" != reader.kind
         for lane in range(self.slices) if back and self.slices > 1 else [None]:
-            self.lay(size, base if lane is None else f"{base}.{lane}", (maker, reader), lane, held, hops)
+            self.lay(kind, base if lane is None else f"{base}.{lane}", (maker, reader), lane, held, hops)
 
     def lay(
         self,
-        size: Kind,
+        kind: Kind,
         name: str,
         ends: tuple[Name, Name],
         lane: int | None,
@@ -193,9 +193,9 @@ class _Lowering:
             self.registers[name] = replace(self.registers[name], bytes=max(moved, self.registers[name].bytes))
         sent = (*held, *(hop.sent for hop in hops))
         come = (*held, *(hop.come for hop in hops))
-        self.bundles[size][name] = Bundle(sent, come, hops)
+        self.bundles[kind][name] = Bundle(sent, come, hops)
         for of, end in zip((self.gives, self.takes), ends, strict=True):
-            of[size][end].append(name)
+            of[kind][end].append(name)
 
     def more(self, name: str, maker: Name, reader: Name, lane: int | None) -> None:
         """A register that the skeleton lacks, with a slot for every micro-batch."""
@@ -219,8 +219,8 @@ class _Lowering:
             return {task: tuple(names) for task, names in ports.items()}
 
         return {
-            size: Lowered(network, bundles, listed(self.takes[size]), listed(self.gives[size]))
-            for size, bundles in self.bundles.items()
+            kind: Lowered(network, bundles, listed(self.takes[kind]), listed(self.gives[kind]))
+            for kind, bundles in self.bundles.items()
         }
 
 

@@ -46,7 +46,7 @@ __all__ = ["Pipelined", "seeds_of"]
 
 
 class Pipelined:
-    """A step of micro-batches. `variants` are graphs by route and size of a micro-batch, all of the same chunks.
+    """A step of micro-batches. `variants` are graphs by route and kind of a micro-batch, all of the same chunks.
     When it is made it is proved to end; what runs is made with the first step.
 
     Micro-batches take the routes by turns. The second has copies of the weights on other ranks. What weights they see,
@@ -56,20 +56,20 @@ class Pipelined:
     def __init__(
         self,
         variants: Mapping[tuple[int, Kind], Variant],
-        sizes: Sequence[Kind],
+        kinds: Sequence[Kind],
         schedule: Schedule,
         name: str,
         slices: int = 1,
         weights: SameWeights | WeightVersions | None = None,
     ) -> None:
-        self.variants, self.sizes, self.schedule, self.slices = variants, sizes, schedule, slices
+        self.variants, self.kinds, self.schedule, self.slices = variants, kinds, schedule, slices
         self.name = name
-        self.firsts = [variants[route, sizes[0]] for route in sorted({route for route, _ in variants})]
-        self.keys = [(k % len(self.firsts), size) for k, size in enumerate(sizes)]  # of the micro-batches
+        self.firsts = [variants[route, kinds[0]] for route in sorted({route for route, _ in variants})]
+        self.keys = [(k % len(self.firsts), kind) for k, kind in enumerate(kinds)]  # of the micro-batches
         self.weights = weights or SameWeights(variants, self.keys)
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
         self.lowered = self.lower(name)
-        self.network: Network = self.lowered[sizes[0]].network
+        self.network: Network = self.lowered[kinds[0]].network
         self.proof: Simulation = proved(self.network)
         self.values: list[dict[str, Shards]] = []
         self.shards: list[dict[str, Shards]] = []
@@ -100,10 +100,10 @@ class Pipelined:
 
     def lower(self, name: str) -> dict[Kind, Lowered]:
         each = {
-            size: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, size],)]
-            for size in dict.fromkeys(self.sizes)
+            kind: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, kind],)]
+            for kind in dict.fromkeys(self.kinds)
         }
-        return lowered(each, self.schedule, len(self.sizes) // self.slices, name, self.slices)
+        return lowered(each, self.schedule, len(self.kinds) // self.slices, name, self.slices)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -146,14 +146,14 @@ class Pipelined:
 
     def link(self, joint: Bus, edge: RegisterEnd, labels: Sequence[int], rank: int) -> Link:
         """How a register's bundles get to other ranks; on cards over a communicator of its own."""
-        bundles = {size: low.bundles.get(edge.register) for size, low in self.lowered.items()}
+        bundles = {kind: low.bundles.get(edge.register) for kind, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
-            return BundleLink(joint.line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+            return BundleLink(joint.line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
         from ....actors.runtime.cuda import CardLine, CardLink
 
         ours = next(ranks for ranks in self.places.values() if rank in ranks)
         line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
-        made = BundleLink(line, edge.number, bundles, self.sizes, labels, edge.peers, rank)
+        made = BundleLink(line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
         return CardLink(made, line, edge.peers[0])
 
     def on_card(self, work: Work, rank: int) -> Work:
@@ -178,7 +178,7 @@ class Pipelined:
         """The timeline of the last step; all ranks ask for it, and the first gets it."""
         if self.outcome is None:
             raise ScheduleError("a timeline before any step\n  call the graph first")
-        return timeline(self.outcome, self.proof, self.lowered[self.sizes[0]], self.places, self.bytes)
+        return timeline(self.outcome, self.proof, self.lowered[self.kinds[0]], self.places, self.bytes)
 
     def work(self, actor: Actor) -> Fire:
         return self.weights.work(actor, self.task)
@@ -191,9 +191,9 @@ class Pipelined:
             route, chunk = divmod(name.chunk, self.count)
             own = Name(name.kind, chunk)
             entries = {
-                size: BoundTask(self.variants[route, size], self.lowered[size], own, route * self.count, actor, case)
-                for size in dict.fromkeys(self.sizes)
-                if own in self.variants[route, size].tasks.tasks
+                kind: BoundTask(self.variants[route, kind], self.lowered[kind], own, route * self.count, actor, case)
+                for kind in dict.fromkeys(self.kinds)
+                if own in self.variants[route, kind].tasks.tasks
             }
             cases.append((route, entries))
         return partial(_weakly, ref(self), cases, len(actor.gives))
@@ -203,7 +203,7 @@ class Pipelined:
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
         k = firing.label * len(self.firsts) + route
-        entry = entries.get(self.sizes[k])
+        entry = entries.get(self.kinds[k])
         if entry is None:
             return out
         held = firing.held
@@ -285,7 +285,7 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
     ) -> None:
         """All micro-batches, each with the weights that it sees."""
-        self.values = [{} for _ in self.sizes]
+        self.values = [{} for _ in self.kinds]
         self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
         self.numbered()
         try:

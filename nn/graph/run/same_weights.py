@@ -1,6 +1,6 @@
 """The same weights for all micro-batches of a step: brought to who needs them before, their gradients home behind.
 
-Micro-batches of another size or on another route have weights of their own, which are copies.
+Micro-batches of another kind or on another route have weights of their own, which are copies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class SameWeights:
         _ = self.once
 
     def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Kind], Mapping[str, Shards]]:
-        """The weights as the micro-batches of each route and size see them."""
+        """The weights as the micro-batches of each route and kind see them."""
         self.sums = {key: {} for key in self.keys}
         self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}
         return {key: once.before(self.there[key]) for key, once in self.once.items()}

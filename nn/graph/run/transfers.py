@@ -122,34 +122,34 @@ class PeerMessage:
 class BundleLink:
     """A register between processes whose slots hold bundles; a message to each peer holds what it needs of all values.
 
-    `sizes` are of the micro-batches by number, and `labels` are these numbers in the order of the slots.
+    `kinds` are of the micro-batches by number, and `labels` are these numbers in the order of the slots.
     """
 
     def __init__(
-        self, line: Carrier, number: int, bundles: Mapping[Kind, Bundle | None], sizes: Sequence[Kind],
+        self, line: Carrier, number: int, bundles: Mapping[Kind, Bundle | None], kinds: Sequence[Kind],
         labels: Sequence[int], peers: Sequence[int], rank: int,
     ) -> None:  # fmt: skip
-        self.line, self.number, self.sizes, self.labels, self.peers = line, number, sizes, labels, peers
+        self.line, self.number, self.kinds, self.labels, self.peers = line, number, kinds, labels, peers
         self.ways = {
-            size: [Transit(*hop.pair, rank) for hop in bundle.hops] if bundle else []
-            for size, bundle in bundles.items()
+            kind: [Transit(*hop.pair, rank) for hop in bundle.hops] if bundle else []
+            for kind, bundle in bundles.items()
         }
-        messages = {size: [PeerMessage(ways, peer) for peer in peers] for size, ways in self.ways.items()}
-        self.out = {size: [each for each in made if each.sends] for size, made in messages.items()}
-        self.come = {size: [each for each in made if each.comes] for size, made in messages.items()}
+        messages = {kind: [PeerMessage(ways, peer) for peer in peers] for kind, ways in self.ways.items()}
+        self.out = {kind: [each for each in made if each.sends] for kind, made in messages.items()}
+        self.come = {kind: [each for each in made if each.comes] for kind, made in messages.items()}
 
     def send(self, label: int, value: Any) -> Sequence[UnderWay]:
-        size, tag, line = self.sizes[label], tag_of(self.number, label), self.line
-        if not self.ways[size]:
+        kind, tag, line = self.kinds[label], tag_of(self.number, label), self.line
+        if not self.ways[kind]:
             return [line.send(peer, tag, torch.zeros(1)) for peer in self.peers]
-        for way in self.ways[size]:
+        for way in self.ways[kind]:
             note("hop", way.plan)
-        return [line.send(message.peer, tag, message.packed(value)) for message in self.out[size]]
+        return [line.send(message.peer, tag, message.packed(value)) for message in self.out[kind]]
 
     def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         k = self.labels[label]
-        size, tag, line = self.sizes[k], tag_of(self.number, k), self.line
-        ways, messages = self.ways[size], self.come[size]
+        kind, tag, line = self.kinds[k], tag_of(self.number, k), self.line
+        ways, messages = self.ways[kind], self.come[kind]
         if not ways:
             return [line.receive(peer, tag, torch.zeros(1)) for peer in self.peers], tuple
         for way in ways:

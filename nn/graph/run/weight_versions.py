@@ -44,25 +44,25 @@ class WeightVersions:
     def __init__(
         self,
         variants: Mapping[tuple[int, Kind], Variant],
-        sizes: Sequence[Kind],
+        kinds: Sequence[Kind],
         schedule: Schedule,
         name: str,
     ) -> None:
         self.update: Update = _forgotten
-        self.key = 0, sizes[0]
+        self.key = 0, kinds[0]
         self.variant = variants[self.key]
         self.sums: dict[tuple[int, Kind], Sums] = {}
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
-        many = sorted({size for (size, *_), _ in sizes})
+        many = sorted({kind.sizes[0] for kind in kinds})
         if len(many) > 1:
             raise ScheduleError(
                 f"{name}: micro-batches of {' and '.join(map(str, many))} samples\n"
                 f"  {schedule.name} has all of one size; pass a batch whose samples micro_batches= divides"
             )
-        if len(set(sizes)) > 1:
+        if len(set(kinds)) > 1:
             raise ScheduleError(
-                f"{name}: {len(set(sizes))} kinds of micro-batches, as updates have more or fewer of them, or some "
+                f"{name}: {len(set(kinds))} kinds of micro-batches, as updates have more or fewer of them, or some "
                 f"samples are taken by their place\n"
                 f"  {schedule.name} has one step for all; or take a schedule with a flush, as '1f1b'"
             )
