@@ -170,10 +170,16 @@ class _Asked:
             return everywhere(call)
         ways = all_ways(call, answer_of(call), divides)
         prices = [self.price(op, way) for way in ways]
-        least = min(prices)
-        if least >= ALL_WORK:
+        if min(prices) >= ALL_WORK:
             raise self.refused(op, call)
-        return ways[prices.index(least)]
+        given = all(n in self.given for n in op.inputs)
+
+        def last(at: int) -> tuple[float, bool, bool]:
+            """Of two that cost the same the one without addends; what is given is cut where it is used."""
+            made = ways[at].outputs
+            return prices[at], any(y.partial for y in made), given and any(y.split for y in made)
+
+        return ways[min(range(len(ways)), key=last)]
 
     def price(self, op: LogicalOp, way: Way) -> float:
         total = sum(self.moved(n, to) for n, to in zip(op.inputs, way.inputs, strict=True))

@@ -91,6 +91,14 @@ def test_what_is_made_of_arguments_alone_may_be_made_before_the_step(name: str) 
     assert [len(micro.known) for micro in peeled(made(function))] == [count] * 3
 
 
+@pytest.mark.parametrize("more", [torch.cat, lambda two: two[0].repeat(2, 1)], ids=["cat", "repeat"])
+def test_what_is_given_is_cut_where_it_is_used(more: Callable[..., Tensor]) -> None:
+    """Of as many columns as rows: cut by columns, a layer would make addends of it, of which no tanh is made."""
+    logical, _ = traced(Called(lambda m, x, y: m.layer(more([x, x])).tanh()), torch.ones(4, 4), torch.zeros(4))
+    found = along(logical, Runs(((1, 3),)), {"0": ((0,), ()), "1": ((0,),)})
+    assert [said(found.states[n], 1) for n in refs_in(found.logical.result)] == ["S(0)"]
+
+
 def test_a_share_is_an_argument_of_what_becomes_an_addend() -> None:
     micro = peeled(made(lambda m, x, y: m.layer(x).mean() + m.two.sum() - 1))[0]
     assert [(share.axes, share.dtype) for share in micro.shares] == [((0,), torch.float32)]
