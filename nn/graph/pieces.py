@@ -286,7 +286,7 @@ class _Planner:
             raise SbpError(
                 f"schedule {schedule.name} updates weights while a step goes on, "
                 f"{'and no norm of all gradients is ever known' if learns else 'without an optimizer'}\n"
-                "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, as '1f1b'"
+                "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, such as '1f1b'"
             )
         return self.every(schedule.value(schedule.update, shape_of(schedule, variant.where, len(self.numbers)), 0))
 

@@ -24,7 +24,7 @@ from .compiler.generated_calls import trimmed
 from .explain import report
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
-from .microbatched import MicroBatchRunner
+from .microbatch_runner import MicroBatchRunner
 from .optimizer.adopted_model import AdoptedModel
 from .plan import Planned
 from .run.pipeline import Pipelined
