@@ -21,7 +21,7 @@ from .state import Spans, State
 __all__ = [
     "NEVER",
     "Call",
-    "Local",
+    "LocalFunction",
     "Match",
     "Piece",
     "Ref",
@@ -202,7 +202,7 @@ class Match:
     addends: frozenset[int] = frozenset()
     shared: Mapping[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     hollow: bool = False  # whether ranks may be left with no element at all (amax, convolutions and others refuse)
-    local: "Local | None" = None
+    local: "LocalFunction | None" = None
     also: "tuple[Way, ...]" = ()  # ways that no factor says, from the states in which the inputs lie now
 
     def whole(self, factor: int, parts: int) -> frozenset[int] | None:
@@ -222,7 +222,7 @@ class Way:
 
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
-    local: "Local | None" = None
+    local: "LocalFunction | None" = None
 
 
 @dataclass(frozen=True)
@@ -266,4 +266,4 @@ class Rewritten:
 
 
 # Called as local(piece, *args, **kwargs) with the op's own arguments, tensors replaced by this rank's shards.
-Local: TypeAlias = Callable[..., Any]
+LocalFunction: TypeAlias = Callable[..., Any]

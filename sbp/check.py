@@ -18,7 +18,7 @@ from .choose import all_ways, divides
 from .registry import find
 from .schema import named_op
 from .state import Factors, Runs, State
-from .trial import Op, Trial, one_thread, states_of
+from .trial import Trial, TriedOp, one_thread, states_of
 
 __all__ = ["RuleReport", "check_rule", "check_runs", "check_way", "expand_line"]
 
@@ -36,7 +36,7 @@ class RuleReport:
 
 
 def check_way(
-    op: Op,
+    op: TriedOp,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     way: Way,
@@ -107,7 +107,7 @@ def _states_along(whole: Tensor, sizes: Sequence[int]) -> list[State]:
     return found
 
 
-def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:
+def expand_line(match: Match, op: TriedOp, ranks: int) -> list[Way]:
     """Every signature that a match allows on a grid of one axis."""
 
     def dims(tensors: tuple[tuple[int, ...], ...], factor: int | None) -> list[State]:
@@ -140,7 +140,7 @@ def expand_line(match: Match, op: Op, ranks: int) -> list[Way]:
     return ways
 
 
-def _weighted(op: Op, match: Match, factor: int) -> Callable[..., Any]:
+def _weighted(op: TriedOp, match: Match, factor: int) -> Callable[..., Any]:
     """The op, its means weighted by the share of the factor that a rank holds, so that they add up to the mean."""
     at, dim = next((at, t.index(factor)) for at, t in enumerate(match.inputs) if factor in t)
 

@@ -10,19 +10,30 @@ from itertools import product
 from math import prod
 from typing import Any, TypeAlias
 
-from .call import NEVER, Call, Local, Match, Piece, Way
-from .registry import Answer
+from .call import NEVER, Call, LocalFunction, Match, Piece, Way
+from .registry import RuleAnswer
 from .signature import Reduction
 from .state import Factors, State
 
-__all__ = ["Doing", "Fits", "Order", "Price", "all_ways", "candidates", "choose", "divides", "everywhere", "way_by"]
+__all__ = [
+    "AxisUse",
+    "Fits",
+    "CutOrder",
+    "PriceOf",
+    "all_ways",
+    "candidates",
+    "choose",
+    "divides",
+    "everywhere",
+    "way_by",
+]
 
 # Seconds of bringing this input into this state, and of bringing its gradient back.
-Price: TypeAlias = Callable[[int, State], tuple[float, float]]
-Doing: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
-Order: TypeAlias = Callable[[int, list[int]], Factors]  # how these axes cut a factor
+PriceOf: TypeAlias = Callable[[int, State], tuple[float, float]]
+AxisUse: TypeAlias = tuple[str, int]  # what an axis does: ("split", factor), ("linear", group) or NOTHING
+CutOrder: TypeAlias = Callable[[int, list[int]], Factors]  # how these axes cut a factor
 Fits: TypeAlias = Callable[[int, Sequence[int]], bool]  # whether a dim of this size may be cut by axes of such sizes
-NOTHING: Doing = ("nothing", 0)
+NOTHING: AxisUse = ("nothing", 0)
 
 
 def everywhere(call: Call) -> Way:
@@ -33,7 +44,7 @@ def everywhere(call: Call) -> Way:
     )
 
 
-def candidates(call: Call, answer: Answer) -> list[Way]:
+def candidates(call: Call, answer: RuleAnswer) -> list[Way]:
     """The ways of a call that are worth a look, the one with nothing split last."""
     if answer is None:
         return [everywhere(call)]
@@ -49,15 +60,15 @@ def candidates(call: Call, answer: Answer) -> list[Way]:
     return [*found.values(), *answer.also]
 
 
-def all_ways(call: Call, answer: Answer, fits: Fits) -> list[Way]:
+def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
     """Every way of a call, whatever its inputs suggest; `fits` says whether axes of such sizes may cut a dim.
 
     No rank is left with nothing then, so that holes are kept but where a local function looks for places of a dim.
     """
     if not isinstance(answer, Match):
         return [*(answer or ()), everywhere(call)]
-    groups: list[Doing] = [("linear", g) for g in range(len(answer.linear))]
-    options: list[list[Doing]] = [
+    groups: list[AxisUse] = [("linear", g) for g in range(len(answer.linear))]
+    options: list[list[AxisUse]] = [
         [*(("split", f) for f, n in enumerate(answer.sizes) if fits(n, [size])), *groups, NOTHING]
         if size > 1
         else [NOTHING]
@@ -96,7 +107,7 @@ def divides(size: int, ranks: Sequence[int]) -> bool:
     return size > 0 and size % prod(ranks) == 0
 
 
-def choose(call: Call, ways: Sequence[Way], price: Price) -> tuple[Way, list[float]]:
+def choose(call: Call, ways: Sequence[Way], price: PriceOf) -> tuple[Way, list[float]]:
     """The cheapest way and what each costs, forward and backward together.
 
     Prices within a percent are equal: an all-reduce costs what a reduce-scatter and the all-gather of its gradient
@@ -130,10 +141,10 @@ def _work_shared(way: Way) -> int:
     return len({a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)})
 
 
-def _suggested(call: Call, match: Match, axis: int) -> list[Doing]:
+def _suggested(call: Call, match: Match, axis: int) -> list[AxisUse]:
     if call.sizes[axis] == 1:
         return [NOTHING]
-    doings: dict[Doing, None] = {}
+    doings: dict[AxisUse, None] = {}
     for i, state in enumerate(call.states):
         mine = [f for f in match.inputs[i] if f != NEVER]
         if axis in state.partial:
@@ -162,7 +173,7 @@ def _groups(call: Call, match: Match, axis: int, i: int) -> list[int]:
     return [g for g, group in enumerate(match.linear) if i in group and all(map(joins, group))]
 
 
-def way_by(call: Call, match: Match, doing: Sequence[Doing], order: Order) -> Way | None:
+def way_by(call: Call, match: Match, doing: Sequence[AxisUse], order: CutOrder) -> Way | None:
     """The way in which each axis does this; None if that cannot be."""
     axes_of: dict[int, list[int]] = {}
     sums: list[int] = []
@@ -209,7 +220,7 @@ def way_by(call: Call, match: Match, doing: Sequence[Doing], order: Order) -> Wa
     return Way(inputs, outputs, _weighted(call, match, means) if means else match.local)
 
 
-def _weighted(call: Call, match: Match, means: Sequence[int]) -> Local:
+def _weighted(call: Call, match: Match, means: Sequence[int]) -> LocalFunction:
     """The op, whose mean over a rank's part counts by that part's share of the whole."""
     places = [next((i, dims.index(f)) for i, dims in enumerate(match.inputs) if f in dims) for f in means]
     whole = prod(match.sizes[f] for f in means)

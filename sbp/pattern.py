@@ -17,7 +17,7 @@ MARKS = {"+": "sum", ":max": "max", ":min": "min", ":avg": "avg", "!": "never"}
 ABSENT = (0,)  # the shape of what ATen returns for results that were not asked for
 
 Key: TypeAlias = str | int  # a factor: its name, or for one of `...` or `*` its place, counted from the right
-Shape: TypeAlias = Sequence[int]
+Sizes: TypeAlias = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Operand:
 
 
 def lay(
-    inputs: Sequence[tuple[Operand, Shape]], outputs: Sequence[tuple[Operand, Shape]], bound: Mapping[str, Any]
+    inputs: Sequence[tuple[Operand, Sizes]], outputs: Sequence[tuple[Operand, Sizes]], bound: Mapping[str, Any]
 ) -> Match | None:
     """Lay patterns over shapes; `bound` are the op's arguments. None where they do not fit."""
     base = max((p.loose(len(shape)) for p, shape in inputs if p.rest), default=0)
@@ -128,7 +128,7 @@ def _in_keys(pattern: Operand, ndim: int) -> list[Key] | None:
     return pattern.keys(range(loose - 1, -1, -1))
 
 
-def _out_keys(pattern: Operand, shape: Shape, base: int, marks: Mapping[Key, str]) -> list[Key] | None:
+def _out_keys(pattern: Operand, shape: Sizes, base: int, marks: Mapping[Key, str]) -> list[Key] | None:
     """Like those of an input, but the marked dims may be gone, as a reduction without keepdim has it."""
     loose = pattern.loose(len(shape))
     left = [place for place in range(base - 1, -1, -1) if place not in marks]

@@ -14,10 +14,10 @@ import torch
 from .call import Call, Match, Way
 from .precision import exact_groups
 
-__all__ = ["Answer", "Rule", "find", "has_rule", "known", "register", "rule_for"]
+__all__ = ["RuleAnswer", "Rule", "find", "has_rule", "known", "register", "rule_for"]
 
-Answer: TypeAlias = Match | Sequence[Way] | None
-Rule: TypeAlias = Callable[[Call], Answer]
+RuleAnswer: TypeAlias = Match | Sequence[Way] | None
+Rule: TypeAlias = Callable[[Call], RuleAnswer]
 R = TypeVar("R", bound=Rule)
 
 _rules: dict[str, Rule] = {}
@@ -73,7 +73,7 @@ def _entry(op: torch._ops.OpOverload, name: str) -> str:
     return "pointwise" if shared else name
 
 
-def find(call: Call) -> Answer:
+def find(call: Call) -> RuleAnswer:
     """The book's entry for a call."""
     entry = _entry(call.op, call.name)
     rule = known().get(entry)

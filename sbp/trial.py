@@ -22,9 +22,9 @@ from .call import Piece, Way, in_order, map_tensors, tensors_in
 from .layout import Layout, RunLayout
 from .state import Runs, Spans, State
 
-__all__ = ["Op", "Trial", "one_thread", "states_of"]
+__all__ = ["TriedOp", "Trial", "one_thread", "states_of"]
 
-Op: TypeAlias = torch._ops.OpOverload | Callable[..., Any]
+TriedOp: TypeAlias = torch._ops.OpOverload | Callable[..., Any]
 COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -36,7 +36,7 @@ class Trial:
 
     def __init__(
         self,
-        op: Op,
+        op: TriedOp,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         sizes: tuple[int, ...] = (),

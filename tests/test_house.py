@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -86,10 +87,18 @@ def test_a_folder_has_at_most_sixteen_modules() -> None:
     assert {folder: count for folder, count in many.items() if count > 16} == {}
 
 
-def test_a_class_name_stands_for_one_thing() -> None:
+def named_by(node: ast.AST) -> Iterator[str]:
+    """The name that it gives to a type."""
+    if isinstance(node, ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+        yield ast.unparse(node.target)
+
+
+def test_the_name_of_a_class_or_type_stands_for_one_thing() -> None:
     """But for those that stand for the same thing in two graphs, as the nouns of docs/concepts.md say."""
     trees = [ast.parse((ROOT / path).read_text()) for path in ROOM_CODE]
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(name for tree in trees for node in ast.walk(tree) for name in named_by(node))
     twice = {name for name, count in names.items() if count > 1}
     assert twice == {"Source"}
     nouns = (ROOT / "docs/concepts.md").read_text().partition("## The nouns")[2]

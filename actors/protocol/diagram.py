@@ -1,7 +1,7 @@
 """Diagrams of actors: one colour a kind in all pictures; the protocol's table and networks as Graphviz graphs."""
 
 from .network import Network
-from .protocol import NEXT, Kind, Phase
+from .protocol import NEXT, MessageKind, Phase
 
 __all__ = ["KINDS", "SHADES", "diagram", "drawn", "table"]
 
@@ -11,7 +11,7 @@ FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": 
 
 def diagram() -> str:
     """The table `NEXT` in Graphviz' language: phases, and for each way between two the messages that lead there."""
-    ways: dict[tuple[Phase, Phase], list[Kind]] = {}
+    ways: dict[tuple[Phase, Phase], list[MessageKind]] = {}
     for (phase, kind), led in NEXT.items():
         for to in led:
             ways.setdefault((phase, to), []).append(kind)

@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...placement.errors import ScheduleError
 from .network import Actor, Give, Network, Take
 
-__all__ = ["NEXT", "Event", "Kind", "Message", "Phase", "ActorState", "Wired", "Wiring", "step"]
+__all__ = ["NEXT", "Event", "MessageKind", "Message", "Phase", "ActorState", "Wired", "Wiring", "step"]
 
 Phase: TypeAlias = Literal["waiting", "ready", "running", "ended"]
-Kind: TypeAlias = Literal["filled", "freed", "end", "fire", "done"]
+MessageKind: TypeAlias = Literal["filled", "freed", "end", "fire", "done"]
 
 # Where a message can lead; which of several, the slots decide.
-NEXT: dict[tuple[Phase, Kind], tuple[Phase, ...]] = {
+NEXT: dict[tuple[Phase, MessageKind], tuple[Phase, ...]] = {
     ("waiting", "filled"): ("waiting", "ready"),
     ("waiting", "freed"): ("waiting", "ready"),
     ("waiting", "end"): ("waiting", "ready", "ended"),
@@ -43,7 +43,7 @@ NEXT: dict[tuple[Phase, Kind], tuple[Phase, ...]] = {
 class Event(NamedTuple):
     """A message as an actor gets it: `port` counts its takes (filled, end) or its out edges (freed)."""
 
-    kind: Kind
+    kind: MessageKind
     port: int = 0
     slots: int = 0
 
@@ -51,7 +51,7 @@ class Event(NamedTuple):
 class Message(NamedTuple):
     """A message as an actor sends it: `port` counts its out edges (filled, end) or its takes (freed)."""
 
-    kind: Kind
+    kind: MessageKind
     port: int
     slots: int = 0
 

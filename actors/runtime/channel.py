@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +40,6 @@ SMALL, MANY = 1 << 18, 8  # bytes, and receives: so many small ones may be poste
 VAST = 1 << 60  # bytes
 AT_ONCE = 20e-6  # seconds; a wait that is over sooner was for something that had been there
 FOREVER = timedelta(days=30)  # waits are ended by whoever watches over the step
-
-Span: TypeAlias = tuple[float, float]
 
 
 class Broken(Exception):
@@ -180,7 +178,7 @@ class Send:
         ] = {}  # bytes, and when it was begun and left
         self.begun: set[int] = set()  # the labels of what was ever posted; a schedule may count backwards
         self.put = self.gone = 0  # bytes of what was posted, and of what of that was waited for
-        self.spans: dict[int, Span] = {}
+        self.spans: dict[int, tuple[float, float]] = {}
 
     def start(self) -> None:
         """A step begins; what one that failed left is forgotten."""
@@ -224,7 +222,7 @@ class Send:
         self.wait(firing.label)
         return ()
 
-    def span(self, label: int) -> Span:
+    def span(self, label: int) -> tuple[float, float]:
         """From when to when a message was under way."""
         return self.spans.pop(label)
 
@@ -272,7 +270,7 @@ class Receive:
         self.post(firing.turn, 1)
         return (self.wait(firing.turn),)
 
-    def span(self, label: int) -> Span:
+    def span(self, label: int) -> tuple[float, float]:
         """From when to when the last message was under way."""
         return self.last
 

@@ -20,10 +20,10 @@ from .formula import fault, formula, known_names
 from .text import Action, Value, ops, read, write
 from .v_orders import ORDERS
 
-__all__ = ["Definition", "Marks", "Shape", "Way"]
+__all__ = ["Definition", "Marks", "Shape", "ChunkWay"]
 
 # How chunks lie on p devices: round and round; down and up again; or two routes through all, from either end.
-Way: TypeAlias = Literal["loop", "vee", "routes"]
+ChunkWay: TypeAlias = Literal["loop", "vee", "routes"]
 
 WAYS = ("loop", "vee", "routes")
 FORMULAS = ("act", "stash", "dy", "low_b", "low_w", "group", "pool", "unit", "versions", "update")
@@ -60,7 +60,7 @@ class Definition:
     """A schedule as data. Marks are formulas of p, s, m, v, c, n; `table` is an order for each device instead."""
 
     name: str
-    way: Way = "loop"
+    way: ChunkWay = "loop"
     v: int = 1  # chunks on each device where the user says nothing
     split: bool = False  # W apart from B
     act: str = "m*n"

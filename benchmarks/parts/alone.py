@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from sbpflow.boxing.exchange import collectives, execute
-from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Posted, Sent, Turn
+from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Posting, Sent, Turn
 from sbpflow.boxing.plan import Plan
 from sbpflow.sbp.signature import Reduction
 
@@ -50,7 +50,7 @@ class Alone:
     def refuse(self, plan: Plan, error: Exception) -> None:
         raise error
 
-    def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posted]) -> Arrived:
+    def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posting]) -> Arrived:
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
         turn = Turn(0, 0, 0, job.program.group, b"", False)
         works, result = post(self.sent, Exchange(job.rank, job.program, buffer, reduction, turn))

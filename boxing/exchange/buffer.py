@@ -7,12 +7,12 @@ from torch import Tensor
 
 from ...sbp.signature import Reduction
 from ..reductions import combine
-from ..routes.program import Box, PeerBoxes, RankProgram
+from ..routes.program import PeerBoxes, PieceCut, RankProgram
 
 __all__ = ["finish", "keep", "landing", "pack", "part", "place", "plain", "unpack"]
 
 
-def part(buffer: Tensor, box: Box, side: int) -> Tensor:
+def part(buffer: Tensor, box: PieceCut, side: int) -> Tensor:
     """The box of a buffer as a view; `side` 0 takes the offsets read from, 1 those written to."""
     for dim, entry in enumerate(box):
         if entry[2] != buffer.shape[dim]:
@@ -20,14 +20,14 @@ def part(buffer: Tensor, box: Box, side: int) -> Tensor:
     return buffer
 
 
-def pack(buffer: Tensor, boxes: tuple[Box, ...]) -> Tensor:
+def pack(buffer: Tensor, boxes: tuple[PieceCut, ...]) -> Tensor:
     """The boxes to be sent: a view of the one box, or all boxes one after the other in a new flat buffer."""
     if len(boxes) == 1:
         return part(buffer, boxes[0], 0)
     return torch.cat([part(buffer, box, 0).reshape(-1) for box in boxes])
 
 
-def unpack(buffer: Tensor, boxes: tuple[Box, ...], data: Tensor) -> None:
+def unpack(buffer: Tensor, boxes: tuple[PieceCut, ...], data: Tensor) -> None:
     """Write what `pack` made, in any shape, to where it belongs."""
     at = 0
     for box in boxes:
@@ -109,6 +109,6 @@ def _combined(
     return place(program, combine(terms, reduction, spare))
 
 
-def in_place(out: Tensor, boxes: tuple[Box, ...], data: Tensor) -> bool:
+def in_place(out: Tensor, boxes: tuple[PieceCut, ...], data: Tensor) -> bool:
     """Whether the data was received straight into its place in `out`."""
     return len(boxes) == 1 and data.data_ptr() == part(out, boxes[0], 1).data_ptr() and data.numel() > 0

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...placement.world import process_group
 from .buffer import finish, pack, place, plain
-from .transport import Exchange, Posted, Sent
+from .transport import Exchange, Posting, Sent
 
 __all__ = ["all_reduce", "can_sum", "post"]
 
@@ -22,7 +22,7 @@ def can_sum(dtype: torch.dtype) -> bool:
     return dtype in SUMS
 
 
-def post(sent: Sent, exchange: Exchange) -> Posted:
+def post(sent: Sent, exchange: Exchange) -> Posting:
     """The exchange by the collective that fits: a reduce_scatter, an all_gather, else an all-to-all of any sizes."""
     program = exchange.program
     if program.terms and program.even and can_sum(exchange.buffer.dtype):
@@ -30,7 +30,7 @@ def post(sent: Sent, exchange: Exchange) -> Posted:
     return _all_gather(sent, exchange) if program.gathers else _all_to_all(sent, exchange)
 
 
-def all_reduce(sent: Sent, exchange: Exchange) -> Posted:
+def all_reduce(sent: Sent, exchange: Exchange) -> Posting:
     """Both halves of an all_reduce in one call; `exchange` is the first half."""
     rank, program, buffer, reduction, _ = exchange
     out = buffer.resolve_neg().clone(memory_format=torch.contiguous_format)
@@ -42,7 +42,7 @@ def all_reduce(sent: Sent, exchange: Exchange) -> Posted:
     return [work], lambda: out
 
 
-def _all_to_all(sent: Sent, exchange: Exchange) -> Posted:
+def _all_to_all(sent: Sent, exchange: Exchange) -> Posting:
     rank, program, buffer, reduction, _ = exchange
     group, unit = sorted(program.group), buffer.element_size()
     outgoing = {peer: plain(pack(buffer, boxes)).reshape(-1) for peer, boxes, _ in program.sends}
@@ -58,7 +58,7 @@ def _all_to_all(sent: Sent, exchange: Exchange) -> Posted:
     return [work], lambda: finish(program, rank, buffer, pieces.__getitem__, reduction, None)
 
 
-def _all_gather(sent: Sent, exchange: Exchange) -> Posted:
+def _all_gather(sent: Sent, exchange: Exchange) -> Posting:
     rank, program, buffer, reduction, _ = exchange
     group = sorted(program.group)
     piece = plain(pack(buffer, program.keep)).reshape(-1)
@@ -71,7 +71,7 @@ def _all_gather(sent: Sent, exchange: Exchange) -> Posted:
     return [work], lambda: finish(program, rank, buffer, pieces.__getitem__, reduction, None)
 
 
-def _reduce_scatter(sent: Sent, exchange: Exchange) -> Posted:
+def _reduce_scatter(sent: Sent, exchange: Exchange) -> Posting:
     rank, program, buffer, reduction, _ = exchange
     group = sorted(program.group)
     boxes = {peer: boxes for peer, boxes, _ in program.sends} | {rank: program.keep}

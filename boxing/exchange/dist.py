@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..record import purpose, user_line
 from . import collectives, point_to_point
 from .shared_memory import Mail, Shared
-from .transport import Arrived, Errand, Exchange, Posted, Sent, Turn
+from .transport import Arrived, Errand, Exchange, Posting, Sent, Turn
 from .watch import Watch
 
 __all__ = ["Dist"]
@@ -93,7 +93,7 @@ class Dist:
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
         return Exchange(job.rank, job.program, buffer, reduction, turn)
 
-    def _posted(self, exchange: Exchange, post: Callable[[], Posted]) -> "Wire | Arrived":
+    def _posted(self, exchange: Exchange, post: Callable[[], Posting]) -> "Wire | Arrived":
         try:
             works, result = post()
         except RuntimeError as error:

@@ -6,7 +6,7 @@ from zlib import crc32
 from torch import Tensor
 
 from .buffer import finish, keep, landing, pack, plain
-from .transport import Exchange, Posted, Sent
+from .transport import Exchange, Posting, Sent
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["post"]
 
 
-def post(pg: "ProcessGroup", sent: Sent, exchange: Exchange) -> Posted:
+def post(pg: "ProcessGroup", sent: Sent, exchange: Exchange) -> Posting:
     """Send and receive by global rank, under a tag that only the same turn of the same plan carries.
 
     What lies in one run of the result is received in place; what the rank keeps is copied while the wire is busy.

@@ -14,9 +14,9 @@ from ..plan import Plan
 from ..routes.program import RankProgram
 from .buffer import finish, pack
 
-__all__ = ["Arrival", "Arrived", "Exchange", "Errand", "InProcess", "Posted", "Sent", "Transport", "Turn"]
+__all__ = ["Arrival", "Arrived", "Exchange", "Errand", "InProcess", "Posting", "Sent", "Transport", "Turn"]
 
-Posted: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
+Posting: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 
 
 class Errand(NamedTuple):

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...sbp import Layout
 from ...sbp.call import frozen, mapped
-from .physical import Back, Box, Op, Physical, Source, Step, Var
+from .physical import Back, Box, GraphStep, Op, Physical, Source, Var
 
 __all__ = ["Blocks", "Repetition", "Stages", "repeated"]
 
 LONGEST = 6  # blocks of a pattern that repeats
 
-Wire: TypeAlias = tuple[int | None, int | str]  # of which block before (None: outside), and which of its values
+BlockWire: TypeAlias = tuple[int | None, int | str]  # of which block before (None: outside), and which of its values
 
 
 class Repetition(NamedTuple):
@@ -86,7 +86,7 @@ class Blocks:
         """The block that a value is made in, or whose parameter it is; "" outside of all."""
         return self._home.get(value, "")
 
-    def module(self, step: Step) -> str:
+    def module(self, step: GraphStep) -> str:
         """The module of a step; of a move that stands before the blocks the one around them."""
         if step.origin.block and not self.of(step.outputs[0].name):
             return ".".join(step.origin.block.split(".")[:-2])
@@ -250,7 +250,7 @@ class _Repeats:
         backs = tuple((known(back.of), known(back.into), like(back.src), like(back.dst)) for back in block.backs)
         return sources, tuple(steps), backs
 
-    def _wires(self, index: int, name: str, at: dict[str, int]) -> Iterator[Wire]:
+    def _wires(self, index: int, name: str, at: dict[str, int]) -> Iterator[BlockWire]:
         """Where each tensor comes from that enters a block."""
         block = self.blocks[name]
         for value in dict.fromkeys(v for step in block.steps for v in step.inputs if v not in block.numbers):
@@ -261,7 +261,7 @@ class _Repeats:
                 yield None, value
 
 
-def _wired(wires: Sequence[Wire], before: Sequence[Wire], at: int, period: int) -> bool:
+def _wired(wires: Sequence[BlockWire], before: Sequence[BlockWire], at: int, period: int) -> bool:
     """Whether a block at this place of a run is wired as the one a period before it.
 
     What comes to the first blocks from before the run comes to later ones from the run itself.

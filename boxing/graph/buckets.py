@@ -27,7 +27,7 @@ __all__ = ["LIMITS", "Packed", "bucketed", "exchange", "packed"]
 LIMITS = {"cuda": 25 * 2**20, "cpu": 2**20}
 
 # What members of a bucket have in common: kind, placement, axes, dtype.
-Kind: TypeAlias = tuple[str, Placement, tuple[int, ...], torch.dtype]
+BucketKind: TypeAlias = tuple[str, Placement, tuple[int, ...], torch.dtype]
 Pair: TypeAlias = tuple[Layout, Layout]
 
 
@@ -40,7 +40,7 @@ def bucketed(
     is for one that goes alone.
     """
     parameters = {s.value.name for s in graph.sources if s.kind == "parameter"}
-    open_: dict[tuple[Kind, int], tuple[int, int]] = {}  # number and bytes so far
+    open_: dict[tuple[BucketKind, int], tuple[int, int]] = {}  # number and bytes so far
     count = 0
     backs = []
     for move in graph.backs:
@@ -58,7 +58,7 @@ def bucketed(
 
 
 @lru_cache(4096)
-def _kind(src: Layout, dst: Layout) -> Kind | None:
+def _kind(src: Layout, dst: Layout) -> BucketKind | None:
     """The kind of moves that share a bucket with this one; None if it has to go alone."""
     axes = src.state.partial
     if not axes or dst.state.partial or src.state.reduction != "sum" or src.placement is not dst.placement:

@@ -18,7 +18,7 @@ from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
 from ...sbp.state import Lie
-from .physical import Box, Op, Physical, Source, Step, Value, Var
+from .physical import Box, GraphStep, Op, Physical, Source, Value, Var
 from .transpose import with_backs
 
 __all__ = ["Choice", "insert"]
@@ -80,7 +80,7 @@ class _Scope:
 class _Insertion:
     def __init__(self, logical: Logical, choice: Choice) -> None:
         self.choice = choice
-        self.steps: list[Step] = []
+        self.steps: list[GraphStep] = []
         self.values: dict[str, Value] = {}
         self.moved: dict[tuple[str, Layout], str] = {}
         self.counts: dict[str, int] = {}

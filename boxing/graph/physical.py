@@ -21,7 +21,7 @@ from ...sbp.call import in_order, leaves
 from ...sbp.logical import Origin
 from ..plan import Plan, plan
 
-__all__ = ["Back", "Box", "Physical", "Op", "Source", "Step", "Value", "Var", "vars_in"]
+__all__ = ["Back", "Box", "Physical", "Op", "Source", "GraphStep", "Value", "Var", "vars_in"]
 
 
 class Var(NamedTuple):
@@ -92,7 +92,7 @@ class Box:
         return (self.source,)
 
 
-Step: TypeAlias = Op | Box
+GraphStep: TypeAlias = Op | Box
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Physical:
 
     name: str
     sources: tuple[Source, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[GraphStep, ...]
     backs: tuple[Back, ...] = ()
     result: Any = None  # what the step returns, with Vars for tensors
     losses: tuple[tuple[str, str | None], ...] = ()  # each with the value that its gradient starts from; None: one

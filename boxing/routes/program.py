@@ -14,16 +14,16 @@ from typing import NamedTuple, TypeAlias
 from ...sbp import Layout
 from ...sbp.state import Spans, overlap
 
-__all__ = ["Box", "PeerBoxes", "RankProgram", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
+__all__ = ["PieceCut", "PeerBoxes", "RankProgram", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
 
-Box: TypeAlias = tuple[tuple[int, int, int], ...]  # for each dim: offset read, offset written, length
+PieceCut: TypeAlias = tuple[tuple[int, int, int], ...]  # for each dim: offset read, offset written, length
 
 
 class PeerBoxes(NamedTuple):
     """The boxes exchanged with one peer, in an order that both know."""
 
     peer: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[PieceCut, ...]
     numel: int
 
 
@@ -32,7 +32,7 @@ class RankProgram:
     """One rank's share of a step. `terms` lists, in one order for all, whose addends make the result (else empty)."""
 
     shape: tuple[int, ...]  # of the result on this rank
-    keep: tuple[Box, ...]
+    keep: tuple[PieceCut, ...]
     sends: tuple[PeerBoxes, ...] = ()
     receives: tuple[PeerBoxes, ...] = ()
     terms: tuple[int, ...] = ()
@@ -148,11 +148,11 @@ def _chunk(numel: int, group: tuple[int, ...], rank: int) -> Spans:
     return ((lo, hi),) if lo < hi else ()
 
 
-def _boxes(have: tuple[Spans, ...], need: tuple[Spans, ...]) -> tuple[Box, ...]:
+def _boxes(have: tuple[Spans, ...], need: tuple[Spans, ...]) -> tuple[PieceCut, ...]:
     return tuple(product(*(overlap(a, b) for a, b in zip(have, need, strict=True))))
 
 
-def _start(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> int | None:
+def _start(boxes: tuple[PieceCut, ...], shape: tuple[int, ...]) -> int | None:
     """Where in memory the one box begins that is written in one run; None for anything else."""
     if len(boxes) != 1:
         return None
@@ -166,14 +166,14 @@ def _start(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> int | None:
     return start
 
 
-def _read(boxes: tuple[Box, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _read(boxes: tuple[PieceCut, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """The elements that the boxes read, wherever they write them."""
     return tuple(tuple((offset, length) for offset, _, length in box) for box in boxes)
 
 
-def _numel(boxes: Iterable[Box]) -> int:
+def _numel(boxes: Iterable[PieceCut]) -> int:
     return sum(prod(n for _, _, n in box) for box in boxes)
 
 
-def _parts(pairs: Iterable[tuple[int, tuple[Box, ...]]]) -> tuple[PeerBoxes, ...]:
+def _parts(pairs: Iterable[tuple[int, tuple[PieceCut, ...]]]) -> tuple[PeerBoxes, ...]:
     return tuple(PeerBoxes(peer, boxes, _numel(boxes)) for peer, boxes in pairs if boxes)

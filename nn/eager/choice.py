@@ -9,7 +9,7 @@ from ...placement import Placement, default_cluster
 from ...placement.links import Links
 from ...sbp import Layout
 from ...sbp.call import Call, Way, numbered
-from ...sbp.choose import Price, candidates, choose
+from ...sbp.choose import PriceOf, candidates, choose
 from ...sbp.joint.move_cost import each_moved
 from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.logical import Logical, LogicalOp
@@ -129,7 +129,7 @@ def _in_place(call: Call, op: LogicalOp, ways: Sequence[Way]) -> list[Way]:
     ]
 
 
-def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way]) -> Price:
+def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way]) -> PriceOf:
     """Seconds of bringing an input into its state in one of these ways, and its gradient back; all at once."""
     known = {(i, x._layout.state): (0.0, 0.0) for i, x in enumerate(tensors)}
     learns = [torch.is_grad_enabled() and x.requires_grad for x in tensors]

@@ -13,7 +13,7 @@ from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import (
     Call,
-    Local,
+    LocalFunction,
     Piece,
     Ref,
     Rewritten,
@@ -204,7 +204,7 @@ class RuleCall(Single):
         targets: tuple[Layout, ...],
         outputs: Outputs,
         views: tuple[int | None, ...],
-        local: Local,
+        local: LocalFunction,
         op: LogicalOp,
         pieces: Sequence[Piece],
     ) -> None:

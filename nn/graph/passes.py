@@ -21,7 +21,7 @@ from ...placement.world import world
 from ...sbp import Layout
 from ...sbp.joint.solver.solve import solve
 from ...sbp.logical import Logical
-from ..model.annotate import Moved
+from ..model.annotate import LayerMoves
 from .capture.arguments import flat, tensors_by_path
 from .capture.trace import Constants, trace
 from .choose.choose import Decided, decide
@@ -103,7 +103,7 @@ class Passes:
         parts = (part for module in self.modules.values() for part in module.modules())
         self.reads.settle([getattr(build, "__self__", None), *parts])
 
-    def placed(self, logical: Logical, moved: Moved, homes: Mapping[str, Placement] | None = None) -> Logical:
+    def placed(self, logical: Logical, moved: LayerMoves, homes: Mapping[str, Placement] | None = None) -> Logical:
         """The same as layers were placed, of which some are moved; of some parameters homes are known already."""
         known = placed(logical, self.modules, homes or {}, moved)
         self.dump("placed", lambda: str(known))

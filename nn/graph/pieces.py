@@ -25,7 +25,7 @@ from ...sbp import Layout
 from ...sbp.call import refs_in
 from ...sbp.logical import Logical
 from ...sbp.state import Runs, State
-from ..model.annotate import Moved, chunk_of, placement_of
+from ..model.annotate import LayerMoves, chunk_of, placement_of
 from .capture.arguments import cutter, tensors_by_path
 from .capture.pytree import replaced
 from .choose.choose import Decided
@@ -33,7 +33,7 @@ from .compiler.generated_calls import Shards
 from .memory.account import account, held_by_rank
 from .memory.liveness import RankMemory
 from .microbatch.along import along, said
-from .microbatch.batch import Batch, Kind
+from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
 from .microbatch.peel import peeled
 from .options import Options
@@ -86,8 +86,8 @@ class Pieces:
 
     options: Options
     batch: Batch
-    kinds: Sequence[Kind]  # of the micro-batches
-    sized: Mapping[tuple[int, Kind], Sized]
+    kinds: Sequence[PieceKind]  # of the micro-batches
+    sized: Mapping[tuple[int, PieceKind], Sized]
     groups: Sequence[Sequence[int]]
     results: Sequence[State]
     room: float | None
@@ -144,7 +144,7 @@ def plan_pieces(
     kwargs: Mapping[str, Any],
     batch: Batch,
     whole: Logical,
-    moved: Moved,
+    moved: LayerMoves,
 ) -> Pieces:
     """The plan for a batch, of which `whole` is the step, where some layers are moved to other stages."""
 
@@ -200,7 +200,7 @@ class _Planner:
         captured: Callable[[Sequence[int]], Logical],
         batch: Batch,
         inputs: Mapping[str, Tensor],
-        moved: Moved,
+        moved: LayerMoves,
     ) -> None:
         self.passes, self.captured, self.batch = passes, captured, batch
         self.inputs, self.moved = inputs, moved
@@ -224,18 +224,18 @@ class _Planner:
 
     def laid(
         self, groups: Sequence[Sequence[int]], room: float | None
-    ) -> tuple[list[Kind], dict[tuple[int, Kind], Sized]]:
+    ) -> tuple[list[PieceKind], dict[tuple[int, PieceKind], Sized]]:
         """The kind of each micro-batch, and the step of each, where so many make up an update."""
-        kinds: list[Kind] = []
-        micros: dict[Kind, Micro] = {}
+        kinds: list[PieceKind] = []
+        micros: dict[PieceKind, Micro] = {}
         for group in groups:
             update = self.batch.update(group)
             for piece, micro in zip(update.pieces, self.micros_of(group, update), strict=True):
                 alike = sum(kind.sizes == piece.sizes for kind in micros)
-                kind = next((kind for kind, other in micros.items() if other is micro), Kind(piece.sizes, alike))
+                kind = next((kind for kind, other in micros.items() if other is micro), PieceKind(piece.sizes, alike))
                 micros[kind] = micro
                 kinds.append(kind)
-        sized: dict[tuple[int, Kind], Sized] = {}
+        sized: dict[tuple[int, PieceKind], Sized] = {}
         kept: Mapping[str, Layout] = {}
         two = self.schedule.way == "routes" and bool(self.whole.logical.losses) and len(self.numbers) > 1
         for kind, micro in micros.items():

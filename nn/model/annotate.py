@@ -24,7 +24,7 @@ from .slots import TensorSlot, joined_path, slots
 
 __all__ = [
     "Hint",
-    "Moved",
+    "LayerMoves",
     "checked_hints",
     "chunk_of",
     "hints_of",
@@ -37,7 +37,9 @@ __all__ = [
 ]
 
 Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
-Moved: TypeAlias = Mapping[nn.Module, tuple[Placement, int]]  # modules elsewhere than is said of them, and their chunks
+LayerMoves: TypeAlias = Mapping[
+    nn.Module, tuple[Placement, int]
+]  # modules elsewhere than is said of them, and their chunks
 Modules: TypeAlias = Mapping[str, nn.Module]  # by what their paths begin with
 Placed = TypeVar("Placed", bound=nn.Module | Sequence[nn.Module])
 
@@ -89,12 +91,12 @@ def note(module: nn.Module, key: str, value: object) -> None:
         module.__dict__[key] = value
 
 
-def placement_of(modules: Modules, moved: Moved = {}) -> dict[str, Placement]:  # noqa: B006
+def placement_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, Placement]:  # noqa: B006
     """Where every module lives that has a place, its own or that of a module around it, by its path."""
     return _inherited(modules, {module: place for module, (place, _) in moved.items()}, PLACE, PART)
 
 
-def chunk_of(modules: Modules, moved: Moved = {}) -> dict[str, int]:  # noqa: B006
+def chunk_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, int]:  # noqa: B006
     """The chunk of every module that has one, its own or that of a module around it, by its path."""
     return _inherited(modules, {module: chunk for module, (_, chunk) in moved.items()}, CHUNK)
 

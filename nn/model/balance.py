@@ -16,9 +16,9 @@ from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...placement import Placement
 from ...placement.errors import PlacementError
-from .annotate import CHUNK, CUT, PART, PLACE, Moved, note
+from .annotate import CHUNK, CUT, PART, PLACE, LayerMoves, note
 
-__all__ = ["LayerCut", "Work", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+__all__ = ["LayerCut", "LayerWork", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +62,14 @@ def pipeline(
             f"pipeline: costs={list(costs)!r} of {len(listed)} layers\n  give a number of 0 or more for each layer"
         )
     given = _weights(listed) if costs is None else costs
-    work = Work(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
+    work = LayerWork(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
     cut = LayerCut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
     settle(runs(cut, listed, work.ends(cut.placements)))
     for at, layer in enumerate(listed):
         note(layer, CUT, (cut, at) if costs is None else None)
 
 
-def settle(moved: Moved) -> None:
+def settle(moved: LayerMoves) -> None:
     """Note in modules that each is on such a placement, in such a chunk."""
     for layer, (placement, chunk) in moved.items():
         note(layer, PLACE, placement)
@@ -79,7 +79,7 @@ def settle(moved: Moved) -> None:
                 note(child, PART, None)  # what an earlier `place` said of it with the layer
 
 
-def runs(cut: LayerCut, layers: Sequence[nn.Module], ends: Sequence[int]) -> Moved:
+def runs(cut: LayerCut, layers: Sequence[nn.Module], ends: Sequence[int]) -> LayerMoves:
     """The placement and the chunk of each layer, where runs end there."""
     each = enumerate(pairwise([0, *ends]))
     return {layer: (cut.placements[n], n) for n, (first, end) in each for layer in layers[first:end]}
@@ -147,7 +147,7 @@ def balanced(costs: Sequence[float], parts: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """The work of a step, in seconds: layers, what they hand on to the next, and in how many micro-batches."""
 
     layers: Sequence[float]
@@ -164,7 +164,8 @@ class Work:
     def ends(self, stages: Sequence[Hashable]) -> list[int]:
         """Where runs are to end for a short step, as far as moving single ends of even runs gets.
 
-        >>> Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("ab"), Work([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7).ends("abab")
+        >>> heavy = LayerWork([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7)
+        >>> heavy.ends("ab"), heavy.ends("abab")
         ([1, 8], [1, 5, 6, 8])
         """
         ends = balanced(self.layers, len(stages))

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..call import NEVER, Call, Local, Match
+from ..call import NEVER, Call, LocalFunction, Match
 
 __all__ = ["Labels", "aligned", "broadcast", "called_with", "labelled", "named", "position"]
 
@@ -23,7 +23,7 @@ def labelled(
     addends: Iterable[int] = (),
     shared: Mapping[Hashable, tuple[int, Iterable[int]]] | None = None,
     hollow: bool = False,
-    local: Local | None = None,
+    local: LocalFunction | None = None,
 ) -> Match:
     """The match of tensors whose dims have these labels; a factor that some output lacks must be reduced."""
     numbers: dict[Hashable, int] = {}

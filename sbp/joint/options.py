@@ -16,7 +16,7 @@ import torch
 
 from ...placement.errors import SbpError
 from ..call import NEVER, Call, Match, Way
-from ..choose import Doing, everywhere, way_by
+from ..choose import AxisUse, everywhere, way_by
 from ..precision import adds_up, promotes, rounded
 from ..registry import find, has_rule
 from ..state import Factors, Lie, State
@@ -153,13 +153,13 @@ def _whole(call: Call) -> tuple[State, ...]:
 
 
 def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> Iterator[tuple[Way, frozenset[int]]]:
-    per_axis: list[list[Doing]] = []
+    per_axis: list[list[AxisUse]] = []
     for n in call.sizes:
         if n == 1:
             per_axis.append([NOTHING])
             continue
-        splits: list[Doing] = [("split", f) for f, size in enumerate(match.sizes) if _fits(size, [n])]
-        groups: list[Doing] = [
+        splits: list[AxisUse] = [("split", f) for f, size in enumerate(match.sizes) if _fits(size, [n])]
+        groups: list[AxisUse] = [
             ("linear", g) for g, group in enumerate(match.linear) if all(reach[i].partial for i in group)
         ]
         per_axis.append([*splits, *groups, NOTHING, *([SAME] if grads else [])])
@@ -241,7 +241,7 @@ def _lies(call: Call, way: Way, same: frozenset[int]) -> tuple[tuple[Lie, ...], 
     return inputs, outputs, prod(call.sizes[a] for a in split)
 
 
-def _held(call: Call, match: Match, outputs: tuple[State, ...], axis: int) -> list[Doing]:
+def _held(call: Call, match: Match, outputs: tuple[State, ...], axis: int) -> list[AxisUse]:
     """The role of an axis in a call whose inputs and outputs lie so."""
     for tensors, states in ((match.inputs, call.states), (match.outputs, outputs)):
         for dims, state in zip(tensors, states, strict=True):
@@ -249,12 +249,12 @@ def _held(call: Call, match: Match, outputs: tuple[State, ...], axis: int) -> li
                 if axis in factors and f != NEVER:
                     return [("split", f)]
     partial = {i for i, state in enumerate(call.states) if axis in state.partial}
-    groups: list[Doing] = [("linear", g) for g, group in enumerate(match.linear) if partial and set(group) >= partial]
+    groups: list[AxisUse] = [("linear", g) for g, group in enumerate(match.linear) if partial and set(group) >= partial]
     return [*groups, NOTHING]
 
 
 def _orders_held(
-    call: Call, match: Match, outputs: tuple[State, ...], doing: Sequence[Doing]
+    call: Call, match: Match, outputs: tuple[State, ...], doing: Sequence[AxisUse]
 ) -> Mapping[int, Factors] | None:
     orders: dict[int, Factors] = {}
     for tensors, states in ((match.inputs, call.states), (match.outputs, outputs)):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sbpflow.sbp.call import Call, Match, Piece, Way
 from sbpflow.sbp.check import check_rule, check_way, expand_line
-from sbpflow.sbp.registry import Answer, register
+from sbpflow.sbp.registry import RuleAnswer, register
 from sbpflow.sbp.state import State
 
 ATEN = torch.ops.aten
@@ -79,7 +79,7 @@ def test_a_local_function_knows_its_piece() -> None:
 
 
 @register("sbpflow_check::twice")
-def twice(call: Call) -> Answer:
+def twice(call: Call) -> RuleAnswer:
     if len(call.inputs[0].shape) == 1:
         return Match(inputs=((0,),), outputs=((0,),), sizes=(call.inputs[0].shape[0],), linear=((0,),), hollow=True)
     return Match(inputs=((0, 1),), outputs=((0, 1),), sizes=tuple(call.inputs[0].shape), reduced={1: "sum"})

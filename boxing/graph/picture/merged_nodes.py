@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 
 from ....sbp.traits import traits
-from ..physical import Back, Box, Op, Physical, Step, vars_in
+from ..physical import Back, Box, GraphStep, Op, Physical, vars_in
 from .scene import op_name, shape_only, tokens
 
 __all__ = ["Joined"]
@@ -29,11 +29,11 @@ class Joined:
     def __init__(
         self,
         graph: Physical,
-        steps: Sequence[Step],
+        steps: Sequence[GraphStep],
         depth: int | None,
         stand: Callable[[str], str],
-        users: Mapping[str, Sequence[Step]],
-        module: Callable[[Step], str],
+        users: Mapping[str, Sequence[GraphStep]],
+        module: Callable[[GraphStep], str],
         *,
         overview: bool = False,
     ) -> None:
@@ -42,9 +42,9 @@ class Joined:
         self.plain: set[str] = set()  # values made of no input
         self.graph, self.depth, self.stand, self.users, self.module = graph, depth, stand, users, module
         self.node: dict[int, str] = {}
-        self.members: dict[str, list[Step]] = {}
+        self.members: dict[str, list[GraphStep]] = {}
         self.lifted: dict[str, Box] = {}  # by the name of the copy
-        self.passed: dict[str, Step] = {}
+        self.passed: dict[str, GraphStep] = {}
         self._makers = {y.name: step for step in graph.steps for y in step.outputs}
         self._backs: dict[str, list[Back]] = {}
         for back in graph.backs:
@@ -74,7 +74,7 @@ class Joined:
             name = self.stand(self.lifted[name].source)
         return name
 
-    def _join(self, steps: Sequence[Step]) -> None:
+    def _join(self, steps: Sequence[GraphStep]) -> None:
         drawn = {id(step) for step in steps}
         kept = set(map(self.stand, vars_in(self.graph.result)))  # what is returned has a node to come from
         outside = self._outside
@@ -126,18 +126,18 @@ class Joined:
         self.passed.update(dict.fromkeys(names, step))
         return True
 
-    def _put(self, step: Step, into: str) -> None:
+    def _put(self, step: GraphStep, into: str) -> None:
         self.node[id(step)] = into
         self.members.setdefault(into, []).append(step)
         self._above.setdefault(into, set()).update(node for node in self._feeds(step) if node != into)
 
-    def _feeds(self, step: Step) -> Iterator[str]:
+    def _feeds(self, step: GraphStep) -> Iterator[str]:
         for name in step.inputs:
             maker = self._makers.get(self.origin(name))
             if maker is not None and id(maker) in self.node:
                 yield self.node[id(maker)]
 
-    def _joins(self, step: Step, node: str) -> bool:
+    def _joins(self, step: GraphStep, node: str) -> bool:
         """Whether a step may join a node: none of what it hangs on, but the node itself, hangs on the node."""
         if self._large(step) and any(map(self._large, self.members[node])):
             return False
@@ -162,7 +162,7 @@ class Joined:
         node = self.node.get(id(before), "")
         return node if node and all(map(shape_only, self.members[node])) else ""
 
-    def _whole(self, step: Step) -> str:
+    def _whole(self, step: GraphStep) -> str:
         if self.depth is None or (isinstance(step, Box) and self._crosses(step)):
             return ""
         path = tokens(self.module(step))
@@ -172,7 +172,7 @@ class Joined:
     def _crosses(self, box: Box) -> bool:
         return self.graph.layout(box.source).placement is not box.output.layout.placement
 
-    def _key(self, step: Step) -> tuple[str, ...] | None:
+    def _key(self, step: GraphStep) -> tuple[str, ...] | None:
         """Steps of one key may share a node."""
         of, place = step.origin, str(step.outputs[0].layout.placement)
         if step.outputs[0].name in self.plain:
@@ -181,7 +181,7 @@ class Joined:
             return of.module, place
         return (of.module, of.line, place) if of.line and not self._large(step) else None
 
-    def _large(self, step: Step) -> bool:
+    def _large(self, step: GraphStep) -> bool:
         """Whether this is a layer: more than a small op, with parameters, or a whole attention."""
         if not isinstance(step, Op) or _small(step):
             return False
@@ -193,7 +193,7 @@ class Joined:
         return not self.graph.plan(box).total and not any(back.plan.total for back in backs)
 
 
-def _few(steps: Sequence[Step]) -> Collection[str]:
+def _few(steps: Sequence[GraphStep]) -> Collection[str]:
     """The modules of few ops that have no parts."""
     ops = [step.origin.module for step in steps if isinstance(step, Op)]
     around = {".".join(parts[:k]) for parts in (m.split(".") for m in set(ops)) for k in range(len(parts))}

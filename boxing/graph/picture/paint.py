@@ -13,7 +13,7 @@ from ...plan import Plan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
 from ..move_table import buckets, update_of
-from ..physical import Back, Box, Op, Physical, Source, Step, vars_in
+from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from .merged_nodes import Joined
 from .scene import (
     Scene,
@@ -59,9 +59,9 @@ class _Painter:
             self.stand_in[name] = self.stand_in.get(other, other)
         self.runs: dict[str, Repetition] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
         self.steps = _chosen(graph, focus, self._shown if whole else lambda step: True)
-        self.makers: dict[str, Step] = {y.name: step for step in graph.steps for y in step.outputs}
+        self.makers: dict[str, GraphStep] = {y.name: step for step in graph.steps for y in step.outputs}
         self.sources = {s.value.name: s for s in graph.sources}
-        self.users: dict[str, list[Step]] = {}
+        self.users: dict[str, list[GraphStep]] = {}
         for step in graph.steps:
             if not whole or self._shown(step):
                 for name in dict.fromkeys(map(self.stand, step.inputs)):
@@ -79,7 +79,7 @@ class _Painter:
             self.alike.setdefault(other, []).append(name)
         self.frames = _frames(self._modules())
 
-    def _shown(self, step: Step) -> bool:
+    def _shown(self, step: GraphStep) -> bool:
         """Whether no other step stands for this one."""
         name = step.outputs[0].name
         far = self.stages is not None and self.stages.of(name) in self.stages.folded
@@ -133,10 +133,10 @@ class _Painter:
         ops = [s for s in self.steps if isinstance(s, Op) and f"{s.origin.module}.".startswith(f"{path}.")]
         return bool(ops) and all(op.origin.recompute for op in ops)
 
-    def _place(self, step: Step) -> str:
+    def _place(self, step: GraphStep) -> str:
         return str(step.outputs[0].layout.placement)
 
-    def _op(self, name: str, steps: Sequence[Step]) -> None:
+    def _op(self, name: str, steps: Sequence[GraphStep]) -> None:
         """One op, or several that share a node, and the chip of what their parameters have to be moved before."""
         ops = [step for step in steps if isinstance(step, Op)]
         module = ops[0].origin.module
@@ -167,12 +167,12 @@ class _Painter:
             if name in self.joined.passed and self.joined.origin(name) in made:
                 yield self._told(self.joined.passed[name])
 
-    def _told(self, box: Step) -> str:
+    def _told(self, box: GraphStep) -> str:
         if isinstance(box, Op):
             return tip_of(self.graph, [box])
         return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}\n{box.origin.line}".rstrip()
 
-    def _module(self, name: str, steps: Sequence[Step]) -> None:
+    def _module(self, name: str, steps: Sequence[GraphStep]) -> None:
         """All of a module in one box: how much there is of ops, parameters and moves."""
         module = name.removeprefix("module ")
         path = self._path(".".join(tokens(module)[:-1]))
@@ -319,7 +319,7 @@ class _Painter:
     def _exchanges(self, backs: Sequence[Back]) -> list[Plan]:
         return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
-    def _edge(self, name: str, step: Step) -> None:
+    def _edge(self, name: str, step: GraphStep) -> None:
         """From what makes a value to a step that uses it, with the signature in which it arrives."""
         head, name = self.node[id(step)], self.stand(name)
         if name in self.joined.lifted or self.joined.origin(name) in self.joined.hidden:
@@ -362,11 +362,11 @@ class _Painter:
                         self.scene.add(SceneNode(f"to {there}", (f"to {there}",), "outside"))
                         self.scene.join(tail, f"to {there}", brief(y.layout))
 
-    def _passes(self, step: Step) -> bool:
+    def _passes(self, step: GraphStep) -> bool:
         return step.outputs[0].name in self.joined.passed
 
 
-def _chosen(graph: Physical, focus: str | None, shown: Callable[[Step], bool]) -> list[Step]:
+def _chosen(graph: Physical, focus: str | None, shown: Callable[[GraphStep], bool]) -> list[GraphStep]:
     """The steps to draw: without those that others stand for; with a focus those inside, and moves at its border."""
     steps = [step for step in graph.steps if shown(step)]
     if focus is None:

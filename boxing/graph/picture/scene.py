@@ -11,7 +11,7 @@ from ....sbp.traits import traits
 from ...picture.palette import duration, family, user_path, volume
 from ...plan import Plan
 from ..move_table import CollectiveKind, ways_of
-from ..physical import Box, Op, Physical, Step
+from ..physical import Box, GraphStep, Op, Physical
 
 __all__ = [
     "SceneEdge", "SceneNode", "Scene",
@@ -136,7 +136,7 @@ def tokens(module: str) -> tuple[str, ...]:
     return tuple(levels)
 
 
-def shape_only(step: Step) -> bool:
+def shape_only(step: GraphStep) -> bool:
     """Whether an op only reads its input in another shape."""
     if isinstance(step, Box):
         return False

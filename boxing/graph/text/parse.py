@@ -13,7 +13,7 @@ from ....sbp import B, Layout, P, S, Sbp, State, layout
 from ....sbp.call import mapped
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
-from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
+from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from .syntax import (
     BackLine,
     CallLine,
@@ -54,7 +54,7 @@ class _Reader:
         self.lies: dict[tuple[WrittenLayout, Layout | None], Layout] = {}
 
     def graph(self) -> Physical:
-        name, sources, steps, backs = "", list[Source](), list[Step](), list[Back]()
+        name, sources, steps, backs = "", list[Source](), list[GraphStep](), list[Back]()
         result, losses, writes = None, list[tuple[str, str | None]](), dict[str, str]()
         for line in self.lines:
             match line:
@@ -93,7 +93,7 @@ class _Reader:
         value = self.defined(typed)
         return Source(value, str(kind), None if update is None else self.lie(update, value.layout))
 
-    def step(self, line: CallLine) -> Step:
+    def step(self, line: CallLine) -> GraphStep:
         args = [self.resolved(arg) for arg in line.args if not isinstance(arg, Keyword)]
         kwargs: dict[str, Any] = {}
         for at, arg in enumerate(line.args):

@@ -42,7 +42,7 @@ from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
 from ...picture.palette import volume
 from ...plan import plan
-from ..physical import Back, Box, Op, Physical, Source, Step, Value, Var
+from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 
 __all__ = ["difference", "fingerprint", "from_text", "to_text"]
 
@@ -115,7 +115,7 @@ class _Writer:
         update = f", update {self.near(source.update, source.value.name)}" if source.update is not None else ""
         return f"{source.kind:<9} {self.value(source.value)}{update}"
 
-    def step(self, step: Step) -> Iterator[str]:
+    def step(self, step: GraphStep) -> Iterator[str]:
         """A line for each value that comes out, the call behind the last."""
         *first, last = map(self.value, step.outputs) if step.outputs else [""]
         yield from (f"{value}," for value in first)

@@ -14,7 +14,7 @@ from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import Layout, Sbp, State
 from ....sbp.logical import Logical
-from ...model.annotate import Moved, checked_hints, chunk_of, hints_of, placement_of
+from ...model.annotate import LayerMoves, checked_hints, chunk_of, hints_of, placement_of
 from ...model.materialise import make_global, plain_slots
 from ...model.slots import slots
 from ...tensors.tensor import GlobalTensor
@@ -48,7 +48,9 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
     return next((v.placement for v in named_values(modules).values() if isinstance(v, GlobalTensor)), None)
 
 
-def placed(logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: Moved) -> Logical:
+def placed(
+    logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: LayerMoves
+) -> Logical:
     """The graph with the annotated placements on its ops and parameters; of some parameters it is known already, and
     some modules are elsewhere."""
     where = placement_of(modules, moved)

@@ -16,8 +16,8 @@ from ....placement import Placement, default_cluster
 from ....sbp import B, layout
 from ....sbp.joint.op_cost import alone, is_view
 from ....sbp.logical import Logical, LogicalOp
-from ...model.annotate import Moved, placement_of
-from ...model.balance import LayerCut, Work, by_stage, ends_of, open_cuts, runs
+from ...model.annotate import LayerMoves, placement_of
+from ...model.balance import LayerCut, LayerWork, by_stage, ends_of, open_cuts, runs
 from ...tensors.tensor import GlobalTensor
 
 __all__ = ["Balance", "even_stages", "layer_of_each", "paths_of"]
@@ -30,7 +30,7 @@ NAMED = 8  # runs whose layers are listed
 class Balance:
     """The layers that a step moves to other stages, and what there is to say of how pipelines were cut."""
 
-    moved: Moved = field(default_factory=dict)
+    moved: LayerMoves = field(default_factory=dict)
     said: str = ""
 
 
@@ -64,7 +64,7 @@ def even_stages(logical: Logical, modules: Mapping[str, nn.Module], micro_batche
     for cut, layers in cuts:
         end = first + cut.layers
         many = max(micro_batches, len(cut.placements))  # fewer fill no pipeline, and others may use the model
-        work = Work(costs[first:end], hops[first : end - 1], many)
+        work = LayerWork(costs[first:end], hops[first : end - 1], many)
         first = end
         best, now = work.ends(cut.placements), ends_of(layers)
         better, shares = (_shares(by_stage(work.layers, ends, cut.placements)) for ends in (best, now))

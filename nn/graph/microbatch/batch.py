@@ -22,12 +22,12 @@ from ..compiler.generated_calls import Shards
 from ..lower.localise import placed
 from .along import said
 
-__all__ = ["Batch", "Kind", "MicroBatch", "Size", "evaluated", "joined", "weight_of"]
+__all__ = ["Batch", "PieceKind", "MicroBatch", "Size", "evaluated", "joined", "weight_of"]
 
 Size: TypeAlias = tuple[int, ...]  # so many samples, and tokens of each where sequences are cut
 
 
-class Kind(NamedTuple):
+class PieceKind(NamedTuple):
     """Micro-batches that run the same: how long they are, and which of the programs for that length they run."""
 
     sizes: Size

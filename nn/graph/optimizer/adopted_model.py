@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....sbp import Layout
-from ...model.annotate import Moved
+from ...model.annotate import LayerMoves
 from ...model.balance import settle
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import globalised, named_values
@@ -34,7 +34,7 @@ class AdoptedModel:
         graph: Physical,
         kept: Mapping[str, Layout],
         rest: Placement | None,
-        moved: Moved,
+        moved: LayerMoves,
         limit: float | None,
     ) -> None:
         self.optimizers, self.graph, self.limit = optimizers, graph, limit

@@ -15,7 +15,7 @@ from ....actors.schedules.pipeline import Costs, parts
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..lower.instructions import LocalRegister
-from ..microbatch.batch import Kind
+from ..microbatch.batch import PieceKind
 from .chunks import Chunks
 from .tasks import Hop, Name, Tasks
 
@@ -70,8 +70,8 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
 
 
 def lowered(
-    kinds: Mapping[Kind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
-) -> dict[Kind, Lowered]:
+    kinds: Mapping[PieceKind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
+) -> dict[PieceKind, Lowered]:
     """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each kind.
 
     Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
@@ -113,7 +113,7 @@ def _groups(first: Chunks, of: Chunks) -> list[int]:
     return [number[frozenset(of.ranks(group))] for group in of.group]
 
 
-def _told(kind: Kind) -> str:
+def _told(kind: PieceKind) -> str:
     return " of ".join(f"{n} {what}" for n, what in zip(kind.sizes, ("samples", "tokens"), strict=False))
 
 
@@ -148,11 +148,11 @@ class _Lowering:
             for actor in actors
             for case in (actor.cases if actor.sequence else [actor.name])
         }
-        self.bundles: dict[Kind, dict[str, Bundle]] = defaultdict(dict)
-        self.takes: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self.gives: dict[Kind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.bundles: dict[PieceKind, dict[str, Bundle]] = defaultdict(dict)
+        self.takes: dict[PieceKind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.gives: dict[PieceKind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
 
-    def route(self, kind: Kind, tasks: Tasks, shift: int) -> None:
+    def route(self, kind: PieceKind, tasks: Tasks, shift: int) -> None:
         """Registers between the tasks of one kind and route; their chunks are numbered from `shift` on."""
         for (maker, reader), held in tasks.edges.items():
             self.join(kind, maker.shifted(shift), reader.shifted(shift), held, ())
@@ -163,7 +163,7 @@ class _Lowering:
             self.join(kind, source, target, (), tuple(listed))
 
     def join(
-        self, kind: Kind, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
+        self, kind: PieceKind, maker: Name, reader: Name, held: tuple[LocalRegister, ...], hops: tuple[Hop, ...]
     ) -> None:
         """Joins two tasks by what one hands to the other, in the skeleton's register or in one of its own.
 
@@ -178,7 +178,7 @@ class _Lowering:
 
     def lay(
         self,
-        kind: Kind,
+        kind: PieceKind,
         name: str,
         ends: tuple[Name, Name],
         lane: int | None,
@@ -212,7 +212,7 @@ class _Lowering:
             return "" if lane is None else f"{task}.{lane}"
         return str(task) if self.actors[self.of[str(task)]].sequence else ""
 
-    def done(self, name: str) -> dict[Kind, Lowered]:
+    def done(self, name: str) -> dict[PieceKind, Lowered]:
         network = Network(tuple(self.actors.values()), tuple(self.registers.values()), name)
 
         def listed(ports: Mapping[Name, list[str]]) -> dict[Name, tuple[str, ...]]:

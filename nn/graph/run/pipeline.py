@@ -33,7 +33,7 @@ from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
 from ..lower.order import moved_again
 from ..lower.segments import Draw
-from ..microbatch.batch import Kind
+from ..microbatch.batch import PieceKind
 from .network import Lowered, lowered
 from .same_weights import Fire, SameWeights, Sums, Update
 from .tasks import Name
@@ -55,8 +55,8 @@ class Pipelined:
 
     def __init__(
         self,
-        variants: Mapping[tuple[int, Kind], Variant],
-        kinds: Sequence[Kind],
+        variants: Mapping[tuple[int, PieceKind], Variant],
+        kinds: Sequence[PieceKind],
         schedule: Schedule,
         name: str,
         slices: int = 1,
@@ -98,7 +98,7 @@ class Pipelined:
         self.weights.prepare()
         _ = self.runtime
 
-    def lower(self, name: str) -> dict[Kind, Lowered]:
+    def lower(self, name: str) -> dict[PieceKind, Lowered]:
         each = {
             kind: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, kind],)]
             for kind in dict.fromkeys(self.kinds)
@@ -198,7 +198,9 @@ class Pipelined:
             cases.append((route, entries))
         return partial(_weakly, ref(self), cases, len(actor.gives))
 
-    def fire(self, cases: Sequence[tuple[int, Mapping[Kind, BoundTask]]], width: int, firing: Firing) -> Sequence[Any]:
+    def fire(
+        self, cases: Sequence[tuple[int, Mapping[PieceKind, BoundTask]]], width: int, firing: Firing
+    ) -> Sequence[Any]:
         """One task for one micro-batch; without gradients, as whoever runs a step asks for none."""
         route, entries = cases[firing.case]
         out: list[Any] = [None] * width
@@ -295,7 +297,7 @@ class Pipelined:
 
 
 def _weakly(
-    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[Kind, BoundTask]]], width: int, firing: Firing
+    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[PieceKind, BoundTask]]], width: int, firing: Firing
 ) -> Sequence[Any]:
     """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
     program = of()

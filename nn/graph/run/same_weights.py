@@ -16,7 +16,7 @@ from ....sbp import Layout
 from ..compiler.codegen import Bundles
 from ..compiler.generated_calls import Shards
 from ..lower.instructions import LocalRegister
-from ..microbatch.batch import Kind
+from ..microbatch.batch import PieceKind
 from .variant import Variant
 
 __all__ = ["Fire", "SameWeights", "Sums", "Update"]
@@ -51,21 +51,23 @@ class Once:
 class SameWeights:
     """How a schedule with a flush keeps weights."""
 
-    def __init__(self, variants: Mapping[tuple[int, Kind], Variant], micro_batches: Sequence[tuple[int, Kind]]) -> None:
+    def __init__(
+        self, variants: Mapping[tuple[int, PieceKind], Variant], micro_batches: Sequence[tuple[int, PieceKind]]
+    ) -> None:
         self.variants, self.home = variants, variants[micro_batches[0]]
         self.keys = list(dict.fromkeys(micro_batches))
-        self.there: dict[tuple[int, Kind], Mapping[str, Shards]] = {}
-        self.sums: dict[tuple[int, Kind], Sums] = {}
+        self.there: dict[tuple[int, PieceKind], Mapping[str, Shards]] = {}
+        self.sums: dict[tuple[int, PieceKind], Sums] = {}
 
     @cached_property
-    def once(self) -> dict[tuple[int, Kind], Once]:
+    def once(self) -> dict[tuple[int, PieceKind], Once]:
         return {key: Once(self.variants[key]) for key in self.keys}
 
     def prepare(self) -> None:
         """Compile what is done once a step, which else the first does."""
         _ = self.once
 
-    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Kind], Mapping[str, Shards]]:
+    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
         """The weights as the micro-batches of each route and kind see them."""
         self.sums = {key: {} for key in self.keys}
         self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}

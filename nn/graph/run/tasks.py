@@ -24,15 +24,15 @@ from ..lower.recompute import recomputed
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 
-__all__ = ["Hop", "Kind", "Name", "Task", "Tasks", "derived", "tasks"]
+__all__ = ["Hop", "TaskKind", "Name", "Task", "Tasks", "derived", "tasks"]
 
-Kind: TypeAlias = Literal["F", "B", "W"]
+TaskKind: TypeAlias = Literal["F", "B", "W"]
 
 
 class Name(NamedTuple):
     """A task by what it is and for which chunk."""
 
-    kind: Kind
+    kind: TaskKind
     chunk: int
 
     def __str__(self) -> str:
@@ -225,7 +225,7 @@ class _Tasks:
         self.put(self.name(do.number, "B"), Instruction("first", do.number, reads, (*into, rest)))
         self.put(self.name(do.number, "W"), Instruction("second", do.number, (stash, *second, rest), (*theirs,)))
 
-    def name(self, stage: int, kind: Kind) -> Name:
+    def name(self, stage: int, kind: TaskKind) -> Name:
         chunk = self.where.of[stage]
         assert chunk is not None
         return Name(kind if self.split or kind == "F" else "B", chunk)

@@ -13,10 +13,10 @@ from ....boxing import box
 from ....boxing.exchange.buffer import finish, pack, plain
 from ....boxing.plan import plan
 from ....boxing.record import note
-from ....boxing.routes.program import Box, RankProgram
+from ....boxing.routes.program import PieceCut, RankProgram
 from ....placement.world import device, owned
 from ....sbp import Layout
-from ..microbatch.batch import Kind
+from ..microbatch.batch import PieceKind
 from .network import Bundle
 
 __all__ = ["BundleLink", "carrier", "labels_of"]
@@ -81,7 +81,7 @@ class Transit:
         return finish(self.program, self.rank, self.like, data.__getitem__, "sum", None)
 
 
-def _all(boxes: Sequence[Box], shape: tuple[int, ...], side: int) -> bool:
+def _all(boxes: Sequence[PieceCut], shape: tuple[int, ...], side: int) -> bool:
     """Whether boxes are one that is all there is on a side: what is read (0) or written (1)."""
     return len(boxes) == 1 and all(
         entry[side] == 0 and entry[2] == size for entry, size in zip(boxes[0], shape, strict=True)
@@ -126,7 +126,7 @@ class BundleLink:
     """
 
     def __init__(
-        self, line: Carrier, number: int, bundles: Mapping[Kind, Bundle | None], kinds: Sequence[Kind],
+        self, line: Carrier, number: int, bundles: Mapping[PieceKind, Bundle | None], kinds: Sequence[PieceKind],
         labels: Sequence[int], peers: Sequence[int], rank: int,
     ) -> None:  # fmt: skip
         self.line, self.number, self.kinds, self.labels, self.peers = line, number, kinds, labels, peers

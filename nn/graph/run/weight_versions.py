@@ -21,7 +21,7 @@ from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
 from ..compiler.generated_calls import Shards
 from ..lower.instructions import Instruction, LocalRegister, Transfer
-from ..microbatch.batch import Kind
+from ..microbatch.batch import PieceKind
 from .same_weights import Fire, Sums, Update
 from .tasks import Name
 from .variant import Variant
@@ -43,15 +43,15 @@ class WeightVersions:
 
     def __init__(
         self,
-        variants: Mapping[tuple[int, Kind], Variant],
-        kinds: Sequence[Kind],
+        variants: Mapping[tuple[int, PieceKind], Variant],
+        kinds: Sequence[PieceKind],
         schedule: Schedule,
         name: str,
     ) -> None:
         self.update: Update = _forgotten
         self.key = 0, kinds[0]
         self.variant = variants[self.key]
-        self.sums: dict[tuple[int, Kind], Sums] = {}
+        self.sums: dict[tuple[int, PieceKind], Sums] = {}
         self.held: Mapping[str, Shards] = {}
         self.newest: dict[int, Version] = {}
         many = sorted({kind.sizes[0] for kind in kinds})
@@ -64,7 +64,7 @@ class WeightVersions:
             raise ScheduleError(
                 f"{name}: {len(set(kinds))} kinds of micro-batches, as updates have more or fewer of them, or some "
                 f"samples are taken by their place\n"
-                f"  {schedule.name} has one step for all; or take a schedule with a flush, as '1f1b'"
+                f"  {schedule.name} has one step for all; or take a schedule with a flush, such as '1f1b'"
             )
         tasks = self.variant.tasks
         far = next((do for do in tasks.before if _leaves(tasks.transfers[do.number])), None)
@@ -99,7 +99,7 @@ class WeightVersions:
     def prepare(self) -> None:
         """There is nothing that is done before or behind all micro-batches."""
 
-    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, Kind], Mapping[str, Shards]]:
+    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
         """The weights that a step starts with."""
         self.held, self.update, self.sums = held, update, {self.key: {}}
         return {self.key: held}

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from ..problem import Ints, Vector
 from .table import Table, added, best_over, dense, refined, sizes
 
-__all__ = ["Kept", "Model", "Elimination", "presolve"]
+__all__ = ["LiveMask", "Model", "Elimination", "presolve"]
 
-Kept: TypeAlias = npt.NDArray[np.bool_]
+LiveMask: TypeAlias = npt.NDArray[np.bool_]
 PAIRS = 1 << 21  # cells of a temporary in which pairs of candidates are compared
 WIDE = 1 << 17  # cells of a table above which comparing candidates costs more than it saves
 
@@ -217,7 +217,7 @@ def _work(model: Model, node: int) -> int | None:
     return prod(found.values()) * len(model.lives[node]) if len(found) <= 2 else None
 
 
-def _undominated(node: int, model: Model) -> Kept:
+def _undominated(node: int, model: Model) -> LiveMask:
     """The live candidates of a node that are to stay.
 
     r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of

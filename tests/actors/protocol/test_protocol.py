@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.protocol.protocol import NEXT, ActorState, Event, Kind, Message, Phase, Wired, Wiring, step
+from sbpflow.actors.protocol.protocol import NEXT, ActorState, Event, Message, MessageKind, Phase, Wired, Wiring, step
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Desk, Firing, Slot
 from sbpflow.actors.schedules.pipeline import network_of
@@ -20,7 +20,7 @@ from sbpflow.placement.errors import ScheduleError
 from tests.actors.networks import chain, feasible, fits, marks
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[MessageKind, ...] = get_args(MessageKind)
 
 # --- the table ---
 
@@ -36,7 +36,7 @@ def middle() -> Wired:
 
 
 @pytest.mark.parametrize(("phase", "kind"), [pair for pair in product(PHASES, KINDS) if pair not in NEXT])
-def test_what_the_table_lacks_is_refused(phase: Phase, kind: Kind) -> None:
+def test_what_the_table_lacks_is_refused(phase: Phase, kind: MessageKind) -> None:
     state = ActorState(phase, 3, (1,), (False,), (2,))
     with pytest.raises(ScheduleError, match=f"actor b is {phase} and was told '{kind}'"):
         step(middle(), state, Event(kind, 0, 1))
@@ -52,7 +52,7 @@ def states(phase: Phase) -> list[ActorState]:
 
 
 @pytest.mark.parametrize(("phase", "kind"), NEXT)
-def test_a_step_leads_to_where_the_table_says_and_is_pure(phase: Phase, kind: Kind) -> None:
+def test_a_step_leads_to_where_the_table_says_and_is_pure(phase: Phase, kind: MessageKind) -> None:
     for state in states(phase):
         first, second = (step(middle(), state, Event(kind, 0, 1)) for _ in range(2))
         assert first == second
@@ -61,7 +61,7 @@ def test_a_step_leads_to_where_the_table_says_and_is_pure(phase: Phase, kind: Ki
 
 
 @pytest.mark.parametrize(("phase", "kind"), NEXT)
-def test_every_place_that_the_table_names_is_reached(phase: Phase, kind: Kind) -> None:
+def test_every_place_that_the_table_names_is_reached(phase: Phase, kind: MessageKind) -> None:
     assert {step(middle(), state, Event(kind, 0, 1))[0].phase for state in states(phase)} == set(NEXT[phase, kind])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sbpflow.boxing.graph.physical import Back, Box, Op, Physical, Source, Step, Value, Var
+from sbpflow.boxing.graph.physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from sbpflow.placement import Placement, placement
 from sbpflow.sbp import B, Layout, P, SbpLike, layout
 from sbpflow.sbp.logical import Origin
@@ -23,7 +23,7 @@ class Builder:
         self.place = place
         self.values: dict[str, Value] = {}
         self.sources: list[Source] = []
-        self.steps: list[Step] = []
+        self.steps: list[GraphStep] = []
         self.backs: list[Back] = []
         self.module, self.block, self.line = "", "", 12
 

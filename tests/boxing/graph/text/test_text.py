@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sbpflow.boxing.graph.physical import Back, Box, Op, Physical, Source, Step, Value, Var
+from sbpflow.boxing.graph.physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from sbpflow.boxing.graph.text import text
 from sbpflow.boxing.graph.text.text import difference, fingerprint, from_text, to_text
 from sbpflow.placement import placement
@@ -254,7 +254,7 @@ def any_graph(pick: random.Random) -> Physical:
     for _ in range(3):
         update = any_layout(pick) if pick.random() < 0.5 else None
         sources.append(Source(value(), pick.choice(["input", "parameter", "buffer", "constant"]), update))
-    steps: list[Step] = []
+    steps: list[GraphStep] = []
     for _ in range(pick.randint(0, 12)):
         names = list(values)
         origin = Origin(*(pick.choice(["", "a.b", "m y", "f.py:3"]) for _ in range(4)))
@@ -361,7 +361,7 @@ def test_equal_graphs_have_equal_texts_whatever_the_order_of_their_dicts() -> No
 def deep(layers: int) -> Physical:
     """So many layers of 60 lines."""
     x = Value("x", lies("(S(0), B)", 8, 64))
-    steps: list[Step] = []
+    steps: list[GraphStep] = []
     last = "x"
     for k in range(layers * 30):
         where = lies("(S(0), S(1))" if k % 3 else "(S(0), P)", 8, 64)
