@@ -12,7 +12,8 @@ run          -> a step that runs: one function, or actors under a schedule
 optimizer    torch's optimizers on the graph's parameters
 
 `compiled` and `graph` are what users call. `plan` leads through the folders by the list in `passes`, in pipelines by
-way of `pieces`; `step` has what was planned run, `microbatch_runner` where it is in micro-batches, and `explain` tells.
+way of `plan_pieces`, which gives `pieces`; `step` has what was planned run, `microbatch_runner` where it is in
+micro-batches, and `explain` tells.
 """
 
 from .compiled import compile

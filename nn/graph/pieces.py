@@ -1,54 +1,30 @@
-"""The plan of a step in micro-batches: the step of one of them, for each kind that a batch is cut into and each route,
-all on the same weights.
-
-The step is captured once, for the whole batch, and laid along time: what one micro-batch runs is peeled off. Where
-weights are updated while a step goes on, an update is such a batch, and captured by itself: only so is a mean one.
-
-A limit of memory is kept by all that a schedule has under way at once: where one micro-batch that fits leaves too
-little for the others, it is chosen again with less room.
-"""
+"""The pieces of a planned step: the step of one micro-batch, for each kind that a batch is cut into and each route."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from ...actors.schedules.pipeline import Costs
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Course
-from ...boxing.graph.text.text import to_text
-from ...placement import Placement
-from ...placement.errors import SbpError, ScheduleError
 from ...sbp import Layout
-from ...sbp.call import refs_in
-from ...sbp.logical import Logical
-from ...sbp.state import Runs, State
-from ..model.annotate import LayerMoves, chunk_of, placement_of
-from .capture.arguments import cutter, tensors_by_path
-from .capture.pytree import replaced
+from ...sbp.state import State
+from .capture.arguments import cutter
 from .choose.choose import Decided
 from .compiler.generated_calls import Shards
-from .memory.account import account, held_by_rank
 from .memory.liveness import RankMemory
-from .microbatch.along import along, said
 from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
-from .microbatch.peel import peeled
 from .options import Options
-from .passes import Passes
-from .run.chunks import Chunks
 from .run.costs import chunk_costs, course, once
-from .run.footprint import footprint, less, outgrown
-from .run.network import shape_of
+from .run.footprint import footprint
 from .run.pipeline import Pipelined
 from .run.variant import Variant
 from .run.weight_versions import WeightVersions
 
-__all__ = ["Pieces", "Sized", "plan_pieces"]
-
-TURNS = 4  # of choosing again where a limit of memory is not kept
+__all__ = ["Pieces", "Sized", "kept_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,199 +113,6 @@ class Pieces:
         )
 
 
-def plan_pieces(
-    passes: Passes,
-    build: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    batch: Batch,
-    whole: Logical,
-    moved: LayerMoves,
-) -> Pieces:
-    """The plan for a batch, of which `whole` is the step, where some layers are moved to other stages."""
-
-    def captured(group: Sequence[int]) -> Logical:
-        """The step of some micro-batches."""
-        if len(group) == len(batch.pieces):
-            return whole
-        rows = batch.rows(group)
-
-        def put(path: str, x: Tensor) -> Tensor:
-            return batch.piece(x, batch.inputs[path], rows)
-
-        cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
-        named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
-        try:
-            return passes.placed(passes.captured(build, cut, named), moved)
-        except Exception as error:
-            many = f"{rows.sizes[0]} of {batch.sizes[0]} samples"
-            error.add_note(f"{passes.name} updates its weights after {many}, for which this step was captured")
-            raise
-
-    inputs, limit = tensors_by_path(args, kwargs), passes.options.memory
-    choose = _Planner(passes, captured, batch, inputs, moved).chosen
-    return choose(None) if limit is None else _fitted(choose, limit, passes.states)
-
-
-def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pieces:
-    """Chosen with less room until all that the schedule has under way at once fits into the limit."""
-    refused: dict[int, SbpError] = {}
-    pieces = choose(limit)
-    for turn in range(TURNS):
-        one = pieces.first
-        held = held_by_rank(pieces.memory(), one.graph, states)
-        rank = max(held, key=lambda rank: held[rank].total)
-        if held[rank].total <= limit:
-            return pieces
-        refused[held[rank].total] = outgrown(pieces.program, one.decided, rank, held[rank], limit)
-        single = account(one.graph, states, regather=pieces.options.backend != "autograd")[rank]
-        if turn < TURNS - 1:
-            try:
-                pieces = choose(less(held[rank], single, limit))
-            except SbpError:
-                break
-    raise refused[min(refused)]
-
-
-class _Planner:
-    """The pieces of one batch in the making: each update is captured once, however often it is chosen."""
-
-    def __init__(
-        self,
-        passes: Passes,
-        captured: Callable[[Sequence[int]], Logical],
-        batch: Batch,
-        inputs: Mapping[str, Tensor],
-        moved: LayerMoves,
-    ) -> None:
-        self.passes, self.captured, self.batch = passes, captured, batch
-        self.inputs, self.moved = inputs, moved
-        self.schedule = passes.options.policy
-        self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
-        self.numbers = range(len(batch.pieces))
-        self.whole = along(captured(self.numbers), batch.runs, batch.inputs)
-        self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
-        self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
-
-    def chosen(self, room: float | None) -> Pieces:
-        """The step of each kind and route with so much room for one micro-batch, on the weights of the first."""
-        groups = self.every(int(self.schedule.update)) if self.streams and self.schedule.update.isdigit() else None
-        groups = groups or [self.numbers]
-        kinds, sized = self.laid(groups, room)
-        wanted = self.groups(sized[0, kinds[0]].variant)
-        if wanted != groups:  # how many micro-batches an update has may depend on how many stages there are
-            kinds, sized = self.laid(wanted, room)
-        results = [self.whole.states[n] for n in refs_in(self.whole.logical.result)]
-        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room)
-
-    def laid(
-        self, groups: Sequence[Sequence[int]], room: float | None
-    ) -> tuple[list[PieceKind], dict[tuple[int, PieceKind], Sized]]:
-        """The kind of each micro-batch, and the step of each, where so many make up an update."""
-        kinds: list[PieceKind] = []
-        micros: dict[PieceKind, Micro] = {}
-        for group in groups:
-            update = self.batch.update(group)
-            for piece, micro in zip(update.pieces, self.micros_of(group, update), strict=True):
-                alike = sum(kind.sizes == piece.sizes for kind in micros)
-                kind = next((kind for kind, other in micros.items() if other is micro), PieceKind(piece.sizes, alike))
-                micros[kind] = micro
-                kinds.append(kind)
-        sized: dict[tuple[int, PieceKind], Sized] = {}
-        kept: Mapping[str, Layout] = {}
-        two = self.schedule.way == "routes" and bool(self.whole.logical.losses) and len(self.numbers) > 1
-        for kind, micro in micros.items():
-            logical = micro.logical
-            if kept:
-                logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
-            decided = self.passes.decided(logical, self.inputs, room, kept)
-            kept = kept or kept_of(decided.graph)
-            one = sized[0, kind] = self.sized(micro, decided)
-            if two:
-                logical, rest = mirrored(logical, one.variant.where, self.passes.rest)
-                decided = self.passes.decided(logical, self.inputs, room, kept, rest)
-                sized[1, kind] = self.sized(micro, decided)
-        return kinds, sized
-
-    def micros_of(self, group: Sequence[int], update: Batch) -> list[Micro]:
-        """The steps of an update's micro-batches."""
-        if update.runs not in self.micros:
-            whole = self.whole
-            if update is not self.batch:
-                whole = along(self.captured(group), update.runs, update.inputs)
-            self.micros[update.runs] = peeled(whole)
-            steps = dict.fromkeys(micro.logical for micro in self.micros[update.runs])
-            self.passes.dump("microbatch", lambda: "\n".join(map(str, steps)))
-        return self.micros[update.runs]
-
-    def sized(self, micro: Micro, decided: Decided) -> Sized:
-        """A decided step, cut into chunks."""
-        _check(micro, decided.graph, len(self.batch.sizes))
-        variant = Variant(
-            decided.graph,
-            self.said,
-            split=self.schedule.split,
-            streamed=not self.schedule.synchronous,
-            backend=self.passes.options.backend,
-            placed=self.placed,
-        )
-        self.passes.dump("physical", lambda: to_text(variant.graph))
-        return Sized(micro, decided, variant)
-
-    def groups(self, variant: Variant) -> list[Sequence[int]]:
-        """The micro-batches that make up each update of the weights."""
-        schedule = self.schedule
-        if not self.streams:
-            return [self.numbers]
-        learns = self.passes.learns
-        if not learns or self.passes.options.clip_grad_norm is not None:
-            raise SbpError(
-                f"schedule {schedule.name} updates weights while a step goes on, "
-                f"{'and no norm of all gradients is ever known' if learns else 'without an optimizer'}\n"
-                "  give it an optimizer and no clip_grad_norm, or take a schedule with a flush, such as '1f1b'"
-            )
-        return self.every(schedule.value(schedule.update, shape_of(schedule, variant.where, len(self.numbers)), 0))
-
-    def every(self, many: int) -> list[Sequence[int]]:
-        return [self.numbers[at : at + many] for at in self.numbers[::many]]
-
-
 def kept_of(graph: Physical) -> dict[str, Layout]:
     """How parameters and buffers lie, which steps of other sizes have to keep to."""
     return {s.value.name: s.value.layout for s in graph.sources if s.kind in ("parameter", "buffer")}
-
-
-def _check(micro: Micro, graph: Physical, axes: int) -> None:
-    """Refuse what micro-batches cannot do."""
-    for name, given in graph.losses:
-        if given is not None:
-            raise SbpError(
-                f"backward() of {name} was given a gradient, which a step in micro-batches cannot cut\n"
-                "  multiply the loss by it, and call backward() without"
-            )
-    for buffer, number in micro.logical.writes.items():
-        state = micro.states[number]
-        if state.split or state.partial:
-            raise SbpError(
-                f"the buffer {buffer} is changed by what one micro-batch holds: along time it is {said(state, axes)}\n"
-                "  leave micro_batches= out, or have it changed outside of the graph"
-            )
-
-
-def mirrored(logical: Logical, where: Chunks, rest: Placement | None) -> tuple[Logical, Placement | None]:
-    """The same step with its first stage where the last is, and so on: the way of every second micro-batch."""
-    groups = where.placements
-    if any(len(each) > 1 or each[0].shape != groups[0][0].shape for each in groups):
-        shapes = ", ".join(str(place) for each in groups for place in each)
-        raise ScheduleError(
-            f"micro-batches cannot go both ways over {shapes}\n"
-            "  a schedule of two routes has every stage on two placements, so all must be of one shape; or take '1f1b'"
-        )
-    other = dict(zip((a for (a,) in groups), (b for (b,) in groups[::-1]), strict=True))
-
-    def turned(place: Placement | None) -> Placement | None:
-        return None if place is None else other.get(place, place)
-
-    sources = tuple(replace(s, placement=turned(s.placement)) for s in logical.sources)
-    ops = tuple(replace(op, placement=turned(op.placement)) for op in logical.ops)
-    return replace(logical, sources=sources, ops=ops), turned(rest)

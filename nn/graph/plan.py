@@ -28,7 +28,8 @@ from .microbatch.batch import Batch
 from .optimizer.adopt import refuse_closures
 from .options import Options
 from .passes import Passes
-from .pieces import Pieces, kept_of, plan_pieces
+from .pieces import Pieces, kept_of
+from .plan_pieces import plan_pieces
 from .run.program import Program
 
 __all__ = ["Planned", "plan_step"]
