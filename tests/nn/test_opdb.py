@@ -4,7 +4,7 @@ import pytest
 
 from tests.nn.oppool import Results, run
 
-SAMPLE = 48
+SAMPLE = 32
 
 
 def sample() -> Results:

@@ -30,7 +30,7 @@ from sbpflow.sbp.state import State, state_of
 from sbpflow.sbp.trial import Trial
 
 F64 = torch.float64
-OPS, SAMPLES = 90, 3  # of the database, in the test that always runs
+OPS, SAMPLES = 60, 3  # of the database, in the test that always runs
 
 
 def randn(*shape: int) -> Tensor:
