@@ -18,7 +18,7 @@ __all__ = ["Known", "Micro", "Share", "made_alone"]
 @dataclass(frozen=True, eq=False)
 class Known:
     """A value made of the batch before the step, of arguments alone: micro-batches get their pieces of it, as `dims`
-    are cut. Where it is a mask that hides later tokens, it must do so."""
+    are cut. Where it is a mask that hides later tokens, it must do so. All pieces of one update call it by one name."""
 
     name: str
     graph: Logical

@@ -91,6 +91,21 @@ def test_what_is_made_of_arguments_alone_may_be_made_before_the_step(name: str) 
     assert [len(micro.known) for micro in peeled(made(function))] == [count] * 3
 
 
+def by_place(m: Any, x: Tensor, y: Tensor) -> Any:
+    """A step of which each piece runs another program, and all need what is known."""
+    out = m.layer(x - x.mean(0))
+    return out[0].sum() + out[-2:].mean() + (out * torch.arange(len(x))[:, None]).mean() + F.cross_entropy(out, y)
+
+
+@pytest.mark.parametrize("function", [by_place, *(function for function, _ in BEFORE.values())])
+def test_what_is_known_has_one_name_in_all_pieces(function: Callable[..., Any]) -> None:
+    """By that it is made once for all of them."""
+    micros = peeled(made(function))
+    told = {(known.name, str(known.graph), known.dims, known.hides) for micro in micros for known in micro.known}
+    assert len(told) == len({name for name, *_ in told})
+    assert function is not by_place or (len({id(micro) for micro in micros}) == 3 and len(told) == 3)
+
+
 @pytest.mark.parametrize("more", [torch.cat, lambda two: two[0].repeat(2, 1)], ids=["cat", "repeat"])
 def test_what_is_given_is_cut_where_it_is_used(more: Callable[..., Tensor]) -> None:
     """Of as many columns as rows: cut by columns, a layer would make addends of it, of which no tanh is made."""
