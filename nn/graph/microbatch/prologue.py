@@ -34,16 +34,18 @@ class Before:
         held: Callable[[Source], Tensor],
         name: str,
     ) -> None:
-        self.batch, self.micros, self.groups, self.held, self.name = batch, micros, groups, held, name
+        self.batch, self.micros, self.held, self.name = batch, micros, held, name
+        self.updates = [(group, batch.update(group), batch.rows(group)) for group in groups]
         self.asked: dict[str, Tensor] = {}  # what `held` told in this step
         self.constant: dict[tuple[str, Runs], Tensor] = {}  # what is made of no argument is made once for all steps
 
     def pieces(self, given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The arguments of each piece, of the batch's."""
         pieces = self.batch.cut(given)
-        for group in self.groups:
-            batch, rows = self.batch.update(group), self.batch.rows(group)
-            mine = {path: self.batch.piece(x, self.batch.inputs[path], rows) for path, x in given.items()}
+        for group, batch, rows in self.updates:
+            mine = given
+            if batch is not self.batch:
+                mine = {path: self.batch.piece(x, self.batch.inputs[path], rows) for path, x in given.items()}
             values: dict[str, Tensor] = {}
             for k, piece in zip(group, batch.pieces, strict=True):
                 for known in self.micros[k].known:
