@@ -63,6 +63,11 @@ class LogicalOp:
         """The numbers of the tensors that go in, in the order of the schema."""
         return tuple(refs_in((self.args, in_order(self.op, self.kwargs))))
 
+    @property
+    def name(self) -> str:
+        """The op as rules name it."""
+        return Call(self.op, (), {}, ()).name
+
     def of(self, values: Mapping[int, int], **changes: Any) -> "LogicalOp":
         """The same call of other values, where `values` tells another, and with these fields changed."""
         args, kwargs = renumbered((self.args, self.kwargs), values)

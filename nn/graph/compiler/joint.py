@@ -8,7 +8,6 @@ What the backward needs of the forward is saved, but an input is asked for again
 anything, and an input that was gathered for the forward need not be kept.
 """
 
-import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +21,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....placement.errors import ShapeError
+from ...eager.capture import quiet
 from ..lower.localise import Local
 
 __all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace", "traced"]
 
 MOST = 256  # segments whose graphs are kept
 aten = torch.ops.aten
-# An op that fails on fakes is run another way; torch logs it as a crash.
-_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 # Nothing but views where autograd is off; whether a tensor can be seen so depends on strides that are not known here.
 SAME = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
@@ -68,16 +66,14 @@ def trace(
     with fakes:
         inputs = [spec.empty() for spec in local.inputs]
         cotangents = [specs[at].empty() for at in local.returns]
-    silent, _fake_log.disabled = _fake_log.disabled, True
     try:
-        whole = make_fx(_joint(local), decomposition_table=decompositions)(inputs, cotangents)
-        if _writes(whole.graph):  # a cut by what depends on what would lose these
-            with torch.no_grad():
-                whole = make_fx(torch.func.functionalize(whole))(inputs, cotangents)
+        with quiet():
+            whole = make_fx(_joint(local), decomposition_table=decompositions)(inputs, cotangents)
+            if _writes(whole.graph):  # a cut by what depends on what would lose these
+                with torch.no_grad():
+                    whole = make_fx(torch.func.functionalize(whole))(inputs, cotangents)
     except RuntimeError as error:  # of which all are that torch has for what fakes cannot do
         raise Untraceable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
-    finally:
-        _fake_log.disabled = silent
     if _writes(whole.graph):
         raise Untraceable("an input is written to")
     _clean(whole.graph, strided=strided)

@@ -237,7 +237,7 @@ class _Asked:
         slices = len(self.sizes) > 1
         what, told = "slice or micro-batch" if slices else "micro-batch", ""
         for cause in {id(made): made for n in op.inputs if (made := self.causes.get(n)) is not None}.values():
-            told += f"  {name_of(cause)} at {cause.origin.line or 'no line'} adds up over these\n"
+            told += f"  {cause.name} at {cause.origin.line or 'no line'} adds up over these\n"
         asked = f"{call.name} at {op.origin.line or 'no line'} needs more than one {what} at once"
         told = f"  it is in {op.origin.module or 'no module'}, and along time its inputs are {lies}\n{told}"
         if answer_of(call) is None:
@@ -265,8 +265,3 @@ HINTS = {
     "embedding_bag": "  words are in a line, and bags begin anywhere: give rows of words, filled up with padding_idx\n",
     **dict.fromkeys(("unbind", "split", "split_with_sizes", "chunk"), ONE_BY_ONE),
 }
-
-
-def name_of(op: LogicalOp) -> str:
-    """An op as rules name it."""
-    return Call(op.op, (), {}, ()).name

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -88,7 +88,7 @@ class Batch:
         pieces = tuple(
             MicroBatch(tuple(begin[at] for begin, at in zip(starts, place, strict=True)),
                   tuple(each[at] for each, at in zip(lengths, place, strict=True)))
-            for place in _places([len(each) for each in lengths])
+            for place in product(*(range(len(each)) for each in lengths))  # slices of a micro-batch behind each other
         )  # fmt: skip
         return cls(sizes, inputs, pieces, Runs(tuple(map(tuple, lengths))))
 
@@ -167,14 +167,6 @@ def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
         if square and others:
             dims[-2:] = [(), ()]
     return tuple(dims)
-
-
-def _places(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All pieces by number, slices of a micro-batch behind each other."""
-    places: list[tuple[int, ...]] = [()]
-    for many in counts:
-        places = [(*place, at) for place in places for at in range(many)]
-    return places
 
 
 def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:

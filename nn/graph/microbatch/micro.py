@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ....sbp.call import Call, Ref, refs_in
+from ....sbp.call import Ref, refs_in
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
 from ....sbp.traits import traits
@@ -63,9 +63,8 @@ def made_alone(logical: Logical, number: int) -> Logical:
 
 def _of_shape(logical: Logical, op: LogicalOp) -> LogicalOp:
     """A filled tensor of another's shape, without that other."""
-    name = Call(op.op, (), {}, ()).name
-    if not {"like", "new"} & traits(name):
+    if not {"like", "new"} & traits(op.name):
         return op
     (y,) = op.outputs
-    value = logical.call(op).bound.get("fill_value", FILLED.get(name, 0))
+    value = logical.call(op).bound.get("fill_value", FILLED.get(op.name, 0))
     return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), value), kwargs={"dtype": y.dtype})

@@ -11,6 +11,7 @@ Each op is what ranks would run of it, with the sizes of this piece. So a `Logic
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from math import prod, sqrt
 from typing import Any
 
@@ -62,6 +63,7 @@ class _Peeled:
 
     def __init__(self, made: Along, k: int) -> None:
         self.made, self.k, self.logical = made, k, made.logical
+        self.lengths = list(product(*made.runs.lengths))  # of all pieces
         self.next = max(self.logical.fakes, default=-1) + 1
         self.fakes = {n: self.local(s.fake, made.states[n]) for n, s in enumerate(self.logical.sources)}
         self.same: dict[int, int] = {}  # a value that is another, since its op has nothing to do here
@@ -75,13 +77,9 @@ class _Peeled:
 
     # Which pieces run the same
 
-    def lengths(self, k: int) -> tuple[int, ...]:
-        where = self.layout(State(()), ()).placement.coords(k)
-        return tuple(each[at] for each, at in zip(self.made.runs.lengths, where, strict=True))
-
     def serves(self, k: int) -> bool:
         """Whether another piece runs the same: it is as long, and what looks at places finds nothing else to do."""
-        return self.lengths(k) == self.lengths(self.k) and all(
+        return self.lengths[k] == self.lengths[self.k] and all(
             self.alike(replace(seen, rank=k, looked={}), seen, op, way, text) for op, way, seen, text in self.placed
         )
 

@@ -71,8 +71,7 @@ class AdoptedModel:
 
     def learn(self, grads: Mapping[str, Shards], given: Mapping[str, Tensor]) -> None:
         """Gradients to the parameters, and to arguments that want them."""
-        if self.optimizers:
-            adopt(self.optimizers, self.known, self.changed)
+        self.hold()
         for name, shards in grads.items():
             if name not in self.trained:
                 _leave(given[name], shards, self.homes[name])

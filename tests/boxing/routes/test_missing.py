@@ -1,4 +1,4 @@
-"""What is missing: the elements of the worst placed rank, for even pieces and rank by rank."""
+"""Missing elements: those of the worst placed rank, for even pieces and rank by rank."""
 
 from math import prod
 
