@@ -15,7 +15,7 @@ from .box import gather as gather
 from .box import scatter as scatter
 from .explanation import Explanation as Explanation
 from .infer_layout import layout_of as layout_of
-from .plan import Plan as Plan
+from .plan import BoxingPlan as BoxingPlan
 from .plan import plan as plan
 from .record import Moved as Moved
 from .record import Moves as Moves
@@ -24,6 +24,6 @@ from .routes.bound import lower_bound as lower_bound
 from .routes.moves import Move as Move
 
 __all__ = [
-    "Explanation", "Move", "Moved", "Moves", "Pending", "Plan", "box_async", "close", "gather", "layout_of",
+    "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "box_async", "close", "gather", "layout_of",
     "lower_bound", "owned", "plan", "scatter",
 ]  # fmt: skip

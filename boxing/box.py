@@ -17,7 +17,7 @@ from ..sbp import B, Layout
 from ..sbp.state import State
 from .exchange.execute import Flight, land, run, steps, transport
 from .exchange.streams import side_stream
-from .plan import Plan, plan
+from .plan import BoxingPlan, plan
 from .record import Asker, asker, note
 
 __all__ = ["Pending", "box", "box_async", "gather", "scatter"]
@@ -101,7 +101,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
 
 class _Box(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, way: Plan, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, way: BoxingPlan, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.way, ctx.by = way, asker()
         out = run(way, shards) if way.moves else shards
         if _extremal(way.src):
@@ -170,7 +170,7 @@ def gather(shards: Sequence[Tensor], layout: Layout) -> Tensor:
     return box(shards, layout, layout.to(B), op="gather")[0]
 
 
-def _check(shards: Sequence[Tensor], way: Plan) -> None:
+def _check(shards: Sequence[Tensor], way: BoxingPlan) -> None:
     """Refuse shards that are not what the layout says, and let waiting peers know."""
     here = way.expected
     if len(shards) == len(here):
@@ -186,7 +186,7 @@ def _check(shards: Sequence[Tensor], way: Plan) -> None:
         raise error
 
 
-def _misfit(shards: Sequence[Tensor], way: Plan) -> Exception | None:
+def _misfit(shards: Sequence[Tensor], way: BoxingPlan) -> Exception | None:
     src = way.src
     ranks = owned(src.placement)
     if not ranks and len(shards) == 1 and not shards[0].numel():

@@ -18,7 +18,7 @@ from .box import box
 from .exchange.execute import transport
 from .picture.draw import axis_graph, picture, plan_graph
 from .picture.matrix import moves_matrix
-from .plan import Plan, plan
+from .plan import BoxingPlan, plan
 from .routes.bound import lower_bound
 
 __all__ = ["DemoMove", "demo", "shards_of", "trial", "whole_of"]
@@ -31,7 +31,7 @@ REPEATS = 3
 class DemoMove(NamedTuple):
     """One move that was made: whether every value came out right, bytes that left any rank, seconds in this process."""
 
-    plan: Plan
+    plan: BoxingPlan
     bound: float
     right: bool
     sent: int
@@ -62,13 +62,13 @@ def demo(out: Path) -> None:
         raise SbpflowError(f"{len(wrong)} moves gave wrong values\n  the first is {wrong[0]}")
 
 
-def every_plan(p: Placement, shape: tuple[int, ...]) -> list[Plan]:
+def every_plan(p: Placement, shape: tuple[int, ...]) -> list[BoxingPlan]:
     """The plans of all pairs of signatures, source by source."""
     known = [layout(p, sbp, shape) for sbp in product(KINDS, repeat=p.ndim)]
     return [plan(src, dst) for src, dst in product(known, known)]
 
 
-def trial(way: Plan) -> DemoMove:
+def trial(way: BoxingPlan) -> DemoMove:
     """Make the move on random whole numbers, which float32 adds exactly in any order."""
     random = torch.Generator().manual_seed(0)
     whole = torch.randint(-8, 8, way.src.shape, generator=random).to(way.src.dtype)

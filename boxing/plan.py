@@ -19,10 +19,10 @@ from .reductions import check_carried, check_reducible
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
-__all__ = ["Plan", "plan"]
+__all__ = ["BoxingPlan", "plan"]
 
 
-class Plan:
+class BoxingPlan:
     """How a tensor gets from `src` to `dst`: its moves, what they cost, and each rank's program.
 
     >>> from ..placement import placement
@@ -120,16 +120,16 @@ class Plan:
         return chain.from_iterable(self.programs(rank))
 
 
-def plan(src: Layout, dst: Layout) -> Plan:
+def plan(src: Layout, dst: Layout) -> BoxingPlan:
     """The plan of least time by the cluster in use; looked up if it was made before."""
-    known: Plan | None = src.memo.get(dst)
+    known: BoxingPlan | None = src.memo.get(dst)
     cluster = default_cluster(dst.placement)
     if known is not None and known.cluster is cluster and known.world is world():
         return known
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"boxing changes where a tensor lies, not its shape or dtype\n  from {src}\n  to   {dst}")
     check_carried(src.dtype)
-    made = Plan(src, dst, moves(src, dst, cluster), cluster)
+    made = BoxingPlan(src, dst, moves(src, dst, cluster), cluster)
     if any(move.kind in REDUCING for move in made.moves):
         check_reducible(src.dtype, src.state.reduction)
     src.memo[dst] = made

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from .plan import Plan
+from .plan import BoxingPlan
 
 __all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "user_line"]
 
@@ -56,7 +56,7 @@ class Moved:
     """
 
     op: str
-    plan: Plan
+    plan: BoxingPlan
     line: str
     layer: str = ""
 
@@ -164,7 +164,7 @@ def asker() -> Asker | None:
     return Asker(user_line(), _layer()) if _open else None
 
 
-def note(op: str, plan: Plan, by: Asker | None = None) -> None:
+def note(op: str, plan: BoxingPlan, by: Asker | None = None) -> None:
     """Tell the open records of a boxing; `by` is who asked for it, if not whoever calls."""
     if _open:
         moved = Moved(op, plan, *(by or Asker(user_line(), _layer())))

@@ -1,25 +1,41 @@
 """nn: models and graphs. Layers that are placed and cut, made global, given values; steps that are captured and run.
 
-tensors <- eager <- model <- graph: each folder imports those before it. explanations tell of a call, graphs of a step.
+tensors <- eager, files <- model <- graph: each folder imports those before it. explanations tell of a call, graphs of a
+step.
 """
 
+from .composites.axis import Axis, AxisValue
+from .composites.registry import composite
 from .eager import functions as _functions
 from .explanations.explanation import CallReport
 from .graph import Graph
 from .model.annotate import place, shard
 from .model.balance import pipeline
-from .model.materialise import materialise
+from .model.cast import cast
+from .model.flows import flow
+from .model.inside import inside
+from .model.offload import offload
 from .model.outline import Annotations, annotations
+from .model.recompute.recomputation import recompute
 from .model.to_global import to_global
+from .model.values.materialise import materialise
 
 __all__ = [
     "Annotations",
+    "Axis",
+    "AxisValue",
     "CallReport",
     "Graph",
     "annotations",
+    "cast",
+    "composite",
+    "flow",
+    "inside",
     "materialise",
+    "offload",
     "pipeline",
     "place",
+    "recompute",
     "shard",
     "to_global",
 ]

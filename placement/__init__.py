@@ -3,6 +3,7 @@
 from .cluster import Cluster, Device, Level, cluster, default_cluster, use_cluster
 from .errors import (
     DtypeError,
+    FileError,
     MissingError,
     PlacementError,
     SbpError,
@@ -17,6 +18,7 @@ __all__ = [
     "Cluster",
     "Device",
     "DtypeError",
+    "FileError",
     "Level",
     "MissingError",
     "Placement",

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from operator import mul
@@ -48,12 +48,18 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory."""
+    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory.
+
+    Bytes per second to the host's memory are by default those that PCIe 4 x16 reaches of its 32 GB/s, which is also
+    about a device's share of the memory of a host with eight; to the host's disk, a share of a few NVMe drives.
+    """
 
     name: str
     flops: Mapping[str, float]
     memory: float
     memory_bandwidth: float
+    host_bandwidth: float = 25e9
+    disk_bandwidth: float = 1e9
 
 
 # Compared and hashed by identity: plans are remembered per cluster, and a dict key must cost nothing.
@@ -166,11 +172,18 @@ class Cluster:
 def cluster(name_or_path: str | Path) -> Cluster:
     """The cluster of this name in clusters.toml, or that of a file (a path, or a text that ends in .toml).
 
+    A name with a star is so many nodes of it.
+
     >>> cluster("h100x8").device.memory_bandwidth
     3350000000000.0
+    >>> cluster("h100x8*16").capacity
+    (8, 128)
     """
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml"):
         return Cluster.load(name_or_path)
+    name_or_path, star, nodes = name_or_path.partition("*")
+    if star:
+        return _of_nodes(cluster(name_or_path), nodes)
     known = _presets()
     if name_or_path not in known:
         near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.0)[0]
@@ -179,6 +192,15 @@ def cluster(name_or_path: str | Path) -> Cluster:
             "  a description of your own is a file, cluster('mine.toml')"
         )
     return known[name_or_path]
+
+
+def _of_nodes(one: Cluster, nodes: str) -> Cluster:
+    if not (nodes.isdigit() and int(nodes) and len(one.levels) > 1):
+        raise PlacementError(
+            f"cluster {one.name}*{nodes} cannot be\n  write how many nodes, as in h100x8*16, of one that has some"
+        )
+    levels = (*one.levels[:-1], replace(one.levels[-1], size=int(nodes)))
+    return replace(one, name=f"{one.name}*{nodes}", levels=levels)
 
 
 _override: Cluster | None = None
@@ -243,11 +265,12 @@ def _read(table: Mapping[str, object], where: str) -> Cluster:
 
 
 def _fields(table: object, of: type, where: str) -> dict[str, Any]:
-    """The entries of a TOML table, which must be those of the dataclass `of`, each of its type."""
+    """The entries of a TOML table, which must be those of the dataclass `of` but for defaults, each of its type."""
     wanted = {f.name: f.type for f in fields(of)}
     if not isinstance(table, dict):
         raise PlacementError(f"{where} is a table of {', '.join(wanted)}\n  found {table!r}")
-    missing, unknown = wanted.keys() - table.keys(), table.keys() - wanted.keys()
+    needed = {f.name for f in fields(of) if f.default is MISSING}
+    missing, unknown = needed - table.keys(), table.keys() - wanted.keys()
     if missing or unknown:
         pairs = (("missing", missing), ("unknown", unknown))
         found = "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in pairs if names)

@@ -5,6 +5,7 @@ A message says what was asked, then what was found, then a fix. It is raised bef
 
 __all__ = [
     "DtypeError",
+    "FileError",
     "MissingError",
     "PlacementError",
     "SbpError",
@@ -50,6 +51,10 @@ class SbpError(SbpflowError, ValueError):
     """A signature, layout or rule that does not fit: how a tensor lies."""
 
 
+class ShortageError(SbpError):
+    """A limit of memory within which no plan was found."""
+
+
 class ShapeError(SbpflowError, ValueError):
     """A shape, size or dim that does not fit the tensor or its ranks."""
 
@@ -64,6 +69,10 @@ class ScheduleError(SbpflowError, ValueError):
 
 class TransportError(SbpflowError, RuntimeError):
     """A peer failed, answered too late, or asked for something else."""
+
+
+class FileError(SbpflowError, OSError):
+    """A file that is not there, cannot be read, or holds the weights of another model."""
 
 
 class MissingError(SbpflowError, ImportError):

@@ -244,6 +244,49 @@ class Placement:
             raise PlacementError(f"cannot reshape {self!r} to {sizes}\n  it has {self.size} ranks")
         return Placement(self.type, self.flat, sizes, check_names(names, sizes))
 
+    def folded(self, axis: str, into: str, size: int) -> "Placement":
+        """The same ranks in the same order, of which `size` neighbours along an axis are an axis of their own.
+
+        >>> placement("cpu:[0-7] as (data=4, tensor=2)").folded("data", "expert", 2)
+        placement("cpu:[0-7] as (data=2, expert=2, tensor=2)")
+        >>> placement("cpu:[0-3] as (data=4)").folded("data", "expert", 4)
+        placement("cpu:[0-3] as (expert=4)")
+        """
+        at = self.axis(axis)
+        if self.names is None or size < 1 or self.shape[at] % size:
+            raise PlacementError(f"{size} ranks called {into} do not divide axis {axis!r}\n  in {self!r}")
+        left = self.shape[at] // size
+        inner = ([(axis, left)] if left > 1 else []) + [(into, size)]
+        axes = list(zip(self.names, self.shape, strict=True))
+        axes[at : at + 1] = inner
+        return self.reshape([n for _, n in axes], [name for name, _ in axes])
+
+    def turned(self, axis: int, by: int) -> "Placement":
+        """The same grid, in which each rank stands so many places further along an axis; the last are the first again.
+
+        >>> placement("cpu:[0-3]").turned(0, 1)
+        placement("cpu:[1-3, 0]")
+        """
+        n = self.shape[axis]
+        spots = [range(size) for size in self.shape]
+        spots[axis] = [(i + by) % n for i in range(n)]  # type: ignore[call-overload]
+        return Placement(self.type, tuple(self._pick(range(self.ndim), spots)), self.shape, self.names)
+
+    def turn_to(self, other: "Placement") -> tuple[int, int] | None:
+        """The axis and the places by which the grid is turned in another, if it is.
+
+        >>> placement("cpu:[0-3]").turn_to(placement("cpu:[1-3, 0]"))
+        (0, 1)
+        """
+        if self.shape == other.shape and self.flat[0] in other:
+            where = other.coords(self.flat[0])
+            moved = [(axis, i) for axis, i in enumerate(where) if i]
+            if len(moved) == 1:
+                axis, back = moved[0]
+                by = self.shape[axis] - back
+                return (axis, by) if self.turned(axis, by) is other else None
+        return None
+
     def same_ranks(self, other: "Placement") -> bool:
         """Whether both hold the same set of ranks on the same type of device, in whatever grid.
 

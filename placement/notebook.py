@@ -11,7 +11,7 @@ COLOURS = ("#cfe3ff", "#ffe0bd", "#d3f3d0", "#e3d8ff", "#ffd3d3", "#fff3b8", "#c
 MOST = 256  # ranks of which each has a cell
 
 
-class Grid(Protocol):
+class RankGrid(Protocol):
     """Ranks in a grid, as a placement is one."""
 
     @property
@@ -22,14 +22,14 @@ class Grid(Protocol):
     def names(self) -> Sequence[str] | None: ...
 
 
-def grid_table(place: Grid, title: str, held: Callable[[int], str] | None = None) -> str:
+def grid_table(place: RankGrid, title: str, held: Callable[[int], str] | None = None) -> str:
     """A row of ranks for each place on all axes but the last; ranks that hold the same have one colour."""
     if len(place.flat) > MOST:
         return f"<div><code>{escape(title)}</code>: {len(place.flat)} ranks</div>"
     return f"<div><code>{escape(title)}</code><table>{''.join(_rows(place, held))}</table></div>"
 
 
-def _rows(place: Grid, held: Callable[[int], str] | None) -> Iterator[str]:
+def _rows(place: RankGrid, held: Callable[[int], str] | None) -> Iterator[str]:
     shape = place.shape or (1,)
     names = tuple(place.names or (f"axis {axis}" for axis in range(len(shape))))
     around, last = names[: len(shape) - 1], shape[-1]

@@ -10,17 +10,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .layout import Layout
-from .state import Spans, State
+from .state import Factors, Spans, State
 
 __all__ = [
     "NEVER",
     "Call",
+    "Indices",
     "LocalFunction",
     "Match",
     "Piece",
@@ -47,6 +49,19 @@ class Ref(NamedTuple):
     """In an argument: the tensor with this number stands here."""
 
     number: int
+
+
+class Indices(NamedTuple):
+    """In an argument: the index ranges of a dim that a rank holds of a tensor input, as [first, end, first, end, ...].
+
+    Only calls that a composite fixes have it; of the whole tensor it is [0, size].
+    """
+
+    slot: int
+    dim: int
+
+    def of(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        return [end for span in spans for end in span]
 
 
 def leaves(value: Any, kind: Any) -> list[Any]:
@@ -204,6 +219,7 @@ class Match:
     hollow: bool = False  # whether ranks may be left with no element at all (amax, convolutions and others refuse)
     local: "LocalFunction | None" = None
     also: "tuple[Way, ...]" = ()  # ways that no factor says, from the states in which the inputs lie now
+    unread: frozenset[int] = frozenset()  # factors of which `local` looks for no places
 
     def whole(self, factor: int, parts: int) -> frozenset[int] | None:
         """The inputs that stay whole though they have a factor that is split in so many parts; None if it cannot be."""
@@ -211,6 +227,13 @@ class Match:
         if number % parts == 0:
             return frozenset()
         return inputs or None
+
+    def may_have_holes(self, factor: int, cut: Factors, sizes: tuple[int, ...]) -> bool:
+        """Whether a factor may be cut so: local functions count on one piece of what they look at, and holes that are
+        not even leave ranks with nothing sooner than plain pieces do."""
+        if self.local is None:
+            return self.hollow
+        return factor in self.unread and self.sizes[factor] % prod(sizes[f] if f >= 0 else -f for f in cut) == 0
 
 
 @dataclass(frozen=True)

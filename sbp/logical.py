@@ -7,16 +7,75 @@ as a new value, and what a buffer holds after the step is in `writes`.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..placement import Placement
 from .call import Call, Ref, fill, in_order, refs_in, renumbered
+from .signature import Sbp
 from .state import State
+from .text import Pin
 
-__all__ = ["Loss", "Logical", "LogicalOp", "Origin", "Source"]
+__all__ = [
+    "Fixed",
+    "Loss",
+    "Logical",
+    "LogicalOp",
+    "OffloadPlace",
+    "Origin",
+    "Round",
+    "SavedOffload",
+    "Source",
+    "Stripes",
+]
+
+OffloadPlace: TypeAlias = Literal["cpu", "disk"]
+
+
+class SavedOffload(NamedTuple):
+    """Where what a module saves lies meanwhile, and so many segments `ahead` of its use it comes back."""
+
+    to: OffloadPlace
+    ahead: int = 1
+
+
+class Round(NamedTuple):
+    """The round of a composite that a call belongs to: those of one axis of its placement, and of one number, are run
+    together, and what moves for the next round goes on beside them."""
+
+    axis: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """A dim in so many stripes, each of which is split: every rank has a piece of each."""
+
+    dim: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"S({self.dim}) of {self.count} stripes"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The signature of a call on one axis of its placement, as a composite says it; on others it is chosen.
+
+    Inputs lie so once they were sent so many places on around the axis: `turns`, one for each tensor input.
+    """
+
+    inputs: tuple[Sbp | Stripes, ...]
+    outputs: tuple[Sbp | Stripes, ...]
+    turns: tuple[int, ...]
+    round: Round
+
+    def place(self, slot: int, where: Placement) -> Placement:
+        """The placement of an input of a call that runs at `where`."""
+        turn = self.turns[slot]
+        return where.turned(self.round.axis, turn) if turn else where
 
 
 @dataclass(frozen=True)
@@ -27,6 +86,8 @@ class Origin:
     line: str = ""  # the user's file and line
     block: str = ""  # the path of the outermost repeated module, such as `blocks.3`; those of equal blocks match
     recompute: str = ""  # the region with which the backward runs it again; none, if what it saves is kept
+    # Where what it saves lies between forward and backward; None: on the device.
+    offload: SavedOffload | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +103,9 @@ class Source:
     fake: Tensor
     requires_grad: bool = False
     placement: Placement | None = None  # where it was annotated to live
+    grads: torch.dtype | None = None  # in which its gradient is brought together, where that is another
+    states: torch.dtype | None = None  # in which an optimizer changes it, and keeps what it keeps
+    offload: OffloadPlace | None = None  # where a parameter's master and the optimizer's states of it lie
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +120,8 @@ class LogicalOp:
     grad: bool = True  # whether gradients flow through it
     origin: Origin = Origin()
     placement: Placement | None = None  # as the program says, or that of the innermost annotated module around it
-    lies: State | None = None  # how its result is to lie, where the program says
+    lies: State | Pin | None = None  # how its result is to lie, where somebody says
+    fixed: Fixed | None = None  # how all of it lies on one axis, where a composite says
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -67,6 +132,10 @@ class LogicalOp:
     def name(self) -> str:
         """The op as rules name it."""
         return Call(self.op, (), {}, ()).name
+
+    def place(self, slot: int, there: Placement) -> Placement:
+        """The placement where an input is wanted, if the call runs there."""
+        return self.fixed.place(slot, there) if self.fixed else there
 
     def of(self, values: Mapping[int, int], **changes: Any) -> "LogicalOp":
         """The same call of other values, where `values` tells another, and with these fields changed."""

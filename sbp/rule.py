@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..placement.errors import SbpError, caret
-from . import registry
+from ..sbp import registry
 from .call import Call, Match, tensors_in
 from .pattern import MARKS, Dim, Operand, lay
 from .schema import Operands, operands, suggest

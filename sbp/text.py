@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -12,9 +13,11 @@ from ..placement import Placement
 from ..placement.errors import SbpError, caret
 from .signature import B, Broadcast, P, Partial, Reduction, S, Sbp, Split
 
-__all__ = ["SbpLike", "on_all_axes", "parse", "signature"]
+__all__ = ["FREE", "PartSbp", "Pin", "SbpLike", "on_all_axes", "parse", "signature"]
 
 SbpLike: TypeAlias = Sbp | str | Sequence[Sbp | str] | Mapping[str, Sbp | str]
+PartSbp: TypeAlias = Sbp | str | Sequence[Sbp | str | None] | Mapping[str, Sbp | str | None]  # None or "?": free
+FREE = (None, "?")
 
 
 def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
@@ -44,6 +47,65 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
             f"  {placement!r} has axes {axes}\n  give one entry an axis, as in sbp=({fix})"
         )
     return tuple(map(_one, entries))
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A signature as it was said before it is known of which placement; where an entry is None, the axis is free.
+
+    A lone entry is meant for every axis, and axes that are not named are free.
+
+    >>> from ..placement import placement
+    >>> p = placement("cpu:[0-3] as (data=2, tensor=2)")
+    >>> Pin.read({"tensor": S(-1)}).on(p, 2), Pin.read((S(0), "?")).on(p, 2), Pin.read("B").on(p, 2)
+    ((None, S(1)), (S(0), None), (B, B))
+    """
+
+    entries: tuple[Sbp | None, ...]
+    names: tuple[str, ...] = ()  # of the axes that the entries are about; of all in order, where there are none
+    lone: bool = False
+    what: str = field(default="", compare=False)  # is to lie so, for errors
+
+    @classmethod
+    def read(cls, sbp: PartSbp, what: str = "") -> "Pin":
+        """A signature in any spelling."""
+        given = parse(sbp) if isinstance(sbp, str) and sbp not in FREE else sbp
+        if isinstance(given, Mapping):
+            return cls(tuple(map(_one_or_free, given.values())), tuple(given), what=what)
+        if isinstance(given, tuple | list):
+            return cls(tuple(map(_one_or_free, given)), what=what)
+        return cls((_one_or_free(given),), lone=True, what=what)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dims that are cut, as they were said."""
+        return tuple(entry.dim for entry in self.entries if isinstance(entry, Split))
+
+    def on(self, placement: Placement, ndim: int) -> tuple[Sbp | None, ...]:
+        """The entry of each axis of a placement, of a tensor with so many dims."""
+        found: list[Sbp | None] = [None] * placement.ndim
+        if self.lone:
+            found = [*self.entries] * placement.ndim
+        elif self.names:
+            for name, entry in zip(self.names, self.entries, strict=True):
+                found[placement.axis(name)] = entry
+        elif len(self.entries) != placement.ndim:
+            signature([B if entry is None else entry for entry in self.entries], placement)  # which says what is wrong
+        else:
+            found = [*self.entries]
+        return tuple(S(entry.dim % ndim) if isinstance(entry, Split) else entry for entry in found)
+
+    def __str__(self) -> str:
+        said = ["?" if entry is None else str(entry) for entry in self.entries]
+        if self.lone:
+            return said[0]
+        if self.names:
+            return f"{{{', '.join(f'{name}: {entry}' for name, entry in zip(self.names, said, strict=True))}}}"
+        return f"({', '.join(said)}{',' * (len(said) == 1)})"
+
+
+def _one_or_free(entry: object) -> Sbp | None:
+    return None if entry in FREE else _one(entry)
 
 
 def on_all_axes(sbp: SbpLike, placement: Placement) -> SbpLike:

@@ -8,7 +8,10 @@ from .boxing import box, record
 from .nn.eager.rules import check_rule, rule
 from .nn.explanations.explain import explain
 from .nn.explanations.explicit import explicit
-from .nn.graph import compile
+from .nn.model.values.load import load
+from .nn.plan.compiled import compile
+from .nn.plan.plan import Plan
+from .nn.plan.planner import plan
 from .nn.tensors.dtensor import from_dtensor, to_dtensor
 from .nn.tensors.factories import (
     arange,
@@ -41,6 +44,7 @@ from .nn.tensors.tensor import GlobalTensor
 from .placement import (
     Cluster,
     DtypeError,
+    FileError,
     MissingError,
     Placement,
     PlacementError,
@@ -64,12 +68,14 @@ __all__ = [
     "B",
     "Cluster",
     "DtypeError",
+    "FileError",
     "GlobalTensor",
     "Layout",
     "MissingError",
     "P",
     "Placement",
     "PlacementError",
+    "Plan",
     "S",
     "SbpError",
     "SbpflowError",
@@ -96,12 +102,14 @@ __all__ = [
     "init",
     "layout",
     "linspace",
+    "load",
     "logspace",
     "nn",
     "normal",
     "ones",
     "ones_like",
     "placement",
+    "plan",
     "rand",
     "rand_like",
     "randint",

@@ -1,4 +1,4 @@
-"""The command line: `python -m sbpflow doctor`, `python -m sbpflow demo` and `python -m sbpflow simulate`."""
+"""The command line: `python -m sbpflow demo`, `doctor`, `plan`, `draw`, `diff` and `simulate`."""
 
 import argparse
 import sys
@@ -17,6 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if asked.save and not asked.measure:
                 parser.error("--save FILE writes what --measure finds: give both")
             doctor(ranks=asked.ranks if asked.measure else None, save=asked.save)
+        elif asked.command in ("plan", "draw", "diff") or getattr(asked, "plan", None) is not None:
+            from .nn.plan.command import run_command
+
+            run_command(asked)
         elif asked.command == "simulate":
             simulate(asked.schedule, asked.p, asked.m, v=asked.v, n=asked.n, svg=asked.svg)
         else:
@@ -58,6 +62,8 @@ def simulate(name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Pa
 
 
 def _parser() -> argparse.ArgumentParser:
+    from .nn.plan.command import add_commands, add_model
+
     parser = argparse.ArgumentParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
     healing = commands.add_parser("doctor", help="say what this machine has and what is missing")
@@ -69,12 +75,14 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for pictures (default out)"
     )
     trying = commands.add_parser("simulate", help="show what a pipeline's schedule would do, and when")
-    trying.add_argument("schedule", metavar="NAME", help="a published one, such as 1f1b or zb_h1, or a file with one")
+    trying.add_argument("schedule", metavar="NAME", help="a published one, such as 1f1b or zb_h1, a file; or a model")
+    add_model(trying)
     trying.add_argument("-p", type=_count, help="devices (default 4)")
     trying.add_argument("-m", type=_count, help="micro-batches (default 8)")
     trying.add_argument("-v", type=_count, default=0, help="chunks on each device, if not as usual")
     trying.add_argument("-n", type=_count, default=1, help="slices of each sequence (default 1)")
     trying.add_argument("--svg", type=Path, metavar="FILE", help="also draw it")
+    add_commands(commands)
     return parser
 
 

@@ -29,6 +29,7 @@ NEEDED: dict[str, str] = {
     "torch._C._DisableAutocast": "casts are captured once",
     "torch._C._ForceDispatchKeyGuard": "casts are captured once",
     "torch._C._VariableFunctions": "torch's own binding of an op, at half the price",
+    "torch._C._autograd._top_saved_tensors_default_hooks": "whether what autograd saves is some region's already",
     "torch._C._current_graph_task_id": "to know one backward pass from the next",
     "torch._C._dispatch_get_all_op_names": "to look for ops of the same name",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "to know which ops autocast casts",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from sbpflow.boxing.exchange import collectives, execute
 from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Posting, Sent, Turn
-from sbpflow.boxing.plan import Plan
+from sbpflow.boxing.plan import BoxingPlan
 from sbpflow.sbp.signature import Reduction
 
 __all__ = ["RANKS", "Times", "aligned", "alone", "timed"]
@@ -40,14 +40,14 @@ class Alone:
         self.sent = Sent()
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrived:
         return self._done(jobs[0], reduction, collectives.post)
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
+    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
         return self._done(jobs[0], reduction, collectives.all_reduce)
 
-    def refuse(self, plan: Plan, error: Exception) -> None:
+    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
         raise error
 
     def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posting]) -> Arrived:

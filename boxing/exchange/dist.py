@@ -20,9 +20,9 @@ from torch import Tensor
 from ...placement.ledger import Ledger
 from ...placement.world import at_close, process_group, store, world
 from ...sbp.signature import Reduction
-from ..plan import Plan
+from ..exchange import collectives, point_to_point
+from ..plan import BoxingPlan
 from ..record import purpose, user_line
-from . import collectives, point_to_point
 from .shared_memory import Mail, Shared
 from .transport import Arrived, Errand, Exchange, Posting, Sent, Turn
 from .watch import Watch
@@ -48,7 +48,7 @@ class Dist:
         at_close(self.watch.end)
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Wire | Post | Arrived":
         """The exchange of this rank, if it has one. In the background it goes by Gloo, whose threads do the work."""
         if not jobs:
@@ -61,14 +61,16 @@ class Dist:
             return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
         return self._posted(exchange, lambda: point_to_point.post(self.pg, self.sent, exchange))
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> "Wire | Arrived | None":
+    def all_reduce(
+        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction
+    ) -> "Wire | Arrived | None":
         """One collective where the backend's are used and it can reduce the dtype."""
         if not jobs or not self._native(jobs[0]) or not collectives.can_sum(jobs[0].buffer.dtype):
             return None
         exchange = self._enter(plan, stage, jobs[0], reduction)
         return self._posted(exchange, lambda: collectives.all_reduce(self.sent, exchange))
 
-    def refuse(self, plan: Plan, error: Exception) -> None:
+    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
         """Take the turn of the first exchange with an entry that fits nobody's, so that waiting peers learn of it."""
         for program in (program for programs in plan.programs(self.rank) for program in programs):
             if program.group:
@@ -80,7 +82,7 @@ class Dist:
             return True
         return len(job.program.group) > MANY if self.here.native is None else self.here.native
 
-    def _enter(self, plan: Plan, stage: int, job: Errand, reduction: Reduction) -> Exchange:
+    def _enter(self, plan: BoxingPlan, stage: int, job: Errand, reduction: Reduction) -> Exchange:
         self.watch.check()
         group = job.program.group
         key = _key(group)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...placement.world import World, device, owned, world
 from ...sbp import Layout
-from ..plan import Plan
+from ..plan import BoxingPlan
 from ..reductions import identity
 from ..routes.moves import EXCHANGES, FLAT, LOCAL, Move
 from ..routes.program import RankProgram
@@ -36,7 +36,7 @@ def transport() -> Transport:
     return _transport[1]
 
 
-def run(plan: Plan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def run(plan: BoxingPlan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The target's shards of the ranks owned here (an empty token where there is none)."""
     return land(steps(plan, shards))
 
@@ -50,7 +50,7 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
             return end.value  # type: ignore[no-any-return]
 
 
-def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Flight:
+def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
     values = dict(zip(owned(plan.src.placement), shards, strict=False))
     if not plan.src.numel:
@@ -76,7 +76,7 @@ def steps(plan: Plan, shards: Sequence[Tensor], background: bool = False) -> Fli
     return _shards(plan, values)
 
 
-def _shards(plan: Plan, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+def _shards(plan: BoxingPlan, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
     return tuple(values[r] for r in owned(plan.dst.placement)) or (token(plan.dst),)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from ...sbp.signature import Reduction
-from ..plan import Plan
+from ..plan import BoxingPlan
 from ..routes.program import RankProgram
 from .buffer import finish, pack
 
@@ -81,13 +81,13 @@ class Transport(Protocol):
     sent: Sent
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrival: ...
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
+    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
         """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
 
-    def refuse(self, plan: Plan, error: Exception) -> None:
+    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
         """Tell the peers that this rank cannot take part in the plan."""
 
 
@@ -98,7 +98,7 @@ class InProcess:
         self.sent = Sent()
 
     def start(
-        self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Arrived":
         mail: dict[tuple[int, int], Tensor] = {}
         for rank, program, buffer in jobs:
@@ -113,10 +113,10 @@ class InProcess:
             results.append(finish(program, rank, source, data.__getitem__, reduction, None))
         return Arrived(results)
 
-    def all_reduce(self, plan: Plan, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
+    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
         return None
 
-    def refuse(self, plan: Plan, error: Exception) -> None:
+    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
         pass  # the one process that owns every rank is about to raise the error itself
 
 

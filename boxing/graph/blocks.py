@@ -246,7 +246,7 @@ class _Repeats:
             else:
                 steps.append((known(step.source), made))
         like = self.like
-        sources = tuple((s.kind, like(s.value.layout), s.update and like(s.update)) for s in block.sources)
+        sources = tuple((s.kind, like(s.value.layout), like(s.home), like(s.master), s.whole) for s in block.sources)
         backs = tuple((known(back.of), known(back.into), like(back.src), like(back.dst)) for back in block.backs)
         return sources, tuple(steps), backs
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...placement import Placement
 from ...sbp import Layout, State
-from ..plan import Plan, plan
+from ..plan import BoxingPlan, plan
 from .physical import Back, Physical
 
 __all__ = ["LIMITS", "Packed", "bucketed", "exchange", "packed"]
@@ -126,7 +126,7 @@ def packed(pairs: Sequence[Pair]) -> Packed:
     return Packed(rows, rows.with_state(State((order, others))), pack, unpack)
 
 
-def exchange(backs: Sequence[Back]) -> Plan:
+def exchange(backs: Sequence[Back]) -> BoxingPlan:
     """The one plan by which the gradients of a bucket move, or a single one."""
     if len(backs) == 1:
         return backs[0].plan

@@ -7,6 +7,7 @@ from there, as it was priced.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...placement import Placement
@@ -14,6 +15,7 @@ from ...sbp import Layout
 from ...sbp.call import Ref, in_order, mapped, refs_in
 from ...sbp.joint.along_split import Spread
 from ...sbp.joint.options import Option
+from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
@@ -84,16 +86,20 @@ class _Insertion:
         self.values: dict[str, Value] = {}
         self.moved: dict[tuple[str, Layout], str] = {}
         self.counts: dict[str, int] = {}
+        self.pieces: set[str] = set()  # values that somebody wants in pieces, and that are kept so
         self.outer = logical
 
     def source(self, number: int, stored: Stored, there: Placement) -> Source:
         source = self.outer.sources[number]
         of = _layout(source.fake, stored.lie, there)
         trained = source.kind == "parameter" and source.requires_grad
-        home = _layout(source.fake, stored.home, there)
+        grads = _layout(source.fake, stored.grads, there, source.grads)
+        states = _layout(source.fake, stored.states, there, source.states)
         value = Value(self._fresh(source.name), of, source.requires_grad)
         self.values[value.name] = value
-        return Source(value, source.kind, home if trained and home is not of else None)
+        said = source.grads is not None or grads is not of
+        apart = grads if trained and said else None, states if trained and states is not of else None
+        return Source(value, source.kind, *apart, offload=source.offload if trained else None)
 
     def run(self, scope: _Scope, op: LogicalOp, chosen: Option | Spread, there: Placement) -> None:
         """Put the ops of one call, with the moves that they need before them."""
@@ -101,9 +107,13 @@ class _Insertion:
             return self._spread(scope, op, chosen, there)
         wanted = scope.logical.wants_grad
         origin = scope.origin or op.origin
-        inputs = iter(
-            [self.wanted(scope, n, lie, there, origin) for n, lie in zip(op.inputs, chosen.inputs, strict=True)]
-        )
+        lies = enumerate(zip(op.inputs, chosen.inputs, strict=True))
+        inputs = iter([self.taken(scope, op, slot, lie, there, origin) for slot, (_, lie) in lies])
+        if is_pin_alone(op):  # it lies as it was moved
+            scope.names[op.numbers[0]] = name = next(inputs)
+            if self.values[name].layout.state.split:
+                self.pieces.add(name)
+            return
         args, kwargs = mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Var(next(inputs)))
         base = scope.prefix or (f"{origin.module}." if origin.module else "")
         base += op.op._schema.name.rpartition("::")[2]
@@ -114,7 +124,8 @@ class _Insertion:
             scope.names[n] = name
             self.values[name] = value
             outputs.append(value)
-        self.steps.append(Op(op.op, args, kwargs, tuple(outputs), op.grad, origin))
+        turn = op.fixed.round if op.fixed else None
+        self.steps.append(Op(op.op, args, kwargs, tuple(outputs), op.grad, origin, turn))
 
     def _spread(self, scope: _Scope, op: LogicalOp, chosen: Spread, there: Placement) -> None:
         inside = chosen.inside
@@ -126,6 +137,16 @@ class _Insertion:
             self.run(inner, part, option, there)
         for outer, n in zip(op.numbers, refs_in(inside.result), strict=True):
             scope.names[outer] = inner.names[n]
+
+    def taken(self, scope: _Scope, op: LogicalOp, slot: int, lie: Lie, there: Placement, origin: Origin) -> str:
+        """The name of an input as an op takes it: some go round an axis before, one place at a time."""
+        number, fixed = op.inputs[slot], op.fixed
+        name = self.wanted(scope, number, lie, there, origin)
+        for turn in range(1, fixed.turns[slot] + 1 if fixed else 1):
+            assert fixed is not None
+            on = there.turned(fixed.round.axis, turn)
+            name = self._move(scope.names[number], name, _like(self.values[name].layout, lie, on), origin)
+        return name
 
     def wanted(self, scope: _Scope, number: int, lie: Lie, there: Placement, origin: Origin = NOWHERE) -> str:
         """The name of a value as it is wanted, moved if it does not lie so."""
@@ -149,7 +170,8 @@ class _Insertion:
         if known is None:
             value = Value(self._fresh(f"{of}@1"), to, self.values[of].grad)
             self.values[value.name] = value
-            self.steps.append(Box(source, value, origin))
+            gathers = self.values[source].layout.state.split - to.state.split
+            self.steps.append(Box(source, value, origin, bool(gathers) and source in self.pieces))
             known = self.moved[of, to] = value.name
         return known
 
@@ -162,9 +184,9 @@ class _Insertion:
         return base if not count else self._fresh(f"{base}_{count}")
 
 
-def _layout(fake: Tensor, lie: Lie, there: Placement) -> Layout:
+def _layout(fake: Tensor, lie: Lie, there: Placement, dtype: torch.dtype | None = None) -> Layout:
     is_float = fake.dtype.is_floating_point or fake.dtype.is_complex
-    return Layout(there, lie.state, tuple(fake.shape), fake.dtype, lie.grads if is_float else ())
+    return Layout(there, lie.state, tuple(fake.shape), dtype or fake.dtype, lie.grads if is_float else ())
 
 
 def _like(of: Layout, lie: Lie, there: Placement) -> Layout:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...placement import Placement
-from ...sbp import Layout
+from ...sbp import Layout, State
 from ..picture.palette import SHORT
-from ..plan import Plan, plan
+from ..plan import BoxingPlan, plan
 from .blocks import Blocks
 from .buckets import exchange
-from .physical import Back, Physical, Source
+from .physical import Back, Physical, Source, in_narrower
 
 __all__ = [
     "Direction",
@@ -23,9 +23,10 @@ __all__ = [
     "CollectiveKind",
     "axes_of",
     "buckets",
+    "each_move",
     "moves_of",
     "totals",
-    "update_of",
+    "updates_of",
     "ways_of",
 ]
 
@@ -48,7 +49,7 @@ class MoveRow:
 
     name: str  # of the value; a star stands for the number of a repeated block
     direction: Direction
-    plan: Plan
+    plan: BoxingPlan
     line: str = ""
     module: str = ""
     count: int = 1
@@ -101,16 +102,31 @@ def axes_of(place: Placement, axes: Iterable[int]) -> tuple[str, ...]:
     return tuple(place.names[a] if place.names else str(a) for a in axes)
 
 
-def ways_of(plan: Plan) -> tuple[CollectiveKind, ...]:
+def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
     """The moves of a plan that send something."""
-    return tuple(CollectiveKind(m.kind, axes_of(m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
+    return tuple(CollectiveKind(m.kind, _named(plan, m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
+
+
+def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of axes; between two grids of the same ranks, whose common one has none, those of either grid for the
+    same groups: `data=expert`."""
+    if place.names or not axes:
+        return axes_of(place, axes)
+    groups = set(map(frozenset, place.groups(axes)))
+    found = dict.fromkeys(
+        name
+        for grid in (plan.src.placement, plan.dst.placement)
+        for a, name in enumerate(grid.names or ())
+        if set(map(frozenset, grid.groups((a,)))) == groups
+    )
+    return ("=".join(found),) if found else axes_of(place, axes)
 
 
 def moves_of(graph: Physical, again: Sequence[str] = ()) -> list[MoveRow]:
     """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
-    for block, row in _rows(graph, blocks, again):
+    for block, row in each_move(graph, blocks, again):
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
         key = (name, row.direction, row.plan, row.line)
         known = rows.get(key)
@@ -155,12 +171,12 @@ def totals(rows: Iterable[MoveRow]) -> list[MoveTotal]:
     )
 
 
-def _rows(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[str, MoveRow]]:
+def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator[tuple[str, MoveRow]]:
     """Each move, and the block it is in."""
     makers = {y.name: step for step in graph.steps for y in step.outputs}
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}
 
-    def row(name: str, direction: Direction, way: Plan, of: str) -> tuple[str, MoveRow]:
+    def row(name: str, direction: Direction, way: BoxingPlan, of: str) -> tuple[str, MoveRow]:
         """A move of `name`, which the user's code knows by who makes or first uses the value `of`."""
         step = makers.get(of) or users.get(of)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
@@ -176,15 +192,23 @@ def _rows(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator[tup
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         yield row(first.into + more, "backward", exchange(together), first.of)
     for source in graph.sources:
-        way = update_of(source)
-        if way is not None:
+        for way in updates_of(source):
             yield row(source.value.name, "update", way, source.value.name)
 
 
-def update_of(source: Source) -> Plan | None:
-    """How a parameter gets from where its optimizer changed it to where it lies, if these differ."""
-    there = source.value.layout.with_state(source.value.layout.state)
-    return plan(source.home, there) if source.update is not None and source.home is not there else None
+def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
+    """How a gradient gets to where the optimizer wants it, and what that changed to where the parameter lies; none of
+    these where it is there."""
+    if source.kind != "parameter" or not source.value.grad:
+        return ()
+    lies = source.value.layout.with_state(source.value.layout.state)
+    ends = [in_narrower(source.home, source.master), in_narrower(source.master, lies)]
+    if source.whole is not None:
+        exact = lies.dtype is source.master.dtype and source.offload is None
+        x = lies if exact else source.master  # where there are all digits of it
+        needed = x, source.home, *[source.master] * source.whole
+        ends = [(of, of.with_state(State(((),) * len(of.shape)))) for of in needed]
+    return tuple(plan(src, dst) for src, dst in ends if src is not dst)
 
 
 def buckets(backs: Iterable[Back]) -> list[list[Back]]:

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.call import in_order, leaves
-from ...sbp.logical import Origin
-from ..plan import Plan, plan
+from ...sbp.logical import OffloadPlace, Origin, Round
+from ..plan import BoxingPlan, plan
 
-__all__ = ["Back", "Box", "Physical", "Op", "Source", "GraphStep", "Value", "Var", "vars_in"]
+_CASTS = frozenset({torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default})
+
+__all__ = ["Back", "Box", "Physical", "Op", "Source", "GraphStep", "Value", "Var", "in_narrower", "vars_in"]
 
 
 class Var(NamedTuple):
@@ -43,19 +46,45 @@ class Value:
 class Source:
     """A value from outside.
 
-    `update` is how a parameter's gradient is brought together and its optimizer's state lies; None: as the parameter.
-    Where they differ (ZeRO-1), the optimizer changes its pieces, and these are moved to where the parameter lies.
+    A parameter's gradient, and what its optimizer changes and keeps, may lie otherwise and be of another dtype; None:
+    as the parameter. Of `states` the changed pieces are moved to where the parameter lies (ZeRO-1). An optimizer that
+    looks at more than an element at once has all of it for its step, and so many tensors of its state: `whole`. With
+    `offload` the optimizer has them on the host.
     """
 
     value: Value
     kind: str  # input, parameter, buffer, constant
-    update: Layout | None = None
+    grads: Layout | None = None
+    states: Layout | None = None
+    whole: int | None = None  # None: it steps on the pieces
+    offload: OffloadPlace | None = field(default=None, kw_only=True)
 
     @property
     def home(self) -> Layout:
-        """Where the gradient is brought together, added up."""
-        of = self.update or self.value.layout
-        return of.with_state(of.state)
+        """Where the gradient is brought together, added up, and kept until the update."""
+        return _added_up(self.grads or self.value.layout)
+
+    @property
+    def master(self) -> Layout:
+        """Where the optimizer changes the parameter, and keeps its state."""
+        return _added_up(self.states or self.value.layout)
+
+
+def _added_up(of: Layout) -> Layout:
+    return of.with_state(of.state)
+
+
+def _narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize < other.itemsize
+
+
+def in_narrower(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
+    """The ends of a move in an update, in the narrower of their dtypes: it is cast before or behind the move."""
+    if src.dtype is dst.dtype:
+        return src, dst
+    if src.dtype.itemsize > dst.dtype.itemsize:
+        return src.with_dtype(dst.dtype), dst
+    return src, dst.with_dtype(src.dtype)
 
 
 @dataclass(frozen=True)
@@ -68,6 +97,7 @@ class Op:
     outputs: tuple[Value, ...]
     grad: bool = True
     origin: Origin = field(default=Origin(), compare=False)
+    round: Round | None = None  # of a composite, whose inputs may lie on turned placements
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -77,11 +107,15 @@ class Op:
 
 @dataclass(frozen=True)
 class Box:
-    """A move: `output` is `source` in another layout, perhaps on another placement."""
+    """A move: `output` is `source` in another layout, perhaps on another placement.
+
+    With `again` a backward that reads the output moves it once more, so that only the source is kept until then.
+    """
 
     source: str
     output: Value
     origin: Origin = field(default=Origin(), compare=False)
+    again: bool = False
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -109,7 +143,7 @@ class Back:
     bucket: int | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BoxingPlan:
         return plan(self.src, self.dst)
 
 
@@ -136,10 +170,36 @@ class Physical:
         made = {y.name: y for step in self.steps for y in step.outputs}
         return {**{s.value.name: s.value for s in self.sources}, **made}
 
+    @cached_property
+    def ranks(self) -> Placement:
+        """All ranks of the step, in a line."""
+        homes = [value.layout.placement for value in self.values.values()]
+        ranks = sorted({rank for home in homes for rank in home.flat})
+        return Placement(homes[0].type, tuple(ranks), (len(ranks),), None)
+
     def layout(self, name: str) -> Layout:
         return self.values[name].layout
 
-    def plan(self, box: Box) -> Plan:
+    def gradient(self, name: str) -> Layout:
+        """How the gradient of a value lies as its users leave it: as the dual, and of a parameter in the type in which
+        it is brought together, also of what was moved or cast of one alone."""
+        dual, dtype = self.layout(name).dual, self._gathering.get(name)
+        return dual if dtype is None or dtype is dual.dtype else dual.with_dtype(dtype)
+
+    @cached_property
+    def _gathering(self) -> dict[str, torch.dtype]:
+        """The type in which gradients are brought together, of parameters of which that is said, and of what is moved
+        of one alone, or cast to fewer digits."""
+        said = (s for s in self.sources if s.kind == "parameter" and s.value.grad and s.grads is not None)
+        found = {s.value.name: s.home.dtype for s in said}
+        for step in self.steps if found else ():
+            if len(step.inputs) == 1 and step.inputs[0] in found:
+                (made, *_), dtype = step.outputs, found[step.inputs[0]]
+                if isinstance(step, Box) or (step.op in _CASTS and _narrower(made.layout.dtype, dtype)):
+                    found[made.name] = dtype
+        return found
+
+    def plan(self, box: Box) -> BoxingPlan:
         return plan(self.layout(box.source), box.output.layout)
 
     @cached_property

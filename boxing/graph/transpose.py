@@ -36,15 +36,16 @@ def _backs(graph: Physical) -> Iterator[Back]:
             if isinstance(step, Op):
                 direct.update(wanting)
             elif wanting:
-                yield Back(step.output.name, step.source, step.output.layout.dual, _target(graph, sources, step.source))
+                src = graph.gradient(step.output.name)
+                yield Back(step.output.name, step.source, src, _target(graph, sources, step.source))
         for source in ends.get(at, ()):
             of = source.value
-            if source.kind == "parameter" and of.name in direct and of.layout.dual != source.home:
-                yield Back(of.name, of.name, of.layout.dual, source.home)
+            if source.kind == "parameter" and of.name in direct and graph.gradient(of.name) != source.home:
+                yield Back(of.name, of.name, graph.gradient(of.name), source.home)
 
 
 def _target(graph: Physical, sources: dict[str, Source], name: str) -> Layout:
     source = sources.get(name)
     if source is not None and source.kind == "parameter":
         return source.home
-    return graph.layout(name).dual
+    return graph.gradient(name)

@@ -19,10 +19,10 @@ from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.registry import known
+from ..eager import refusals
 from ..tensors import copies
 from ..tensors.meeting import name_of
 from ..tensors.tensor import GlobalTensor
-from . import refusals
 from .capture import capturing, fakes_of, sources_of
 from .choice import verdict
 from .dispatch import dispatch

@@ -1,6 +1,7 @@
 """Functions that are not captured: they ask for values, act on autograd, draw random numbers, or take lists."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,11 +82,22 @@ class Foreach(Recipe):
         for a in (*args, *kwargs.values()):
             alike = isinstance(a, list | tuple) and len(a) == len(homes)
             shards += map(lie, tensors_in(a), homes if alike else [homes[0]] * len(tensors_in(a)))
-        results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        run = partial(_dense, func) if func.__name__.startswith("_fused_") else func
+        results = [run(*a, **k) for a, k in each_rank(args, kwargs, shards)]
         if results[0] is None:
             return None
         per_rank = [tensors_in(result) for result in results]
         return refilled(results[0], map(_as_home, zip(*per_rank, strict=True), homes))
+
+
+def _dense(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function that reads and writes memory as it lies, whatever the strides: of tensors without gaps."""
+    loose = {id(t): (t, t.contiguous()) for t in tensors_in((args, kwargs)) if not t.is_contiguous()}
+    args, kwargs = map_tensors((args, kwargs), lambda t: loose[id(t)][1] if id(t) in loose else t)
+    result = func(*args, **kwargs)
+    for t, copy in loose.values():
+        t.copy_(copy)
+    return result
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:

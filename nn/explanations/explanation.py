@@ -10,7 +10,7 @@ import torch
 
 from ...boxing import plan
 from ...boxing.explanation import Explanation
-from ...boxing.plan import Plan
+from ...boxing.plan import BoxingPlan
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.call import Call, tensors_in
@@ -35,8 +35,8 @@ class CallChoice:
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
-    moves: tuple[tuple[int, Plan], ...]  # of which input, and how
-    moves_back: tuple[tuple[int, Plan], ...]  # of whose gradient
+    moves: tuple[tuple[int, BoxingPlan], ...]  # of which input, and how
+    moves_back: tuple[tuple[int, BoxingPlan], ...]  # of whose gradient
     seconds: float
 
     @classmethod
@@ -188,7 +188,7 @@ def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us"
 
 
-def _route(way: Plan) -> str:
+def _route(way: BoxingPlan) -> str:
     return f"{lie(way.src)} -> {lie(way.dst)} by {way.route}, {way.bytes} bytes a rank"
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...boxing import plan
-from ...boxing.plan import Plan
+from ...boxing.plan import BoxingPlan
 from ...placement.errors import SbpError
 from ...sbp import B, Layout, S, layout
 from ...sbp.call import map_tensors, tensors_in
@@ -46,7 +46,7 @@ class Fix(NamedTuple):
     """Layouts under which nothing has to move, and what it takes to get there."""
 
     inputs: tuple[Layout, ...]
-    moves: tuple[Plan, ...]
+    moves: tuple[BoxingPlan, ...]
     seconds: float
 
 

@@ -11,12 +11,11 @@ memory       what all of that takes at its peak, before and after it is compiled
 run          -> a step that runs: one function, or actors under a schedule
 optimizer    torch's optimizers on the graph's parameters
 
-`compiled` and `graph` are what users call. `plan` leads through the folders by the list in `passes`, in pipelines by
-way of `plan_pieces`, which gives `pieces`; `step` has what was planned run, `microbatch_runner` where it is in
-micro-batches, and `explain` tells.
+`graph` is what users call, `compiled` what `compile` makes. `plan` leads through the folders by the list in `passes`,
+in pipelines by way of `plan_pieces`, which gives `pieces`; `step` has what was planned run, `microbatch_runner` where
+it is in micro-batches, and `explain` tells.
 """
 
-from .compiled import compile
 from .graph import Graph
 
-__all__ = ["Graph", "compile"]
+__all__ = ["Graph"]

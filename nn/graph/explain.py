@@ -1,12 +1,15 @@
 """The explanation of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
+from ...placement.cluster import default_cluster
 from ...sbp.joint.options import Option
+from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
 from ...sbp.joint.source_options import Stored
 from ...sbp.state import Lie
@@ -22,14 +25,30 @@ def report(
     estimates: Sequence[str],
     limit: float | None,
     again: Sequence[str],
+    stowed: Iterable[tuple[int, int]] = (),
 ) -> Report:
-    """All that is known of a graph, where so much is held by rank."""
+    """All that is known of a graph, where so much is held by rank, and so many bytes are stowed in memory and files."""
     found = decided.solution
     solution = SearchReport(found.cost, found.greedy, found.bound, found.method, found.seconds)
-    memory = MemoryReport(ranks, None if limit is None else int(limit), estimates)
+    memory = MemoryReport(ranks, None if limit is None else int(limit), estimates, decided.again)
     update, exposed, hidden = _times(decided)
     costs = tuple(_costs(decided))
-    return Report(graph, costs, memory, solution, exposed, hidden, update, again)
+    made = Report(graph, costs, memory, solution, exposed, hidden, update, again)
+    copying = max((_copying(graph, *each) for each in stowed), default=0.0)
+    return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
+
+
+def _copying(graph: Physical, memory: int, files: int) -> float:
+    """Seconds in which so many bytes go to the host's memory, and by way of it to files."""
+    first = next(iter(graph.values.values())).layout.placement
+    device = default_cluster(first).device
+    return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
+
+
+def _waiting(copying: float, compute: float) -> float:
+    """Seconds by which copies there take longer than the forward beside them, a third of all that is computed, and
+    those back longer than the backward."""
+    return max(0.0, copying - compute / 3) + max(0.0, copying - compute * 2 / 3)
 
 
 def _times(decided: Decided) -> tuple[float, float, float]:
@@ -51,6 +70,8 @@ def _costs(decided: Decided) -> Iterator[Cost]:
         if node.kind != "op":
             continue
         op = decided.logical.ops[node.index]
+        if is_pin_alone(op):
+            continue
         seconds = float(node.cost[choice[at]])
         swap = next_best[at]
         for number in op.numbers[:1]:
@@ -77,7 +98,8 @@ def said(taken: Stored | Option | Lie, axes: int) -> str:
         sbp = taken.state.sbp(axes)
         return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
     if isinstance(taken, Stored):
-        lie, home = said(taken.lie, axes), said(taken.home, axes)
-        return lie if lie == home else f"{lie}, updated as {home}"
+        lie, grads, states = (said(each, axes) for each in taken)
+        gradient = "" if grads in (lie, states) else f", gradient as {grads}"
+        return lie + gradient + ("" if lie == states else f", updated as {states}")
     ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))
     return f"{', '.join(ins)} -> {', '.join(dict.fromkeys(outs))}"

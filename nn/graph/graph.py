@@ -23,6 +23,8 @@ from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .choose.parameters import building
 from .choose.stage_balance import paths_of
+from .optimizer.at_rest import AtRest, at_rest
+from .optimizer.loss_scale import LossScale
 from .options import GivenOptions, Options
 from .pieces import Pieces
 from .plan import plan_step
@@ -51,6 +53,7 @@ class Graph:
         self._options = Options.of(options, type(self).__name__)
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
         self._last: Step | None = None
+        self._scale = LossScale(self._options.loss_scale)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The computation of a step; every subclass has its own."""
@@ -79,7 +82,7 @@ class Graph:
         if step is None:
             known[:] = [step for step in known if step.stands()]
             optimizers = list(self._optimizers())
-            plan = plan_step(self.build, args, kwargs, modules, optimizers, self._options, self._names())
+            plan = plan_step(self.build, args, kwargs, modules, optimizers, self._options, self._names(), self._scale)
             step = Step(plan, optimizers)
             known.append(step)
         self._last = step
@@ -157,6 +160,17 @@ class Graph:
         return norm
 
     @property
+    def loss_scale(self) -> float:
+        """The factor of the next step's losses, which keeps gradients of fp16 in the range of its numbers."""
+        if self._last is None or self._last.plan.passes.scale is None:
+            lacks = "was not called yet" if self._last is None else "trains nothing in fp16"
+            raise SbpError(
+                f"{self._options.name} {lacks}, so its losses have no scale\n"
+                "  there is one where weights are cast to fp16 and an optimizer steps, or loss_scale= is given"
+            )
+        return self._scale.value
+
+    @property
     def physical(self) -> Physical:
         """The graph that runs."""
         return self.planned.graph
@@ -195,6 +209,17 @@ class Graph:
     def explain(self) -> Report:
         """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.save(path)`."""
         return self.planned.explain()
+
+    def memory_at_rest(self) -> dict[int, AtRest]:
+        """The bytes that each rank of this process holds between steps, counted on the tensors themselves: parameters,
+        gradients that are left on them, states of optimizers. `explain().memory` says beforehand what they will be."""
+        runner = self.planned.runner
+        if runner is None:
+            raise SbpError(
+                f"{self._options.name} did not run yet, and has made nothing that rests\n"
+                "  call it first; what it will be: graph.plan(*arguments).explain().memory"
+            )
+        return at_rest(runner.model)
 
     def costs(self) -> tuple[Costs, ...]:
         """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules

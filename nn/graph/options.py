@@ -10,6 +10,8 @@ from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
+from ...sbp import Partial
+from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
 
 __all__ = ["GivenOptions", "Options", "schedule_of"]
@@ -25,6 +27,8 @@ class GivenOptions(TypedDict, total=False):
     micro_batches: int
     schedule: str | Schedule | None
     slices: int | Sequence[int] | None
+    inputs: Mapping[str, PartSbp] | None
+    loss_scale: float | None
     name: str | None
 
 
@@ -38,6 +42,8 @@ class Options:
     clip_grad_norm    the norm to which gradients are clipped before optimizers step
     micro_batches     into how many parts a batch is cut; these are run by actors, under a `schedule`
     slices            into how many parts each sequence is cut, or how long these are
+    inputs            how arguments lie, by their names; in micro-batches, those of each
+    loss_scale        the factor of losses whose gradients are fp16; one that works is found where none is said
     """
 
     placement: Placement | None = None
@@ -47,6 +53,8 @@ class Options:
     micro_batches: int = 1
     schedule: str | Schedule | None = None
     slices: int | Sequence[int] | None = None
+    inputs: Mapping[str, PartSbp] | None = None
+    loss_scale: float | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -54,12 +62,14 @@ class Options:
             raise PlacementError(f"placement={self.placement!r}\n  make one, as in flow.placement('cpu:[0-3]')")
         _check_positive("memory", self.memory, "bytes a rank, as in 80e9")
         _check_positive("clip_grad_norm", self.clip_grad_norm, "a norm")
+        _check_positive("loss_scale", self.loss_scale, "a factor, as in 2.0**16")
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:
             raise SbpError(f"micro_batches={self.micro_batches!r}\n  give it how many to cut a batch into, as in 8")
         if self.piped:
             _ = self.policy
+        _ = self.flows
 
     @classmethod
     def of(cls, given: Mapping[str, Any], name: str) -> "Options":
@@ -76,6 +86,27 @@ class Options:
     def policy(self) -> Schedule:
         """The schedule of the actors: by name, by text or as it is; 1F1B where nothing is said."""
         return schedule_of(self.schedule, self.slices)
+
+    @cached_property
+    def flows(self) -> dict[str, Pin]:
+        """How arguments are to lie, by their names."""
+        if not (self.inputs is None or isinstance(self.inputs, Mapping)):
+            raise SbpError(
+                f"inputs={self.inputs!r}\n  give it signatures by name, as in inputs={{'tokens': {{'data': S(0)}}}}"
+            )
+        found: dict[str, Pin] = {}
+        for name, sbp in (self.inputs or {}).items():
+            try:
+                pin = Pin.read(sbp, f"the argument {name}")
+            except SbpError as error:
+                raise SbpError(f"inputs={{{name!r}: {sbp!r}}}\n  {error}") from None
+            if any(isinstance(entry, Partial) for entry in pin.entries):
+                raise SbpError(
+                    f"inputs={{{name!r}: {pin}}}\n  an argument is the same for every rank, and no addend\n"
+                    "  say S(d) where ranks are to have pieces, or B"
+                )
+            found[name] = pin
+        return found
 
     @property
     def piped(self) -> bool:

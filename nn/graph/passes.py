@@ -6,6 +6,7 @@ environment each step writes what its passes give, a file each, as text.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,25 +15,43 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.insert import insert
-from ...boxing.graph.physical import Box
+from ...boxing.graph.physical import Box, Physical
+from ...boxing.picture.palette import volume
 from ...placement import Placement
+from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
 from ...sbp.joint.solver.solve import solve
 from ...sbp.logical import Logical
+from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
+from ..model.cast import in_half, refuse_eights
+from ..model.inside import uses_of
 from .capture.arguments import flat, tensors_by_path
-from .capture.trace import Constants, trace
+from .capture.trace import SCALER, Constants, trace
 from .choose.choose import Decided, decide
+from .choose.composed import check_uses
 from .choose.decompose import expand
-from .choose.parameters import Reads, default_placement, pins_of, placed, reading
+from .choose.parameters import (
+    Reads,
+    default_placement,
+    input_pins,
+    named_values,
+    pins_of,
+    placed,
+    reading,
+    rests_of,
+)
 from .compiler.codegen import function
 from .explain import said
 from .lower.order import schedule
 from .lower.segments import Draw, Stage, segments
+from .memory.account import account
 from .microbatch.along import along
-from .optimizer.adopt import states_of
+from .optimizer.adopt import states_of, stepped_whole
+from .optimizer.loss_scale import LossScale
 from .options import Options
 from .run.pipeline import Pipelined
 from .run.program import Program
@@ -71,21 +90,35 @@ class Passes:
 
     They change nothing but what is noted here of modules: `reads` is what captures have read, and `constants` how to
     read those that they met. `rest` is where what nobody placed lives, and an optimizer keeps so many `states` of each
-    parameter.
+    parameter. `flows` is how arguments are to lie, by path. Where weights are trained in fp16, `scale` is the factor of
+    losses.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], options: Options) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        options: Options,
+        flows: Mapping[str, Pin] = {},
+        scale: LossScale | None = None,
+    ) -> None:
+        self.flows = flows
         self.modules, self.options, self.name = dict(modules), options, str(options.name)
         self.learns, self.states = bool(optimizers), states_of(optimizers)
+        self.whole = stepped_whole(optimizers, named_values(modules))
         self.rest = default_placement(modules, options.placement)
+        self.uses = uses_of(modules)
         self.dump, self.reads = Dump(self.name), Reads()
         self.constants: Constants = {}
+        self.scale = scale if optimizers and (options.loss_scale is not None or in_half(modules)) else None
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         """The computation of `build` on such arguments."""
+        refuse_eights(self.modules, self.rest)
         owner = getattr(build, "__self__", None)
         where = self.rest.type if self.rest else "cpu"
         how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
+        how["scale"] = self.scale and self.scale.tensor
         with reading(self.reads, nn.Module, *([] if owner is None else [type(owner)])):
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
@@ -94,7 +127,16 @@ class Passes:
                 if not torch.is_grad_enabled():
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")
                 raise
+        if self.learns and (scaler := next((name for name in constants if name.startswith(SCALER)), "")):
+            raise SbpError(
+                f"{self.name} has an optimizer, and its loss the {scaler}: the graph steps by itself, and no scaler "
+                "could look at gradients before\n"
+                "  leave the optimizer out, and call scaler.step(optimizer) and scaler.update() behind the graph; or "
+                "cast weights to fp16 by flow.nn.cast, for which the graph scales the loss itself"
+            )
         self.constants |= constants
+        if not self.learns:  # nothing is kept for an optimizer
+            logical = replace(logical, sources=tuple(replace(s, states=None) for s in logical.sources))
         self.dump("captured", lambda: str(logical))
         return logical
 
@@ -105,6 +147,7 @@ class Passes:
 
     def placed(self, logical: Logical, moved: LayerMoves, homes: Mapping[str, Placement] | None = None) -> Logical:
         """The same as layers were placed, of which some are moved; of some parameters homes are known already."""
+        check_uses(logical, self.uses)
         known = placed(logical, self.modules, homes or {}, moved)
         self.dump("placed", lambda: str(known))
         return known
@@ -121,16 +164,47 @@ class Passes:
         made = decide(
             logical,
             rest or self.rest,
-            pins=lambda homes: pins_of(self.modules, inputs, homes) | {n: of.state for n, of in (kept or {}).items()},
+            pins=lambda homes: (
+                pins_of(self.modules, inputs, homes)
+                | input_pins(self.flows, inputs, homes)
+                | {n: of.state for n, of in (kept or {}).items()}
+            ),
+            rests=lambda homes: rests_of(self.modules, homes, states=self.learns),
             states=self.states,
             limit=room,
             regather=self.options.backend != "autograd",
             name=self.name,
             arguments_everywhere=self.options.piped,  # a rank of a pipeline takes them from its caller
+            uses=self.uses,
         )
+        if self.whole:
+            made = replace(made, graph=self.stepped(made.graph))
+            if room is not None:
+                self._fits(made.graph, room)
         self.dump("decomposed", lambda: str(made.logical))
         self.dump("chosen", lambda: "\n".join(_choices(made)))
         return made
+
+    def stepped(self, graph: Physical) -> Physical:
+        """The graph with what optimizers step whole, where all that one of them has is on one placement."""
+        places = {s.value.layout.placement for s in graph.sources if s.value.name in self.whole}
+        if len(places) > 1 or not graph.losses:
+            return graph
+        sources = tuple(replace(s, whole=self.whole.get(s.value.name)) if s.value.grad else s for s in graph.sources)
+        return replace(graph, sources=sources)
+
+    def _fits(self, graph: Physical, room: float) -> None:
+        """Refuse an update that takes more than there is room for: signatures were chosen without it."""
+        held = account(bucketed(graph), self.states, regather=self.options.backend != "autograd")
+        rank = max(held, key=lambda rank: held[rank].total)
+        if held[rank].total > room:
+            many = sum(s.whole is not None for s in graph.sources)
+            raise SbpError(
+                f"{self.name} does not fit into {volume(room)} a rank: the step of its optimizer takes "
+                f"{volume(held[rank].total)} on rank {rank}\n"
+                f"  it is none that treats every element alone, so it has {many} parameters whole for its step, with "
+                f"their gradients and states\n  take one that does, as AdamW, or memory= {volume(held[rank].total)}"
+            )
 
 
 _steps = count(1)

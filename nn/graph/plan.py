@@ -16,16 +16,18 @@ from torch.optim import Optimizer
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.text.text import to_text
-from ...placement.errors import SbpError
+from ...placement.errors import SbpError, ScheduleError
 from ...sbp import Layout
 from ...sbp.logical import Logical
+from ..model.cast import Types, types_of
 from ..tensors.tensor import GlobalTensor
-from .capture.arguments import input_titles, tensors_by_path
+from .capture.arguments import input_flows, input_titles, tensors_by_path
 from .choose.choose import Decided
 from .choose.parameters import named_values, said_of
 from .choose.stage_balance import Balance, even_stages
 from .microbatch.batch import Batch
 from .optimizer.adopt import refuse_closures
+from .optimizer.loss_scale import LossScale
 from .options import Options
 from .passes import Passes
 from .pieces import Pieces, kept_of
@@ -68,9 +70,10 @@ class Planned:
 
     def stands(self) -> bool:
         """Whether the first run would do what was planned: what is said of modules, and of them global, is the same."""
-        values = named_values(self.passes.modules)
-        return self.said == said_of(self.passes.modules) and all(
-            name in values and _fits(values[name], of) for name, of in self.kept.items()
+        values, said = named_values(self.passes.modules), said_of(self.passes.modules)
+        types = types_of(self.passes.modules)
+        return self.said == said and all(
+            name in values and _fits(values[name], of, types.get(name)) for name, of in self.kept.items()
         )
 
 
@@ -82,6 +85,7 @@ def plan_step(
     optimizers: Sequence[Optimizer],
     options: Options,
     names: Sequence[str] = (),
+    scale: LossScale | None = None,
 ) -> Planned:
     """The plan of a step for arguments like these, which the user calls so: `PASSES` up to *physical*, one by one."""
     many, name = options.micro_batches, str(options.name)
@@ -89,12 +93,17 @@ def plan_step(
     inputs = tensors_by_path(args, kwargs)
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
-    passes = Passes(modules, optimizers, options)
+    passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale)
     logical = passes.captured(build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:
         raise SbpError(
             f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
             "  call loss.backward() in it, or run the graph under torch.no_grad()"
+        )
+    if logical.losses and options.loss_scale is not None and not optimizers:
+        raise SbpError(
+            f"{name} has loss_scale={options.loss_scale} and no optimizer: gradients would be left with the scale\n"
+            "  give it the optimizer, or leave loss_scale= out and scale the loss by a torch.amp.GradScaler"
         )
     balance = even_stages(logical, modules, many)
     logical = passes.placed(logical, balance.moved)
@@ -106,14 +115,20 @@ def plan_step(
     else:
         pieces = plan_pieces(passes, build, args, kwargs, batch, logical, balance.moved)
         logical, decided, graph = pieces.first.micro.logical, pieces.first.decided, pieces.first.graph
+        if pieces.streams and passes.scale is not None:
+            raise ScheduleError(
+                f"schedule {options.policy.name} updates weights while a step goes on, and trains them in fp16\n"
+                "  no stage can know whether another overflows: take bf16, or a schedule with a flush, such as '1f1b'"
+            )
     passes.settle(build)
     graph = replace(graph, called=input_titles(inputs, names))
     return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces)
 
 
-def _fits(value: Tensor, of: Layout) -> bool:
+def _fits(value: Tensor, of: Layout, types: Types | None) -> bool:
     """Whether a parameter or buffer is what was planned, or can be made so."""
-    same = tuple(value.shape) == of.shape and value.dtype is of.dtype
+    cast = types is not None and isinstance(value, nn.Parameter) and types.weights is of.dtype
+    same = tuple(value.shape) == of.shape and (value.dtype is of.dtype or cast)
     if not isinstance(value, GlobalTensor):
         return same
     return same and value.placement is of.placement and value._layout.state == of.state

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,17 +10,18 @@ from torch.optim import Optimizer
 
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Var
+from ...boxing.graph.report.facts import Held
 from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
-from ...placement import Placement
 from ...placement.errors import SbpError
-from ...placement.world import device, owned
+from ...placement.world import device, owned, world
 from ...sbp.call import mapped
 from ..tensors.agreement import same, told
 from ..tensors.tensor import GlobalTensor, wrap
 from .capture.arguments import cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
 from .explain import report
+from .host.memory import Folder, to_disk
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
 from .microbatch_runner import MicroBatchRunner
@@ -86,7 +86,7 @@ class Step:
         runner = self.runner or self.prepare()
         given = tensors_by_path(args, kwargs)
         plain = {path: x for path, x in given.items() if type(x) is not GlobalTensor and x.layout is torch.strided}
-        same({path: x for path, x in plain.items() if not x.is_meta}, self._ranks, f"the step {self.name}")
+        same({path: x for path, x in plain.items() if not x.is_meta}, self.graph.ranks, f"the step {self.name}")
         return runner.run(given)
 
     def prepare(self) -> StraightRunner | MicroBatchRunner:
@@ -95,41 +95,63 @@ class Step:
         for where in dict.fromkeys(value.layout.placement for value in self.graph.values.values()):
             for rank in owned(where):
                 device(where, rank)  # there has to be one
-        self._agree()
+        full = self._lacks_disk()
+        self._agree(full is None)
+        if full is not None:
+            raise full
         self.program.prepare()
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
-        model = AdoptedModel(passes.modules, self.optimizers, self.graph, plan.kept, passes.rest, moved, limit)
+        model = AdoptedModel(
+            passes.modules, self.optimizers, self.graph, plan.kept, passes.rest, moved, limit, passes.scale
+        )
         self.runner = MicroBatchRunner(plan, plan.pieces, model) if plan.pieces else StraightRunner(plan, model)
         return self.runner
 
-    def _agree(self) -> None:
-        """All ranks must have made the same plan, or they would wait for each other for ever."""
+    def _lacks_disk(self) -> SbpError | None:
+        """Why what is offloaded to disk cannot lie there."""
+        if not to_disk(self.graph):
+            return None
+        held = held_by_rank(self.memory(), self.graph, self.plan.passes.states)
+        try:
+            folder = Folder(self.name)
+            try:
+                folder.check(sum(of.disk for rank, of in held.items() if world().rank in (None, rank)))
+            finally:
+                folder.remove()
+        except SbpError as error:
+            return error
+        return None
+
+    def _agree(self, room: bool) -> None:
+        """All ranks must have made the same plan, or they would wait for each other for ever; and have room on disk."""
         where = self.graph.sources[0].value.layout.placement if self.graph.sources else None
-        rows = told([fingerprint(self.graph)], where, "plan") if where is not None else None
+        rows = told([fingerprint(self.graph), int(room)], where, "plan") if where is not None else None
         if rows and len({row[0] for row in rows}) > 1:
             raise SbpError(
                 f"ranks of {where!r} made different plans of {self.graph.name}\n"
                 "  build must do the same on every rank: look for what depends on the rank, as its number or its data"
             )
-
-    @cached_property
-    def _ranks(self) -> Placement:
-        """All ranks of the step, in a line."""
-        homes = [value.layout.placement for value in self.graph.values.values()]
-        ranks = sorted({rank for home in homes for rank in home.flat})
-        return Placement(homes[0].type, tuple(ranks), (len(ranks),), None)
+        if rows and room and not all(row[1] for row in rows):
+            raise SbpError(
+                f"{self.name} offloads to disk, and there is no room for that on another rank\n  see what it says there"
+            )
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
         return self.plan.pieces.memory() if self.plan.pieces else self.plan.program.memory()
+
+    def held(self) -> dict[int, Held]:
+        """The same by kind, with the states of optimizers."""
+        return held_by_rank(self.memory(), self.graph, self.plan.passes.states)
 
     def explain(self) -> Report:
         """The plan and its reasons; in micro-batches, ops and moves are those of one."""
         plan, live = self.plan, self.memory()
         held = held_by_rank(live, self.graph, plan.passes.states)
         estimates = max((of.estimates for of in live.values()), key=len, default=())
-        made = report(self.graph, plan.decided, held, estimates, plan.options.memory, self.program.again)
+        stowed = [of.stowed for of in live.values()]
+        made = report(self.graph, plan.decided, held, estimates, plan.options.memory, self.program.again, stowed)
         return replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
 
     def __repr__(self) -> str:

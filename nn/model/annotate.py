@@ -2,16 +2,14 @@
 
     flow.nn.place(model.blocks[:6], pipe.at(pipe=0))           modules and all that is in them
     flow.nn.shard(model, {"blocks.*.attn.qkv": flow.S(0)})     parameters, by names
+    flow.nn.shard(model, {"*": flow.S(0)}, kind="states")      what optimizers keep of them
 
 Both are notes that modules keep; they stay in copies and pickles, are in no state_dict, and nothing runs otherwise.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -20,12 +18,17 @@ from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
 from ...sbp.text import _one, parse
+from .folds import FOLD, folded
+from .paths import PathPattern, near
 from .slots import TensorSlot, joined_path, slots
 
 __all__ = [
+    "KINDS",
     "Hint",
+    "HintKind",
     "LayerMoves",
     "checked_hints",
+    "checked_rests",
     "chunk_of",
     "hints_of",
     "near",
@@ -36,7 +39,9 @@ __all__ = [
     "spared",
 ]
 
-Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp]
+Hint: TypeAlias = Sbp | tuple[Sbp, ...] | dict[str, Sbp | None]  # by axis: None leaves it to be chosen
+HintLike: TypeAlias = SbpLike | Mapping[str, Sbp | str | None]
+HintKind: TypeAlias = Literal["weights", "grads", "states"]
 LayerMoves: TypeAlias = Mapping[
     nn.Module, tuple[Placement, int]
 ]  # modules elsewhere than is said of them, and their chunks
@@ -47,7 +52,9 @@ PLACE = "_sbpflow_place"  # said of the module itself
 PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
 CHUNK = "_sbpflow_chunk"  # of a pipeline
 CUT = "_sbpflow_cut"  # of a layer, where nobody said at which layers the stages of a pipeline end
-HINTS = "_sbpflow_hints"  # of the parameters that the module itself holds, by their short names
+# Of the parameters that the module itself holds, by their short names.
+HINTS = {"weights": "_sbpflow_hints", "grads": "_sbpflow_grads", "states": "_sbpflow_states"}
+KINDS: tuple[HintKind, ...] = get_args(HintKind)
 
 
 def place(modules: Placed, placement: Placement | None, *, chunk: int | None = None) -> Placed:
@@ -106,9 +113,11 @@ def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], *keys: str) -
     something else instead."""
     found: dict[str, Any] = {}
 
-    def visit(module: nn.Module, path: str, outer: object) -> None:
+    def visit(module: nn.Module, path: str, outer: Any) -> None:
         here = next((said for key in keys if (said := module.__dict__.get(key)) is not None), outer)
         here = instead.get(module, here)
+        if PLACE in keys and FOLD in module.__dict__:
+            here = folded(here, module.__dict__[FOLD], path)
         if here is not None:
             found[path] = here
         for name, child in module._modules.items():
@@ -125,21 +134,32 @@ def _parameters(modules: Modules) -> list[TensorSlot]:
     return [slot for slot in slots(modules) if slot.kind == "parameter"]
 
 
-def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module:
+def shard(
+    model: nn.Module, patterns: Mapping[str, HintLike | None], kind: HintKind | Sequence[HintKind] = "weights"
+) -> nn.Module:
     """Say how parameters are to lie; what is not said is chosen. The model is returned.
 
-    A pattern names parameters, or modules for all parameters in them; `*` is any part of a name, with its dots. Of the
-    patterns of one dict the first that fits a parameter counts, of several calls the last. None takes a hint back.
-    One entry, such as `S(0)`, is meant for every axis of a placement. Where a pattern is meant for many, those without
-    dims are B instead of split. A tied parameter has one hint under all its names.
+    Of kind "grads" it says where their gradients are brought together, added up and kept until the update, of kind
+    "states" where the optimizer changes them and keeps its state; on axes that these do not name, they lie as the
+    parameter does. Several kinds may be given at once. An axis whose entry is None is left to be chosen.
+
+    A pattern names parameters, or modules for all parameters in them; `*` is any part of a name, with its dots, {a,b}
+    one of several, [2:8] a range of numbers. Of the patterns of one dict the first that fits a parameter counts, of
+    several calls the last. None takes a hint back. One entry, such as `S(0)`, is meant for every axis of a placement.
+    Where a pattern is meant for many, those without dims are B instead of split. A tied parameter has one hint under
+    all its names.
     """
+    kinds = _kinds(kind)
     known = _parameters({"": model})
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     said: dict[int, Hint | None] = {}
     for pattern, sbp in patterns.items():
         hint = None if sbp is None else _read(sbp)
-        inside = {path for path in paths if fnmatchcase(path, pattern)}
-        fits = [s for s in known if fnmatchcase(s.full, pattern) or inside.intersection(_around(s.full))]
+        if kinds != ("weights",):
+            _refuse_addends(pattern, hint, kinds)
+        meets = PathPattern.of(pattern, dots=True).regex([*paths, *(slot.full for slot in known)]).fullmatch
+        inside = {path for path in paths if meets(path)}
+        fits = [s for s in known if meets(s.full) or inside.intersection(_around(s.full))]
         if not fits:
             raise _nothing_called(pattern, model, known, paths)
         for slot in fits:
@@ -149,9 +169,31 @@ def shard(model: nn.Module, patterns: Mapping[str, SbpLike | None]) -> nn.Module
                 said[id(slot.value)] = mine
     for slot in known:
         if id(slot.value) in said:
-            kept = {**slot.module.__dict__.get(HINTS, {}), slot.name: said[id(slot.value)]}
-            note(slot.module, HINTS, {name: hint for name, hint in kept.items() if hint is not None} or None)
+            for each in kinds:
+                kept = {**slot.module.__dict__.get(HINTS[each], {}), slot.name: said[id(slot.value)]}
+                note(slot.module, HINTS[each], {name: hint for name, hint in kept.items() if hint is not None} or None)
     return model
+
+
+def _kinds(kind: HintKind | Sequence[HintKind]) -> tuple[HintKind, ...]:
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+    wrong = [each for each in kinds if each not in KINDS]
+    if wrong or not kinds:
+        raise SbpError(
+            f"shard: kind={kind!r}\n  known are {', '.join(map(repr, KINDS))}\n"
+            "  give one of them, or several, as in kind=('grads', 'states')"
+        )
+    return tuple(dict.fromkeys(kinds))
+
+
+def _refuse_addends(pattern: str, hint: Hint | None, kinds: Sequence[HintKind]) -> None:
+    if any(isinstance(entry, Partial) for entry in _entries(hint)):
+        what = " and ".join(each for each in kinds if each != "weights")
+        raise SbpError(
+            f"shard: {what} of {pattern!r} are to be {hint!r}\n"
+            "  gradients are added up before they are kept, and an optimizer changes sums, not addends of them\n"
+            f"  write S(d) or B, as in flow.nn.shard(model, {{{pattern!r}: flow.S(0)}}, kind={kinds[-1]!r})"
+        )
 
 
 def _around(full: str) -> list[str]:
@@ -159,11 +201,11 @@ def _around(full: str) -> list[str]:
     return list(accumulate(full.split(".")[:-1], lambda path, name: f"{path}.{name}"))
 
 
-def _read(sbp: SbpLike) -> Hint:
+def _read(sbp: HintLike) -> Hint:
     """A signature in any spelling, of which the placement is not known yet."""
     given = parse(sbp) if isinstance(sbp, str) else sbp
     if isinstance(given, Mapping):
-        return {axis: _one(entry) for axis, entry in given.items()}
+        return {axis: None if entry is None else _one(entry) for axis, entry in given.items()}
     if isinstance(given, tuple | list):
         return tuple(map(_one, given))
     return _one(given)
@@ -183,7 +225,7 @@ def spared(sbp: Any, value: Tensor) -> Any:
 
 def _entries(hint: Hint | None) -> Iterable[Sbp]:
     if isinstance(hint, dict):
-        return hint.values()
+        return [entry for entry in hint.values() if entry is not None]
     return (hint,) if isinstance(hint, Split | Broadcast | Partial) else hint or ()
 
 
@@ -211,45 +253,66 @@ def _nothing_called(pattern: str, model: nn.Module, known: list[TensorSlot], pat
     )
 
 
-def near(asked: str, names: Iterable[str]) -> str:
-    """The names that are spelled most like one, with stars for numbers where it has stars; empty if there are none."""
-    kinds = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names) if "*" in asked else names
-    return " or ".join(map(repr, get_close_matches(asked, list(dict.fromkeys(kinds)), 2, 0.7)))
-
-
-def hints_of(modules: Modules) -> dict[str, SbpLike]:
+def hints_of(modules: Modules, kind: HintKind = "weights") -> dict[str, Hint]:
     """The hints of all parameters that have one, by their full names; a tied one is there under each of its names."""
     known = _parameters(modules)
     said: dict[int, tuple[str, Hint]] = {}
     for slot in known:
-        hint = slot.module.__dict__.get(HINTS, {}).get(slot.name)
+        hint = slot.module.__dict__.get(HINTS[kind], {}).get(slot.name)
         if hint is None:
             continue
         first, other = said.setdefault(id(slot.value), (slot.full, hint))
         if other != hint:
             raise SbpError(
                 f"one parameter has two hints\n  as {first}: {other!r}\n  as {slot.full}: {hint!r}\n"
-                f'  say it once after the two were tied, as in flow.nn.shard(model, {{"{first}": ...}})'
+                f"  say it once after the two were tied, as in {_again(first, kind)}"
             )
     return {slot.full: said[id(slot.value)][1] for slot in known if id(slot.value) in said}
 
 
-def checked_hints(modules: Modules, placement_by_param: Mapping[str, Placement]) -> dict[str, tuple[Sbp, ...]]:
-    """The hints as signatures, one entry an axis, once it is known where the parameters live."""
-    found: dict[str, tuple[Sbp, ...]] = {}
+def checked_hints(modules: Modules, placement_by_param: Mapping[str, Placement]) -> dict[str, tuple[Sbp | None, ...]]:
+    """The hints as signatures, one entry an axis, once it is known where the parameters live; None is to be chosen."""
+    found: dict[str, tuple[Sbp | None, ...]] = {}
     hints = hints_of(modules)
     for slot in _parameters(modules):
         if slot.full not in hints:
             continue
         hint, where = hints[slot.full], placement_by_param.get(slot.full)
-        shape = tuple(slot.value.shape)
         if where is None:
             raise SbpError(
-                f"{slot.full} {shape} is to be {hint!r}, but has no placement\n"
+                f"{slot.full} {tuple(slot.value.shape)} is to be {hint!r}, but has no placement\n"
                 "  say where it lives, as in flow.nn.place(model, placement)"
             )
-        anew = f'say it anew: flow.nn.shard(model, {{"{slot.full}": ...}})'
-        found[slot.full] = slot.laid(
-            hint, where, f"{slot.full} {shape} is to be {hint!r} on {where!r}\n  ", f"\n  {anew}"
-        ).sbp
+        entries = dict(_laid(slot, hint, where, "weights"))
+        found[slot.full] = tuple(entries.get(axis, B) for axis in range(where.ndim))
     return found
+
+
+def checked_rests(
+    modules: Modules, placement_by_param: Mapping[str, Placement], kind: HintKind
+) -> dict[str, tuple[tuple[int, Sbp | None], ...]]:
+    """The hints for gradients or states: the axes that they name, by number, with their entries. Parameters that live
+    nowhere are in no step, and have none."""
+    hints = hints_of(modules, kind)
+    return {
+        slot.full: _laid(slot, hints[slot.full], placement_by_param[slot.full], kind)
+        for slot in _parameters(modules)
+        if slot.full in hints and slot.full in placement_by_param
+    }
+
+
+def _laid(slot: TensorSlot, hint: Hint, where: Placement, kind: HintKind) -> tuple[tuple[int, Sbp | None], ...]:
+    """The entries of a hint by axis, or an error where it does not fit the placement."""
+    shape, of = tuple(slot.value.shape), "" if kind == "weights" else f"{kind} of "
+    sbp: SbpLike = {axis: B if e is None else e for axis, e in hint.items()} if isinstance(hint, dict) else hint
+    head = f"{of}{slot.full} {shape} is to be {hint!r} on {where!r}\n  "
+    laid = slot.laid(sbp, where, head, f"\n  say it anew: {_again(slot.full, kind)}").sbp
+    if not isinstance(hint, dict):
+        return tuple(enumerate(laid))
+    named = {where.axis(name): entry for name, entry in hint.items()}
+    return tuple((axis, None if entry is None else laid[axis]) for axis, entry in sorted(named.items()))
+
+
+def _again(full: str, kind: HintKind) -> str:
+    more = "" if kind == "weights" else f', kind="{kind}"'
+    return f'flow.nn.shard(model, {{"{full}": ...}}{more})'

@@ -1,25 +1,26 @@
 """Modules with global parameters; they stay ordinary modules."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
-from ...boxing.box import dense
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Layout, SbpLike, signature
 from ...sbp.signature import Broadcast, Partial, Split
 from ...sbp.text import on_all_axes
-from ..tensors.agreement import checksum, told
 from ..tensors.factories import check_values, cut
 from ..tensors.tensor import GlobalTensor
 from .annotate import spared
+from .paths import PathPattern, met
 from .replacement import check_replaceable, replace
 from .slots import TensorSlot, put, slots, tied
+from .values.load import values_in_files
+from .values.materialise import make_global
+from .values.same_values import check_same
 
 __all__ = ["to_global"]
 
@@ -30,44 +31,35 @@ Signatures: TypeAlias = "SbpLike | Mapping[str, SbpLike] | Callable[[str, torch.
 def to_global(module: M, placement: Placement, sbp: Signatures = B) -> M:
     """Make a module's parameters and buffers global, in place, and return it.
 
-    `sbp` is one signature for all, a dict from patterns of names to signatures (the first that fits counts, what fits
-    none is B), or a function of name and tensor. One entry (`S(0)`) is meant for every axis; what is said of many
-    tensors leaves those without dims B instead of split. Every process passes the same values. They are not sent;
-    ranks only compare a checksum, since a model that each rank made from another seed would train without a word.
-    Hooks, gradients and attributes of a parameter come along, and handles of hooks still remove them. What is refused
-    is so before anything changes.
+    `sbp` is one signature for all, a dict from patterns of names, as of `shard`, to signatures (the first that fits
+    counts, what fits none is B), or a function of name and tensor. One entry (`S(0)`) is meant for every axis; what is
+    said of many tensors leaves those without dims B instead of split. Every process passes the same values. They are
+    not sent; ranks only compare a checksum, since a model that each rank made from another seed would train without a
+    word. Hooks, gradients and attributes of a parameter come along, and handles of hooks still remove them. What is
+    refused is so before anything changes.
     """
-    said = _reader(sbp, placement)
     held = list(slots({"": module}))
-    _unused(sbp, [slot.full for slot in held], placement)
+    said = _reader(sbp, module, [slot.full for slot in held], placement)
     groups = list(tied(held).values())
+    files = values_in_files(tied(slot for slot in held if not isinstance(slot.value, GlobalTensor)))
     for first, *_ in groups:
         check_replaceable(first.full, first.value, "to_global")
-        if not isinstance(first.value, GlobalTensor):
+        comes = first.value.is_meta and (id(first.value) in files or (bool(files) and first.kind == "buffer"))
+        if not (isinstance(first.value, GlobalTensor) or comes):
             check_values(first.value, f"to_global of {first.full}")
     lies = [_lie(first, said(first.full, first.value), placement) for first, *_ in groups]
+    fix = "make the optimizer after flow.nn.to_global(module, ...)"
+    if files:
+        by_id = {id(first.value): of for (first, *_), of in zip(groups, lies, strict=True)}
+        make_global({"": module}, by_id, torch.device(placement.type), "to_global", fix)
+        kept = [pair for pair in zip(groups, lies, strict=True) if isinstance(pair[0][0].value, GlobalTensor)]
+        groups, lies = [group for group, _ in kept], [of for _, of in kept]
     check_same([first for first, *_ in groups], placement, "to_global")
     del held
     for of in lies:  # what was there before goes as the new comes
         group = groups.pop(0)
-        put(group, _global(group[0], of), "to_global", "make the optimizer after flow.nn.to_global(module, ...)")
+        put(group, _global(group[0], of), "to_global", fix)
     return module
-
-
-def check_same(held: Iterable[TensorSlot], placement: Placement, asked: str) -> None:
-    """Refuse plain values that differ between ranks."""
-    values = {slot.full: slot.value for slot in held}
-    values |= {f"{name}.grad": dense(v.grad) for name, v in values.items() if v.grad is not None}
-    plain = {name: v for name, v in values.items() if not isinstance(v, GlobalTensor) and not v.is_meta}
-    rows = (told([checksum(value) for value in plain.values()], placement, "same values") if plain else None) or []
-    for rank, row in zip(placement.flat, rows, strict=False):
-        other = next((name for name, mine, first in zip(plain, row, rows[0], strict=True) if mine != first), None)
-        if other is not None:
-            raise SbpError(
-                f"{asked}: ranks {placement.flat[0]} and {rank} have different values in {other}\n"
-                "  make the model from the same seed on every rank, as by torch.manual_seed(0) before it, "
-                "or load the same weights first"
-            )
 
 
 def _lie(slot: TensorSlot, sbp: SbpLike, placement: Placement) -> Layout:
@@ -85,14 +77,19 @@ def _global(slot: TensorSlot, of: Layout) -> GlobalTensor:
     return replace(slot.value, moved)
 
 
-def _reader(sbp: Any, placement: Placement) -> Callable[[str, torch.Tensor], SbpLike]:
+def _reader(
+    sbp: Any, module: nn.Module, names: list[str], placement: Placement
+) -> Callable[[str, torch.Tensor], SbpLike]:
     if callable(sbp) and not isinstance(sbp, Split | Broadcast | Partial):
         return sbp  # type: ignore[no-any-return]
     if isinstance(sbp, Mapping) and not _by_axis(sbp, placement):
         patterns = dict(sbp)
+        paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
+        fits = {pattern: {*met(PathPattern.of(pattern, dots=True), names, among=paths)} for pattern in patterns}
+        _unused(fits, names, placement)
 
         def look(name: str, value: torch.Tensor) -> SbpLike:
-            found = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+            found = next((pattern for pattern in patterns if name in fits[pattern]), None)
             if found is None:
                 return B
             said: SbpLike = patterns[found] if found == name else spared(patterns[found], value)
@@ -108,10 +105,10 @@ def _by_axis(sbp: Mapping[str, Any], placement: Placement) -> bool:
     return bool(sbp) and set(sbp) <= set(placement.names or ())
 
 
-def _unused(sbp: Any, names: list[str], placement: Placement) -> None:
+def _unused(fits: Mapping[str, Collection[str]], names: list[str], placement: Placement) -> None:
     axes = placement.names or ()
-    for pattern in sbp if isinstance(sbp, Mapping) else ():
-        if pattern not in axes and not any(fnmatchcase(name, pattern) for name in names):
+    for pattern, found in fits.items():
+        if pattern not in axes and not found:
             near = get_close_matches(pattern, [*names, *axes], 1)
             raise SbpError(
                 f"to_global: no parameter or buffer is called {pattern!r}, nor an axis of {placement!r}\n"

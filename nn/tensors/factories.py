@@ -20,7 +20,7 @@ from ...placement.world import device, owned
 from ...sbp import B, Layout, SbpLike, layout
 from ...sbp.layout import memory_order
 from ...sbp.state import State
-from . import seeds
+from ..tensors import seeds
 from .agreement import same, same_call
 from .moves import to_all
 from .tensor import GlobalTensor, wrap

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, SbpLike
-from . import factories
+from ..tensors import factories
 from .factories import _generator, _make, empty, full, rand, randint, randn
 from .tensor import GlobalTensor
 

@@ -14,7 +14,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout, SbpLike
-from . import autograd, hooks, moves
+from ..tensors import autograd, hooks, moves
 from .handle import Handle, attributes, is_param, plain
 from .show import html, table, text
 

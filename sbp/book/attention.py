@@ -72,6 +72,58 @@ def slices(call: Call) -> Match:
     return labelled(call, named(call, **labels), [out, out[:-1]], shared={"heads": (key.shape[-3], ())})
 
 
+@register("sbpflow::ring_part")
+def blocks(call: Call) -> Match:
+    """A part of attention for one more block of keys: batch and heads split; the sequences as its composite says."""
+    bound = call.bound
+    query, key, mask = (bound[name] for name in ("query", "key", "mask"))
+    batch: list[Hashable] = [("batch", d) for d in range(query.dim() - 2)]
+    labels: dict[str, list[Hashable]] = {name: [*batch, None, None] for name in ("query", "key", "value", "numerator")}
+    labels["denominator"] = labels["top"] = [*batch, None]
+    if mask is not None:
+        full = (*query.shape[:-1], mask.shape[-1])
+        labels["mask"] = aligned(mask.shape, full, [*batch, None, None])
+    out: list[Hashable] = [*batch, None, None]
+    if key.shape[:-2] == query.shape[:-2]:
+        return labelled(
+            call, named(call, **labels), [out, out[:-1], out[:-1]], local=Rewritten(partial(_seen, call.op))
+        )
+    _share_heads(labels, out)
+    for name in ("numerator", "denominator", "top"):
+        labels[name] = out if name == "numerator" else out[:-1]
+    keys: Mapping[Hashable, tuple[int, Iterable[int]]] = {
+        "heads": (key.shape[-3], (position(call, "key"), position(call, "value")))
+    }
+    own = _own_heads(call)
+    local = Rewritten(partial(_seen, call.op, own=own.rewrite if own else None))
+    return labelled(call, named(call, **labels), [out, out[:-1], out[:-1]], shared=keys, local=local)
+
+
+def _seen(
+    op: Any, piece: Piece, *args: Any, own: Callable[..., Any] | None = None, **kwargs: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A block of which no row sees anything is not looked at; of one that hides nothing by its place, the place is left
+    out, so that ranks and rounds run the same."""
+    names = [parameter.name for parameter in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rows, columns, causal = given["rows"], given["columns"], given["causal"]
+    before = given["numerator"], given["denominator"], given["top"]
+    if rows and columns and causal:
+        if rows[-1] <= columns[0] and before[0] is not None:
+            return _as_before, before
+        causal = columns[-1] > rows[0] + 1
+    if given["mask"] is None and (not causal or (rows == columns and len(rows) == 2)):
+        counts = ([0, sum(hi - lo for lo, hi in zip(each[::2], each[1::2], strict=True))] for each in (rows, columns))
+        given["rows"], given["columns"] = counts
+    given["causal"] = causal
+    args = tuple(given[name] for name in names)
+    return own(piece, *args) if own else (op, args)
+
+
+def _as_before(*state: Tensor) -> tuple[Tensor, ...]:
+    return state
+
+
 def _share_heads(labels: dict[str, list[Hashable]], out: list[Hashable]) -> None:
     """Several query heads use one of the keys': they are split together."""
     for name in ("key", "value", "query"):

@@ -94,7 +94,7 @@ def index_select(call: Call) -> Match:
         out = [None if d == "index" else d for d in out]
     if x.dim() == 0:
         return labelled(call, [labels, index], [out], linear=[(0,)])
-    return labelled(call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=local)
+    return labelled(call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=local, reads=["read"])
 
 
 @register("gather")
@@ -116,7 +116,7 @@ def gather(call: Call) -> Match | None:
         at, inside = own(index, lo, hi)
         return _masked(x.gather(dim, at), inside)
 
-    return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=local)
+    return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=local, reads=["read"])
 
 
 @register("index.Tensor")
@@ -132,6 +132,7 @@ def index(call: Call) -> Match | None:
         reduced={("read", d): "sum" for d in range(x.dim())},
         linear=[(0,)],
         local=_index_own,
+        reads=[("read", d) for d in range(x.dim())],
     )
 
 

@@ -3,12 +3,14 @@
 Equal parts of a dim that is cut within each part, as heads of packed q, k and v, keep this cut.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from ..call import Call, Match, Rewritten, Way
+from ..call import Call, Match, Piece, Rewritten, Way
 from ..registry import register
 from ..state import State
 from .labels import labelled
@@ -86,3 +88,20 @@ def meshgrid(call: Call) -> Match:
     inputs = [[at] if x.dim() else [] for at, x in enumerate(call.inputs)]
     outs: list[Hashable] = [at if call.inputs[at].dim() else None for at in out]
     return labelled(call, inputs, [outs] * count, linear=[range(count)], hollow=True)
+
+
+@register("sbpflow::cut_pieces", "sbpflow::joined_pieces")
+def pieces(call: Call) -> Match:
+    """All other dims may be split, and places do not matter: linear in everything."""
+    dim = call.bound["dim"] % call.inputs[0].ndim
+    labels: list[Hashable] = [None if d == dim else d for d in range(call.inputs[0].ndim)]
+    linear = [tuple(range(len(call.inputs)))]
+    local = Rewritten(partial(_own_blocks, call.op, dim))
+    return labelled(call, [labels for _ in call.inputs], [labels for _ in call.outputs], linear=linear, local=local)
+
+
+def _own_blocks(op: Any, dim: int, piece: Piece, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A rank that has not the whole dim has one block."""
+    *others, blocks = args
+    whole = piece.spans(0, dim) == ((0, piece.inputs[0].shape[dim]),)
+    return op, (*others, blocks if whole else 1)

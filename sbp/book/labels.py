@@ -1,6 +1,6 @@
 """Matches written with labels: each dim is called something, and dims called the same are one factor."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -24,8 +24,12 @@ def labelled(
     shared: Mapping[Hashable, tuple[int, Iterable[int]]] | None = None,
     hollow: bool = False,
     local: LocalFunction | None = None,
+    reads: Collection[Hashable] | None = None,
 ) -> Match:
-    """The match of tensors whose dims have these labels; a factor that some output lacks must be reduced."""
+    """The match of tensors whose dims have these labels; a factor that some output lacks must be reduced.
+
+    `reads` are those that `local` looks for places of: all, unless it is said.
+    """
     numbers: dict[Hashable, int] = {}
     sizes: list[int] = []
     sides: list[tuple[tuple[int, ...], ...]] = []
@@ -49,6 +53,7 @@ def labelled(
         {numbers[label]: (parts, frozenset(which)) for label, (parts, which) in (shared or {}).items()},
         hollow,
         local,
+        unread=frozenset(numbers[label] for label in numbers if reads is not None and label not in reads),
     )
 
 

@@ -71,6 +71,7 @@ def _part(call: Call, dim: int, chosen: range) -> Match:
         linear=[(0,)],
         hollow=True,
         local=Rewritten(rewrite),
+        reads=[dim],
     )
 
 

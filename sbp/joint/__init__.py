@@ -1,5 +1,6 @@
 """Choosing all signatures of a graph together.
 
+demands          what is said beforehand
 placements       where ops run and sources live
 options, source_options, preferred_cuts, along_split     the candidates of each
 op_cost, move_cost     what a candidate, and a pair of them, costs

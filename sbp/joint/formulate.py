@@ -19,13 +19,15 @@ from ...placement import Cluster, Placement
 from ...placement.links import Links
 from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
-from ..signature import Sbp
 from ..state import Factors, Lie, State
 from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
+from .demands import Demands, RestPins
+from .fixed import options_of
 from .move_cost import crossed, local_bytes, moved
 from .op_cost import is_view, seconds
-from .options import Option, Reach, options, pinned
+from .options import Reach
+from .pins import is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import wishes
 from .problem import Edge, Problem, Vector
@@ -34,7 +36,7 @@ from .repeated_blocks import ties
 from .source_options import stored
 from .uses import static, users, weights
 
-__all__ = ["Demands", "Formulated", "Lies", "formulate"]
+__all__ = ["Formulated", "Lies", "formulate"]
 
 SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
 
@@ -44,20 +46,7 @@ class Lies(NamedTuple):
 
     each: tuple[Lie, ...]
     back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
-
-
-@dataclass(frozen=True)
-class Demands:
-    """Demands on a choice: what it has to respect, and what it may do.
-
-    `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
-    parameter itself does not. `together` is how many bytes of gradients go at once, by the type of device.
-    """
-
-    pins: Mapping[str, tuple[Sbp, ...] | State] = field(default_factory=dict)  # of sources, by name
-    states: int = 0
-    sharded: bool = False
-    together: Mapping[str, int] = field(default_factory=dict)
+    grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
 
 
 @dataclass
@@ -113,7 +102,8 @@ class _Formulation:
         self.matrices: dict[Hashable, tuple[Vector, Vector | None]] = {}
         self.states: dict[int, tuple[State, ...]] = {}
         self.partial: set[int] = set()
-        self.pinned = {n: op.lies for op in logical.ops if op.lies is not None for n in op.numbers}
+        self.pinned = pins_by_op(logical, where.ops)
+        self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}
         self.users = users(logical)
         self.weights = weights(logical)
         self.let_go = let_go(logical)
@@ -164,14 +154,18 @@ class _Formulation:
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]
-        pinned = self.demands.pins.get(source.name)
+        pinned, rest = self.demands.pins.get(source.name), self.demands.rests.get(source.name, RestPins())
         shape = tuple(source.fake.shape)
         trained = source.kind == "parameter" and source.requires_grad
-        key = "source", shape, source.fake.dtype, there, trained, source.kind, tuple(wished), pinned
+        types = source.fake.dtype, source.grads, source.states
+        asked = tuple(wished), pinned, rest, source.offload
+        key = "source", shape, types, there, trained, source.kind, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
-            made = stored(source, wished, pinned, states, sharded, self.cluster(there).device, self.links(there))
-            lying = Lies(tuple(c.lie for c in made.candidates), tuple(c.home for c in made.candidates))
+            device, links = self.cluster(there).device, self.links(there)
+            made = stored(source, wished, pinned, rest, states, sharded, device, links)
+            grain = source.grads.itemsize if source.grads is not None else 0
+            lying = Lies(tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates), grain)
             self.known[key] = made, lying
         found, lies = self.known[key]
         at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))
@@ -186,12 +180,12 @@ class _Formulation:
         flags = tuple(grads), saved, bool(op.origin.recompute)
         key = (static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), flags, there)
         if key not in self.known:
-            self.known[key] = self._candidates(op, call, reach, grads, saved, there)
+            self.known[key] = self._candidates(index, call, reach, grads, saved)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
         at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins))))
         self.spread.update({(index, k): how for k, how in apart.items()})
         for slot, number in enumerate(op.inputs):
-            self._uses(at, slot, number, ins[slot], there)
+            self._uses(at, slot, number, ins[slot], op.place(slot, there))
         for slot, number in enumerate(op.numbers):
             self.states[number] = states[slot]
             if partial[slot]:
@@ -200,16 +194,16 @@ class _Formulation:
 
     def _candidates(
         self,
-        op: LogicalOp,
+        index: int,
         call: Call,
         reach: Sequence[Reach],
         grads: Sequence[bool],
         saved: Sequence[bool],
-        there: Placement,
     ) -> tuple[Any, ...]:
-        found: list[Option] = options(call, reach, grads)
-        if op.lies is not None:
-            found = pinned(found, op.lies, call)
+        op, there = self.logical.ops[index], self.where.ops[index]
+        found = options_of(op, call, reach, grads)
+        if index in self.pinned:
+            found = pinned(found, self.pinned[index], call)
         device = self.cluster(there).device
         backward = any(grads)
         view = is_view(call)
@@ -228,7 +222,7 @@ class _Formulation:
                 cost.append(how.seconds)
         memory = np.zeros(len(found))
         for slot, y in enumerate(call.outputs):
-            if saved[slot] and not view:
+            if saved[slot] and (not view or is_pin_alone(op)):  # that value is kept as it was moved
                 lying = [o.outputs[slot].state for o in found]
                 memory += local_bytes(lying, tuple(y.shape), y.dtype.itemsize, call.sizes)
         ins = tuple(Lies(tuple(o.inputs[i] for o in found), ()) for i in range(len(call.inputs)))
@@ -276,8 +270,10 @@ class _Formulation:
 
     def copy_home(self, number: int) -> Placement:
         """Copies lie where most users are: all of them, unless a value crosses placements."""
-        first = self.users[number][0]
-        return self.where.ops[first] if first < len(self.where.ops) else self.home(number)
+        first, ops = self.users[number][0], self.logical.ops
+        if first == len(ops):
+            return self.home(number)
+        return ops[first].place(ops[first].inputs.index(number), self.where.ops[first])
 
     def _copy(self, number: int) -> int:
         """The node of a tensor with several users; it may lie as it is made, and as its first users want it."""
@@ -321,7 +317,7 @@ class _Formulation:
     def _edge(self, i: int, j: int, number: int, have: Lies, need: Lies, here: Placement, there: Placement) -> None:
         fake = self.logical.fakes[number]
         grad, weight = number in self.logical.wants_grad, number in self.weights
-        again = weight and self._is_saved(number)
+        again = (weight or number in self.pieces) and self._is_saved(number)
         key = id(have), id(need), tuple(fake.shape), fake.dtype, grad, weight, again, here, there
         found = self.matrices.get(key)
         if found is None:
@@ -336,8 +332,8 @@ class _Formulation:
     ) -> tuple[Vector, Vector]:
         """Of all pairs of candidates what moving takes, and what starting it; equal ones are worked out once.
 
-        What is moved again for the backward counts twice. The gradients of parameters go many at once, so that of the
-        latency of one only its share counts.
+        What is gathered again for the backward counts twice. The gradients of parameters go many at once, so that of
+        the latency of one only its share counts.
         """
         back = have.back or tuple(lie.dual for lie in have.each)
         rows, at = _distinct(list(zip(have.each, back, strict=True)))
@@ -348,16 +344,19 @@ class _Formulation:
         if grad:
             share = 1.0
             if have.back:
-                share = min(1.0, fake.nbytes / self.demands.together.get(p.type, 1 << 62))
-            home, whole = self._moved([lie.dual.state for lie in columns], [home.state for _, home in rows], fake, q, p)
+                share = min(
+                    1.0, fake.numel() * (have.grain or fake.itemsize) / self.demands.together.get(p.type, 1 << 62)
+                )
+            duals, homes = [lie.dual.state for lie in columns], [home.state for _, home in rows]
+            home, whole = self._moved(duals, homes, fake, q, p, have.grain)
             small, starts = small + home.T, starts + share * (whole - home).T
         return small[np.ix_(at, to)], starts[np.ix_(at, to)]
 
     def _moved(
-        self, src: Sequence[State], dst: Sequence[State], fake: Tensor, p: Placement, q: Placement
+        self, src: Sequence[State], dst: Sequence[State], fake: Tensor, p: Placement, q: Placement, grain: int = 0
     ) -> tuple[Vector, Vector]:
         """Seconds of all these moves from `p` to `q`, without latency and with it."""
-        shape, itemsize, here, there = tuple(fake.shape), fake.dtype.itemsize, self.links(p), self.links(q)
+        shape, itemsize, here, there = tuple(fake.shape), grain or fake.dtype.itemsize, self.links(p), self.links(q)
         if p is q:
             each = [moved(src, dst, shape, itemsize, links) for links in (here.without_latency, here)]
         else:
@@ -382,7 +381,7 @@ class _Formulation:
 
     def _result_lies(self, number: int) -> Lies:
         """Single numbers are to be whole; others stay as they are but for addends."""
-        states = self.states[number] if number not in self.pinned else self._shared((self.pinned[number],))
+        states = self.states[number]
         key = "result", id(states)
         if key not in self.known:
             self.known[key] = Lies(tuple(Lie(state) for state in states), ())

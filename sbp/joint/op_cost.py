@@ -74,6 +74,11 @@ def _slice(call: Call) -> float:
     return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
 
 
+def _ring_part(call: Call) -> float:
+    """Of all queries with one of so many parts of the keys."""
+    return _attention(call) / float(call.bound["parts"])
+
+
 def _recurrent(call: Call) -> float:
     """Every moment takes each weight once."""
     moments = prod(call.bound["x"].shape[:-1])
@@ -95,6 +100,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::_grouped_mm": _grouped,
     "aten::scaled_dot_product_attention": _attention,
     "sbpflow::attend": _slice,
+    "sbpflow::ring_part": _ring_part,
     "sbpflow::recurrent": _recurrent,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},

@@ -22,7 +22,7 @@ from ..registry import find, has_rule
 from ..state import Factors, Lie, State
 from ..traits import traits
 
-__all__ = ["Option", "Reach", "answer_of", "options", "pinned", "source_states", "way_of"]
+__all__ = ["Option", "Reach", "answer_of", "options", "source_states", "way_of"]
 
 
 NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as addends
@@ -141,7 +141,7 @@ def _wished(wished: Collection[tuple[int, Factors]], dim: int, axes: tuple[int, 
 def _fits(size: int, ranks: Sequence[int]) -> bool:
     """Whether a dim may be cut by so many: evenly, or so that pieces differ by a quarter at most."""
     parts = prod(ranks)
-    return (size % parts == 0 and size > 0) or size >= 4 * parts
+    return parts == 1 or (size % parts == 0 and size > 0) or size >= 4 * parts
 
 
 def _axes(call: Call) -> list[int]:
@@ -163,8 +163,7 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
             ("linear", g) for g, group in enumerate(match.linear) if all(reach[i].partial for i in group)
         ]
         per_axis.append([*splits, *groups, NOTHING, *([SAME] if grads else [])])
-    known = _cuts(match, reach)
-    plain = match.local is None and match.hollow  # local functions count on pieces without holes
+    known = _cuts(call, match, reach)
     for doing in product(*per_axis):
         axes_of: dict[int, tuple[int, ...]] = {}
         for axis, (what, f) in enumerate(doing):
@@ -174,7 +173,7 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
             continue
         same = frozenset(axis for axis, what in enumerate(doing) if what == SAME)
         quiet = [NOTHING if what == SAME else what for what in doing]
-        ways = [[axes, *(known.get((f, frozenset(axes)), ()) if plain else ())] for f, axes in axes_of.items()]
+        ways = [[axes, *known.get((f, frozenset(axes)), ())] for f, axes in axes_of.items()]
         for cut in product(*ways):
             orders = dict(zip(axes_of, cut, strict=True))
             way = way_by(call, match, quiet, lambda f, axes, orders=orders: orders[f])  # type: ignore[misc]
@@ -182,13 +181,14 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
                 yield way, same
 
 
-def _cuts(match: Match, reach: Sequence[Reach]) -> dict[tuple[int, frozenset[int]], list[Factors]]:
+def _cuts(call: Call, match: Match, reach: Sequence[Reach]) -> dict[tuple[int, frozenset[int]], list[Factors]]:
     """How factors are cut in other than the plain order in states that may come in, by factor and axes."""
     found: dict[tuple[int, frozenset[int]], dict[Factors, None]] = {}
     for dims, of in zip(match.inputs, reach, strict=True):
         for state in of.states:
             for f, factors in zip(dims, state.dims, strict=True):
-                if f != NEVER and any(a < 0 for a in factors):
+                hollow = f != NEVER and any(a < 0 for a in factors)
+                if hollow and match.may_have_holes(f, factors, call.sizes):
                     found.setdefault((f, frozenset(a for a in factors if a >= 0)), {})[factors] = None
     return {key: sorted(cuts) for key, cuts in found.items()}
 
@@ -263,9 +263,3 @@ def _orders_held(
                 if f != NEVER and any(a >= 0 for a in factors):
                     orders.setdefault(f, factors)
     return orders if all(f in orders for what, f in doing if what == "split") else None
-
-
-def pinned(found: list[Option], lies: State, call: Call) -> list[Option]:
-    """The options whose result lies as it is to; what is made of nothing may be made so by any."""
-    fits = [option for option in found if option.outputs[0].state == lies]
-    return fits or [Option((), (Lie(lies),), 1)] if not call.inputs else fits or found

@@ -21,8 +21,8 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
     """An op outside of annotated modules runs where the last layer behind its inputs is, or, where less has to be sent
     then, where other inputs are or what it makes is used: on a skip connection, with the layer at one of its ends.
 
-    What is made of arguments alone, as a mask or shifted labels, is made where it is first used; a source lives at its
-    first use.
+    What is made of arguments or of weights alone, as a mask, shifted labels or `weight + 1`, is made where it is first
+    used; a source lives at its first use.
 
     >>> homes(Logical((), (), None), None)
     Homes(sources=(), ops=())
@@ -47,7 +47,7 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
     users: dict[int, Placement] = {}
     for at in reversed(range(len(ops))):
         op = logical.ops[at]
-        if given.issuperset(op.numbers) and op.placement is None:
+        if op.placement is None and (ops[at] is None or given.issuperset(op.numbers)):
             ops[at] = next((users[n] for n in op.numbers if n in users), ops[at])
         there = ops[at] or default
         if there is not None:

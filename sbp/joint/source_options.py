@@ -1,28 +1,32 @@
 """Options of sources: how a parameter may be stored, and an input be cut."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from ...placement.cluster import Device
 from ...placement.links import Links
-from ..logical import Source
-from ..signature import Sbp
-from ..state import Factors, Lie, State, local_numel, state_of
+from ..logical import OffloadPlace, Source
+from ..signature import S, Sbp, Split
+from ..state import Factors, Lie, State, local_numel
+from .demands import RestPins, Said, SourcePin
 from .move_cost import moved
 from .options import source_states
+from .pins import allows, stated
 from .problem import Vector
 
 __all__ = ["Sources", "Stored", "stored"]
 
 
 class Stored(NamedTuple):
-    """How a source lies, and how its gradient is brought together and the optimizer's state lies."""
+    """How a source lies, how its gradient is brought together, and how the optimizer's state lies."""
 
     lie: Lie
-    home: Lie
+    grads: Lie
+    states: Lie
 
 
 class Sources(NamedTuple):
@@ -37,7 +41,8 @@ class Sources(NamedTuple):
 def stored(
     source: Source,
     wished: Collection[tuple[int, Factors]],
-    pinned: tuple[Sbp, ...] | State | None,
+    pinned: SourcePin | None,
+    rest: RestPins,
     kept: int,
     sharded: bool,
     device: Device,
@@ -45,36 +50,97 @@ def stored(
 ) -> Sources:
     """Every way to keep a source; `kept` tensors of its size belong to it if it is trained.
 
-    An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter.
+    An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter,
+    where nothing is said of them. Where states are of another dtype, a master of the parameter belongs to them.
     """
     shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, links.sizes
+    wide, most = (size if dtype is None else dtype.itemsize for dtype in (source.grads, source.states))
+    kept += source.states not in (None, source.fake.dtype)
     states = _allowed(source_states(shape, sizes, wished), pinned, shape, sizes)
     trained = source.kind == "parameter" and source.requires_grad
     found: list[Stored] = []
     cost: list[float] = []
     memory: list[float] = []
     for state in states:
-        for home in _homes(state, shape, sizes) if trained and sharded else [state]:
-            found.append(Stored(Lie(state), Lie(home)))
-            here, there = (local_numel(each.dims, shape, sizes) * size for each in (state, home))
+        for grads, master in _apart(state, rest, shape, sizes, sharded) if trained else [(state, state)]:
+            found.append(Stored(Lie(state), Lie(grads), Lie(master)))
+            each = zip((state, grads, master), (size, wide, most), strict=True)
+            here, come, there = (local_numel(lie.dims, shape, sizes) * bytes_ for lie, bytes_ in each)
             held = source.kind in ("parameter", "buffer")
-            memory.append(float(here * held + there * (1 + kept) * trained))
-            back = float(moved([home], [state], shape, size, links)[0, 0])
-            cost.append((2 * kept + 3) * there / device.memory_bandwidth + back if trained else 0.0)
+            stays = 0 if source.offload else there * kept  # else it is the host's memory
+            memory.append(float(here * held + (come + stays) * trained))
+            ways = ((grads, master, min(wide, most)), (master, state, min(most, size)))
+            back = sum(float(moved([a], [b], shape, grain, links)[0, 0]) for a, b, grain in ways if a != b)
+            cost.append(_update(there, kept, source.offload, device) + back if trained else 0.0)
     return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
 
 
+def _update(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
+    """Seconds of an optimizer's step over so many bytes: it reads and writes the parameter and what it keeps, and reads
+    the gradient. On the host that goes through a device's share of the host's memory, and from disk through that of
+    the disk; gradient and changed parameter go over the link between."""
+    touched = (2 * kept + 3) * size
+    if offload is None:
+        return touched / device.memory_bandwidth
+    files = 0.0 if offload == "cpu" else (2 * kept + 2) * size / device.disk_bandwidth
+    return (touched + 2 * size) / device.host_bandwidth + files
+
+
 def _allowed(
-    states: list[State], pinned: tuple[Sbp, ...] | State | None, shape: tuple[int, ...], sizes: tuple[int, ...]
+    states: list[State], pinned: SourcePin | None, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> list[State]:
     """Those that a signature allows, which does not say how a dim is cut inside; or the one state that is given."""
     if pinned is None:
         return states
     if isinstance(pinned, State):
         return [pinned]
-    wanted = state_of(pinned, len(shape), sizes)
-    alike = [state for state in states if state.sbp(len(sizes)) == wanted.sbp(len(sizes))]
-    return alike or [wanted]
+    said = tuple(None if n == 1 else entry for entry, n in zip(pinned, sizes, strict=True))
+    alike = [state for state in states if allows(said, state)]
+    if alike or None not in pinned:
+        return alike or [stated(said, len(shape), sizes)]
+    fixed = {axis: entry for axis, entry in enumerate(said) if entry is not None}
+    return list(dict.fromkeys(_turned(state, fixed, sizes) for state in states))
+
+
+def _apart(
+    state: State, rest: RestPins, shape: tuple[int, ...], sizes: tuple[int, ...], sharded: bool
+) -> Iterable[tuple[State, State]]:
+    """The pairs in which a gradient and an optimizer's state may lie beside a parameter in this state."""
+    if rest.grads is None and rest.states is None:
+        return ((home, home) for home in (_homes(state, shape, sizes) if sharded else [state]))
+    free = list(_homes(state, shape, sizes)) if sharded else [state]
+    grads, states = (free if said is None else list(_resting(state, said, shape, sizes)) for said in rest)
+    if rest.grads is None:  # also as the optimizer wants it, which may be uneven
+        return dict.fromkeys((come, there) for there in states for come in (*grads, *([there] if sharded else ())))
+    if rest.states is None:
+        return dict.fromkeys((come, there) for come in grads for there in (*states, *([come] if sharded else ())))
+    return dict.fromkeys(product(grads, states))
+
+
+def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:
+    """The states that words allow beside a parameter in this one: what they leave open is as there, or cut evenly."""
+    fixed = _turned(state, {axis: entry for axis, entry in said if entry is not None}, sizes)
+    free = [axis for axis, entry in said if entry is None and sizes[axis] > 1]
+    for dims in product(*[[None, *range(len(shape))]] * len(free)):
+        cuts = {axis: S(d) for axis, d in zip(free, dims, strict=True) if d is not None}
+        found = _turned(fixed, cuts, sizes)
+        if not cuts or _even(found, shape, sizes):
+            yield found
+
+
+def _turned(state: State, entries: Mapping[int, Sbp], sizes: tuple[int, ...]) -> State:
+    """The state with other entries on some axes; new cuts lie inside of those that stay, so that pieces are parts of
+    what ranks hold already."""
+    before = state.sbp(len(sizes))
+    others = {axis: entry for axis, entry in entries.items() if sizes[axis] > 1 and before[axis] != entry}
+    dims = [[f for f in factors if f not in others] for factors in state.dims]
+    for factors in dims:
+        while factors and factors[-1] < 0:
+            factors.pop()
+    for axis, entry in sorted(others.items()):
+        if isinstance(entry, Split):
+            dims[entry.dim].append(axis)
+    return State(tuple(map(tuple, dims)))
 
 
 def _homes(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:
@@ -86,10 +152,10 @@ def _homes(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iter
             if d is not None:
                 cut[d] = (*cut[d], axis)
         pieces = State(tuple(cut))
-        even = all(
-            n % int(np.prod([sizes[f] for f in factors if f >= 0], dtype=np.int64)) == 0
-            for n, factors in zip(shape, cut, strict=True)
-            if factors
-        )
-        if even:
+        if pieces == state or _even(pieces, shape, sizes):
             yield pieces
+
+
+def _even(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    pairs = zip(shape, state.dims, strict=True)
+    return all(n % prod(sizes[f] for f in factors if f >= 0) == 0 for n, factors in pairs)

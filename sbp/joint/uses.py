@@ -34,4 +34,4 @@ def static(op: LogicalOp, call: Call) -> Hashable:
     order = {n: k for k, n in enumerate(dict.fromkeys(op.inputs))}
 
     args = frozen(renumbered((op.args, op.kwargs), order))
-    return op.op, args, shapes, op.grad, op.lies
+    return op.op, args, shapes, op.grad, op.lies, op.fixed

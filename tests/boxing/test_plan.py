@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing import Plan, box, plan
+from sbpflow.boxing import BoxingPlan, box, plan
 from sbpflow.boxing.exchange.execute import transport
 from sbpflow.boxing.routes import missing, program, route
 from sbpflow.placement import Placement, cluster, placement, use_cluster
@@ -57,7 +57,7 @@ def sends_what_it_planned(src: Layout, dst: Layout) -> None:
     assert sent.calls - calls == Counter({r: messages(way, r) for r in way.ranks if messages(way, r)}), f"{way}"
 
 
-def messages(way: Plan, rank: int) -> int:
+def messages(way: BoxingPlan, rank: int) -> int:
     return sum(len(one.sends) for own in way.programs(rank) for one in own)
 
 
@@ -334,7 +334,7 @@ def test_every_byte_enters_a_host_once(hosts: str, shape: tuple[int, int]) -> No
     assert [str(way) for way in ways if max(entering(way, q).values()) > way.src.nbytes] == []
 
 
-def entering(way: Plan, q: Placement) -> Counter[int]:
+def entering(way: BoxingPlan, q: Placement) -> Counter[int]:
     """Bytes that arrive at each host (of four ranks) of `q` from other hosts."""
     found: Counter[int] = Counter()
     for rank in q.flat:

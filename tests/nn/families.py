@@ -9,7 +9,7 @@ import copy
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import sbpflow as flow
 from sbpflow import S
 from sbpflow.sbp import SbpLike
 
-__all__ = ["FAMILIES", "WAYS", "Family", "outcome", "said", "table"]
+__all__ = ["FAMILIES", "WAYS", "Family", "outcome", "rows_of", "said", "table"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 RIGHT = "right"
@@ -40,6 +40,10 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "experts_implementation": "batched_mm",
 }
+HALVED_KEYS = {  # one part of a key turns with its place, the other comes from few numbers for all heads
+    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ FAMILIES = {
     "mamba": Family(sizes={"time_step_rank": 4}),
     "recurrent_gemma": Family(sizes={"num_hidden_layers": 3}),
     "mixtral": Family(sizes={"num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "deepseek_v3": Family(sizes={
+        **EXPERTS, **HALVED_KEYS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+    }),
+    "gpt_oss": Family(sizes={**EXPERTS, "num_local_experts": 4, "head_dim": 8}),
     "olmoe": Family(sizes=EXPERTS),
     "qwen2_moe": Family(sizes={**EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3_moe": Family(sizes=EXPERTS),
@@ -193,9 +201,9 @@ def distance(mine: Tensor, wanted: Tensor) -> float:
     return (whole.double() - wanted.double()).abs().max().item() if wanted.numel() else 0.0
 
 
-def table() -> dict[tuple[str, str], str]:
-    """Words of docs/families.md on each family and way."""
-    rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+def table(page: Path = PAGE) -> dict[tuple[str, str], str]:
+    """Words of docs/families.md, or of another such page, on each family and way."""
+    rows = [line.strip("| ").split("|") for line in page.read_text().splitlines() if line.startswith("|")]
     head, _, *rest = [[entry.strip() for entry in row] for row in rows]
     return {(row[0], way): said for row in rest for way, said in zip(head[1:], row[1:], strict=True)}
 
@@ -222,18 +230,26 @@ python -m tests.nn.families
 def page(found: dict[tuple[str, str], str]) -> str:
     """The table as a page, and why what is refused is."""
     hub: Any = importlib.import_module("transformers")
-    rows = [["family", *WAYS], ["---"] * (1 + len(WAYS))]
-    rows += [[name, *(said(found[name, way]) for way in WAYS)] for name in FAMILIES]
+    lines = ["", "In all four ways these are right:", ""]
+    for name, family in FAMILIES.items():
+        lines += [f"- {name} with `{key}={value!r}` in its config" for key, value in family.otherwise.items()]
+    top = TOP.format(count=len(FAMILIES), version=hub.__version__, steps=STEPS)
+    return top + rows_of(found, FAMILIES, WAYS) + "\n".join(lines) + "\n"
+
+
+def rows_of(found: dict[tuple[str, str], str], names: Iterable[str], ways: Iterable[str]) -> str:
+    """What became of each family in each way, and the reasons of what is refused."""
+    ways = list(ways)
+    rows = [["family", *ways], ["---"] * (1 + len(ways))]
+    rows += [[name, *(said(found[name, way]) for way in ways)] for name in names]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     reasons: dict[str, list[str]] = {}
     for (name, way), text in found.items():
         if text != RIGHT:
             reasons.setdefault(re.sub(r"\S*/(?=[^/]+\.py:\d+)", "", text), []).append(f"{name} ({way})")
-    lines += ["", "## Refused", "", *(f"- {', '.join(where)}: `{text}`" for text, where in reasons.items())]
-    lines += ["", "In all four ways these are right:", ""]
-    for name, family in FAMILIES.items():
-        lines += [f"- {name} with `{key}={value!r}` in its config" for key, value in family.otherwise.items()]
-    return TOP.format(count=len(FAMILIES), version=hub.__version__, steps=STEPS) + "\n".join(lines) + "\n"
+    if reasons:
+        lines += ["", "## Refused", "", *(f"- {', '.join(where)}: `{text}`" for text, where in reasons.items())]
+    return "\n".join(lines) + "\n"
 
 
 def said(found: str) -> str:

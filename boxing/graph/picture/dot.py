@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...picture.palette import FAMILIES, duration, volume
-from ...plan import Plan
+from ...plan import BoxingPlan
 from ..buckets import exchange
 from ..move_table import CollectiveKind, MoveRow, buckets, moves_of, ways_of
 from ..physical import Op, Physical
@@ -197,7 +197,7 @@ class _Chip(NamedTuple):
     bytes: int  # a rank
     times: int
     name: str
-    plan: Plan
+    plan: BoxingPlan
     direction: str
 
     @property
@@ -222,7 +222,7 @@ def _chips(graph: Physical) -> list[_Chip]:
         alike.setdefault(same, []).extend([row] if not row.free else [])
     chips = [_chip(of) for of in alike.values() if of]
     together = [group for group in buckets(graph.backs) if group[0].bucket is not None]
-    found: dict[object, list[tuple[int, int, Plan]]] = {}
+    found: dict[object, list[tuple[int, int, BoxingPlan]]] = {}
     for group in together:
         plan, number = exchange(group), group[0].bucket or 0
         key: tuple[CollectiveKind, ...] | int = ways_of(plan) if len(together) > SINGLE else number

@@ -9,10 +9,10 @@ from functools import cached_property
 
 from ....placement.errors import SbpError
 from ...picture.palette import volume
-from ...plan import Plan
+from ...plan import BoxingPlan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
-from ..move_table import buckets, update_of
+from ..move_table import buckets, updates_of
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from .merged_nodes import Joined
 from .scene import (
@@ -289,7 +289,7 @@ class _Painter:
         if alone:
             lines += words(*alone, of=f"{'gradients' if len(alone) > 1 else 'gradient'}: ")
         lines += self._together(backs)
-        after = [way for way in map(update_of, sources) if way is not None]
+        after = [way for source in sources for way in updates_of(source) if way.total]
         if after:
             lines += words(*after, of="update: ")
         plans = [*alone, *self._exchanges(backs)]
@@ -316,7 +316,7 @@ class _Painter:
         many = len([back for back in backs if back.bucket is not None]) > 1
         return [f"{'gradients' if many else 'gradient'} in {numbered('bucket', numbers)}"]
 
-    def _exchanges(self, backs: Sequence[Back]) -> list[Plan]:
+    def _exchanges(self, backs: Sequence[Back]) -> list[BoxingPlan]:
         return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
     def _edge(self, name: str, step: GraphStep) -> None:

@@ -9,7 +9,7 @@ import torch
 from ....sbp import Layout
 from ....sbp.traits import traits
 from ...picture.palette import duration, family, user_path, volume
-from ...plan import Plan
+from ...plan import BoxingPlan
 from ..move_table import CollectiveKind, ways_of
 from ..physical import Box, GraphStep, Op, Physical
 
@@ -145,7 +145,7 @@ def shape_only(step: GraphStep) -> bool:
     return views or name == "contiguous" or "reshaped" in traits(name)
 
 
-def words(*plans: Plan, of: str = "") -> tuple[str, ...]:
+def words(*plans: BoxingPlan, of: str = "") -> tuple[str, ...]:
     """The collectives of these plans, and what they cost together."""
     ways = dict.fromkeys(way for plan in plans for way in ways_of(plan))
     if not ways:
@@ -156,9 +156,9 @@ def words(*plans: Plan, of: str = "") -> tuple[str, ...]:
     return (of + first, *rest, cost)
 
 
-def summed(plans: Sequence[Plan]) -> list[str]:
+def summed(plans: Sequence[BoxingPlan]) -> list[str]:
     """A line for each kind of collective in a module, the dearest first."""
-    found: dict[tuple[CollectiveKind, ...], list[Plan]] = {}
+    found: dict[tuple[CollectiveKind, ...], list[BoxingPlan]] = {}
     for plan in plans:
         if plan.total:
             found.setdefault(ways_of(plan), []).append(plan)
@@ -169,7 +169,7 @@ def summed(plans: Sequence[Plan]) -> list[str]:
     return lines
 
 
-def look_of(plans: Sequence[Plan]) -> str:
+def look_of(plans: Sequence[BoxingPlan]) -> str:
     """The family of what takes longest among the moves."""
     moves = [move for plan in plans for move in plan.moves]
     return family(max(moves, key=lambda move: move.price.time).kind if moves else "view")

@@ -33,7 +33,8 @@ class Cost:
 @dataclass(frozen=True)
 class Held:
     """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes.
-    `moment` names the values of what runs then."""
+    `moment` names the values of what runs then. What is offloaded is no part of that: it is `host` bytes of its host's
+    memory, and `disk` bytes of files."""
 
     parameters: int
     gradients: int
@@ -41,6 +42,8 @@ class Held:
     activations: int
     total: int
     moment: Sequence[str] = ()
+    host: int = 0
+    disk: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class MemoryReport:
     ranks: Mapping[int, Held]
     limit: int | None = None
     estimates: Sequence[str] = ()
+    again: Sequence[str] = ()  # blocks that the backward runs again, as nothing else fitted
 
     @property
     def doubt(self) -> str:
@@ -141,6 +145,8 @@ class GraphFacts:
     again: Sequence[str] = ()
     course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
     cut: str = ""  # how its layers were cut into stages, where nobody said it
+    copying: float = 0.0  # seconds of what is offloaded on its way to the host, and as many back
+    waiting: float = 0.0  # those of both during which nothing is computed
 
     @cached_property
     def moves(self) -> list[MoveRow]:
@@ -178,11 +184,13 @@ class GraphFacts:
         if self.course is not None:
             return self.course.seconds
         exposed = self.moving if self.exposed is None else self.exposed
-        return None if self.compute is None else self.compute + self.update + exposed
+        return None if self.compute is None else self.compute + self.update + exposed + self.waiting
 
     @property
     def placements(self) -> list[str]:
-        return list(dict.fromkeys(str(value.layout.placement) for value in self.graph.values.values()))
+        """Those of the graph's values; one with the same ranks as another, turned, is that one."""
+        found = list(dict.fromkeys(value.layout.placement for value in self.graph.values.values()))
+        return [str(place) for at, place in enumerate(found) if not any(other.turn_to(place) for other in found[:at])]
 
     @cached_property
     def roles(self) -> list[Role]:
@@ -201,6 +209,8 @@ class GraphFacts:
                 "hidden": self.hidden,
                 "moves": self.moving,
                 "exposed": self.exposed,
+                "copying": self.copying,
+                "waiting": self.waiting,
                 "course": self.course and asdict(self.course),
             },
             "cut": self.cut,
@@ -210,6 +220,7 @@ class GraphFacts:
             and {
                 "limit": self.memory.limit,
                 "estimates": list(self.memory.estimates),
+                "again": list(self.memory.again),
                 "ranks": {
                     str(rank): asdict(held) | {"moment": list(held.moment)} for rank, held in self.memory.ranks.items()
                 },

@@ -47,8 +47,10 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
         bar = "#" * min(24, round(24 * held.total / full))
         over = "  too much" if memory.limit and held.total > memory.limit else ""
         parts = map(volume, (held.parameters, held.gradients, held.states, held.activations, held.total))
-        rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}"))
-    yield from table(("rank", "parameters", "gradients", "states", "activations", "at most", ""), rows, "rrrrrr")
+        beside = [volume(size) if size else "" for size in (held.host, held.disk)]
+        rows.append((str(rank), *parts, f"[{bar:<24}] {held.total / full:.0%}{over}", *beside))
+    kinds = ("parameters", "gradients", "states", "activations", "at most")
+    yield from table(("rank", *kinds, "", "host", "disk"), rows, "rrrrrr")
     yield from filter(None, [memory.doubt])
 
 

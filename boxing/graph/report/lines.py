@@ -14,8 +14,13 @@ __all__ = ["change", "headline", "table", "table_of_moves", "time_line"]
 
 def change(src: Layout, dst: Layout) -> str:
     """From which signature to which, and where to if that is elsewhere."""
-    there = "" if src.placement is dst.placement else f" on {dst.placement}"
-    return f"{lie(src)} -> {lie(dst)}{there}"
+    here, place = src.placement, dst.placement
+    turn = None if here is place else here.turn_to(place)
+    if turn is not None:
+        axis, by = turn
+        name, n = (here.names or range(here.ndim))[axis], here.shape[axis]
+        return f"{lie(src)} -> {lie(dst)} {f'{by} on' if 2 * by <= n else f'{n - by} back'} over {name}"
+    return f"{lie(src)} -> {lie(dst)}{'' if here is place else f' on {place}'}"
 
 
 def headline(facts: GraphFacts) -> str:
@@ -30,6 +35,8 @@ def time_line(facts: GraphFacts) -> str:
     """Seconds of a step in words."""
     exposed = "exposed unknown" if facts.exposed is None else f"{duration(facts.exposed)} of them exposed"
     moves = f"moves {duration(facts.moving)}, {exposed}"
+    if facts.copying:
+        moves += f", to the host and back {duration(2 * facts.copying)}, {duration(facts.waiting)} of them exposed"
     if facts.compute is None or facts.predicted is None:
         return f"compute unknown; {moves}"
     update = f"optimizer {duration(facts.update)}, " if facts.update else ""

@@ -11,6 +11,7 @@ from ..picture.draw import svg
 from .facts import GraphFacts, MemoryReport
 from .lines import change, headline, time_line
 from .map import PARTS, drawn_map
+from .summary import away
 
 __all__ = ["page"]
 
@@ -144,6 +145,7 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
         if memory.limit is not None and memory.limit < full:
             bars += f'<i class="limit" title="limit" style="left:{100 * memory.limit / full:.2f}%"></i>'
         said = f"{volume(held.total)}" + (f", {held.total / memory.limit:.0%}" if memory.limit else "")
+        said += f"; on the host {away(held)}" if held.host or held.disk else ""
         yield f'<span>rank {rank}</span><span class="bar">{bars}</span>'
         yield f'<span class="n{" over" if over else ""}">{said}{", too much" if over else ""}</span>'
     yield "</div>"

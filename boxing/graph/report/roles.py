@@ -101,16 +101,18 @@ def _role(graph: Physical, op: Op, name: str, source: Source | None) -> Role:
     if source is None:
         words = tuple(_split(op, used, axis) for axis in axes)
         return Role("", words, tuple(axes.values()), placements=(used.placement,))
-    stored, home = source.value.layout, source.home
-    if stored.placement is not used.placement:
-        stored = home = used
+    rest = source.value.layout, source.home, source.master
+    if rest[0].placement is not used.placement:
+        rest = used, used, used
     others = [graph.layout(x) for x in op.inputs if x != name]
     acts = max(others, key=lambda of: prod(of.shape), default=None)
-    words = tuple(_word(op, axis, used, stored, home, acts) for axis in axes)
-    return Role("", words, tuple(axes.values()), tuple(stored.sbp[axis] for axis in axes), placements=(used.placement,))
+    words = tuple(_word(op, axis, used, rest, acts) for axis in axes)
+    sbp = tuple(rest[0].sbp[axis] for axis in axes)
+    return Role("", words, tuple(axes.values()), sbp, placements=(used.placement,))
 
 
-def _word(op: Op, axis: int, used: Layout, stored: Layout, home: Layout, acts: Layout | None) -> str:
+def _word(op: Op, axis: int, used: Layout, rest: Sequence[Layout], acts: Layout | None) -> str:
+    """`rest` is how the parameter, its gradient and its optimizer's state lie between their uses."""
     entry, name = used.sbp[axis], op_name(op.op)
     if isinstance(entry, Partial):
         return "addends"
@@ -123,9 +125,10 @@ def _word(op: Op, axis: int, used: Layout, stored: Layout, home: Layout, acts: L
             return "expert parallel"
         return "column parallel" if len(used.shape) > 1 else "split like its input"
     where = "replicated" if acts is None else _split(op, acts, axis)
-    if isinstance(stored.sbp[axis], Split):
+    stored, grads, states = (isinstance(of.sbp[axis], Split) for of in rest)
+    if stored:
         return {"data parallel": "ZeRO-3", "replicated": "gathered"}.get(where, f"ZeRO-3, {where}")
-    return "ZeRO-1" if isinstance(home.sbp[axis], Split) and where == "data parallel" else where
+    return ("ZeRO-2" if grads else "ZeRO-1") if states and where == "data parallel" else where
 
 
 def _split(op: Op, acts: Layout, axis: int) -> str:

@@ -7,7 +7,7 @@ from .facts import GraphFacts, Held, MemoryReport
 from .lines import headline, table, table_of_moves, time_line
 from .roles import Role, together
 
-__all__ = ["summary"]
+__all__ = ["away", "summary"]
 
 LINES, MOVES, WIDE = 30, 5, 64
 
@@ -41,6 +41,12 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
     where = f"on rank {rank}; on others from {volume(least)}" if least < most.total else "on every rank"
     yield f"  memory  {volume(most.total)}{of} at most {where}{over}"
     yield f"          {kinds(most)}"
+    if memory.again:
+        many = len(memory.again)
+        named = ", ".join(memory.again[:3]) + (f" and {many - 3} more" if many > 3 else "")
+        yield f"          to fit, {many} block{'s are' if many > 1 else ' is'} run again in the backward: {named}"
+    if any(held.host or held.disk for held in memory.ranks.values()):
+        yield f"  host    {away(max(memory.ranks.values(), key=lambda held: held.host + held.disk))} at most a rank"
     if memory.doubt:
         yield f"          {memory.doubt}"
 
@@ -49,6 +55,12 @@ def kinds(held: Held) -> str:
     """Parts of the memory that is taken, each with its bytes."""
     parts = ("parameters", "gradients", "states", "activations")
     return ", ".join(f"{part} {volume(getattr(held, part))}" for part in parts)
+
+
+def away(held: Held) -> str:
+    """The bytes that a rank has offloaded."""
+    parts = {"of its memory": held.host, "in files": held.disk}
+    return ", ".join(f"{volume(size)} {where}" for where, size in parts.items() if size)
 
 
 def _modules(roles: Sequence[Role], most: int) -> Iterator[str]:

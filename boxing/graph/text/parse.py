@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from lark import Token
@@ -11,6 +11,7 @@ from ....placement import Placement, placement
 from ....placement.errors import SbpflowError
 from ....sbp import B, Layout, P, S, Sbp, State, layout
 from ....sbp.call import mapped
+from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
@@ -18,8 +19,8 @@ from .syntax import (
     BackLine,
     CallLine,
     Factor,
+    GraphLine,
     Keyword,
-    Line,
     Misread,
     Note,
     Typed,
@@ -44,6 +45,9 @@ def parse(text: str) -> Physical:
         raise error.shown(text) from None
 
 
+MOVES: tuple[dict[str, bool], ...] = ({}, {"again": True})  # what may be said of one
+
+
 class _Reader:
     """All that is known at a line of the text: the placements and the values above it."""
 
@@ -62,17 +66,17 @@ class _Reader:
                     steps.append(self.step(line))
                 case BackLine():
                     backs.append(self.back(line))
-                case Line("source", (kind, typed, update)):
-                    sources.append(self.source(kind, typed, update))
-                case Line("place", (short, grid)):
+                case GraphLine("source", (kind, typed, rests, many, offload)):
+                    sources.append(self.source(kind, typed, rests, many, offload))
+                case GraphLine("place", (short, grid)):
                     self.place(short, grid)
-                case Line("graph", (label,)):
+                case GraphLine("graph", (label,)):
                     name = name_of(label)
-                case Line("result", (value,)):
+                case GraphLine("result", (value,)):
                     result = self.resolved(value)
-                case Line("loss", (loss, start)):
+                case GraphLine("loss", (loss, start)):
                     losses.append((self.known(loss).name, None if start is None else self.known(start).name))
-                case Line("write", (buffer, value)):
+                case GraphLine("write", (buffer, value)):
                     written = self.known(buffer).name
                     if written in writes:
                         raise Misread(buffer, f"{buffer} is written twice", "keep the line with its last value")
@@ -87,11 +91,22 @@ class _Reader:
         except SbpflowError as error:
             raise _misread(grid, error) from None
 
-    def source(self, kind: Token, typed: Typed, update: WrittenLayout | None) -> Source:
+    def source(
+        self,
+        kind: Token,
+        typed: Typed,
+        rests: tuple[WrittenLayout | None, ...],
+        many: Token | None,
+        offload: Token | None,
+    ) -> Source:
         if kind not in KINDS:
             raise Misread(kind, f"{str(kind)!r} is no kind of source", near(kind, KINDS))
         value = self.defined(typed)
-        return Source(value, str(kind), None if update is None else self.lie(update, value.layout))
+        grads, states = (None if lie is None else self.lie(lie, value.layout) for lie in rests)
+        if offload is not None and offload not in get_args(OffloadPlace):
+            raise Misread(offload, f"{str(offload)!r} is no place on the host", "write cpu or disk")
+        there = cast(OffloadPlace | None, offload and str(offload))
+        return Source(value, str(kind), grads, states, None if many is None else whole(many), offload=there)
 
     def step(self, line: CallLine) -> GraphStep:
         args = [self.resolved(arg) for arg in line.args if not isinstance(arg, Keyword)]
@@ -108,17 +123,23 @@ class _Reader:
             return self.box(line, args, kwargs)
         op = self.op(line.op, len(line.outputs))
         outputs = tuple(map(self.defined, line.outputs))
-        return Op(op, tuple(args), kwargs, outputs, line.grad, line.origin)
+        return Op(op, tuple(args), kwargs, outputs, line.grad, line.origin, line.round)
 
     def box(self, line: CallLine, args: list[Any], kwargs: Mapping[str, Any]) -> Box:
-        if len(line.outputs) != 1 or len(args) != 1 or kwargs or not isinstance(args[0], Var) or not line.grad:
+        if (
+            len(line.outputs) != 1
+            or len(args) != 1
+            or not isinstance(args[0], Var)
+            or not line.grad
+            or kwargs not in MOVES
+        ):
             raise Misread(line.op, "a box moves one value to one other", "write it as %y: float32[8] B = box(%x)")
         source, output = self.values[args[0].name].layout, self.defined(line.outputs[0])
         if (source.shape, source.dtype) != (output.layout.shape, output.layout.dtype):
             at = line.outputs[0].lie.type
             assert at is not None  # or it would not have been defined
             raise Misread(at, "a box changes where a value lies, not its shape or dtype", f"it moves {source}")
-        return Box(args[0].name, output, line.origin)
+        return Box(args[0].name, output, line.origin, bool(kwargs))
 
     def op(self, token: Token, outputs: int) -> torch._ops.OpOverload:
         try:

@@ -14,7 +14,8 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
 from ....placement.errors import SbpError, caret
-from ....sbp.logical import Origin
+from ....sbp.call import Indices
+from ....sbp.logical import Origin, Round, SavedOffload
 
 __all__ = [
     "BackLine",
@@ -22,7 +23,7 @@ __all__ = [
     "Factor",
     "Keyword",
     "WrittenLayout",
-    "Line",
+    "GraphLine",
     "Misread",
     "Note",
     "Typed",
@@ -35,22 +36,27 @@ __all__ = [
 WORDS = {
     "BUCKET": "'bucket'", "COLON": "':'", "END": "the end of the line", "ENTRY": "a signature as (S(0), B)",
     "EQUAL": "'='", "FORWARD": "'forward'", "BACKWARD": "'backward'", "FROM": "'from'", "GRAD": "'grad'",
+    "GRADS": "'grads'",
     "GRAPH": "'graph'", "GRID": "a placement as cpu:[0-3]", "KEY": "an argument's name", "KIND": "a source",
     "LABEL": "a name", "LBRACE": "'{'",
     "LITERAL": "a value as %x, a number, a text, a list or the like", "LOSS": "'loss'",
     "LPAR": "'('", "LSQB": "'['", "NO_GRAD": "'no_grad'",
-    "NUMBER": "a number", "ON": "'on'", "OP": "an op as linear(...)", "PLACE": "p0 = ...", "RBRACE": "'}'",
-    "RETURN": "'return'", "RPAR": "')'", "RSQB": "']'", "SEMICOLON": "';'", "STRING": "a text",
-    "TYPE": "a dtype and shape as float32[8, 64]", "UPDATE": "'update'", "VALUE": "a value as %x", "WORD": "a word",
-    "WRITE": "'write'", "_COMMA": "','",
+    "NUMBER": "a number", "OFFLOAD": "'offload'", "ON": "'on'", "OP": "an op as linear(...)",
+    "PLACE": "p0 = ...", "RBRACE": "'}'",
+    "RETURN": "'return'", "ROUND": "'round'", "RPAR": "')'", "RSQB": "']'", "SEMICOLON": "';'", "STATES": "'states'",
+    "STRING": "a text", "TYPE": "a dtype and shape as float32[8, 64]", "VALUE": "a value as %x", "WORD": "a word",
+    "WHOLE": "'whole'", "WRITE": "'write'", "_COMMA": "','",
 }  # fmt: skip
 
 _LITERAL = {"VALUE", "NUMBER", "STRING", "WORD"}  # where these can stand, any argument can
 _KINDS = (torch.dtype, torch.layout, torch.memory_format)
 _CONSTANTS = {"None": None, "True": True, "False": False, "inf": math.inf, "nan": math.nan}
-_MADE: dict[str, Callable[..., Any]] = {"complex": complex, "device": torch.device, "slice": slice}
+_MADE: dict[str, Callable[..., Any]] = {"complex": complex, "device": torch.device, "slice": slice, "indices": Indices}
 _NAME = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+"
-_ORIGIN = re.compile(rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_NAME}) ?)?(?:recompute ({_NAME}))?")
+_ORIGIN = re.compile(
+    rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_NAME}) ?)?(?:recompute ({_NAME}) ?)?"
+    r"(?:offload (cpu|disk) (\d+))?"
+)
 
 
 class Misread(Exception):
@@ -107,6 +113,7 @@ class CallLine(NamedTuple):
     args: tuple[Any, ...]
     grad: bool
     origin: Origin
+    round: Round | None
 
 
 class BackLine(NamedTuple):
@@ -117,7 +124,7 @@ class BackLine(NamedTuple):
     bucket: int | None
 
 
-class Line(NamedTuple):
+class GraphLine(NamedTuple):
     """Any other line: what it begins with, and its parts."""
 
     kind: str
@@ -136,34 +143,44 @@ class _Build(Transformer[Token, Any]):
 
     def start(self, *parts: Any) -> list[Any]:
         label = next(part for part in parts if isinstance(part, Token) and part.type == "LABEL")
-        return [Line("graph", (label,)), *(part for part in parts if not isinstance(part, Token))]
+        return [GraphLine("graph", (label,)), *(part for part in parts if not isinstance(part, Token))]
 
-    def place(self, name: Token, grid: Token, _end: Token) -> Line:
-        return Line("place", (name, grid))
+    def place(self, name: Token, grid: Token, _end: Token) -> GraphLine:
+        return GraphLine("place", (name, grid))
 
-    def source(self, kind: Token, value: Typed, update: WrittenLayout | None, _end: Token) -> Line:
-        return Line("source", (kind, value, update))
+    def source(
+        self,
+        kind: Token,
+        value: Typed,
+        grads: WrittenLayout | None,
+        states: WrittenLayout | None,
+        many: Token | None,
+        offload: Token | None,
+        _end: Token,
+    ) -> GraphLine:
+        return GraphLine("source", (kind, value, (grads, states), many, offload))
 
     def step(self, *parts: Any) -> CallLine:
-        *outputs, (op, args, grad), end = parts
-        return CallLine(tuple(outputs), op, args, grad, _origin(end))
+        *outputs, (op, args, grad, turn), end = parts
+        return CallLine(tuple(outputs), op, args, grad, _origin(end), turn)
 
-    def call(self, op: Token, *parts: Any) -> tuple[Token, tuple[Any, ...], bool]:
-        return op, parts[:-1], parts[-1] is None
+    def call(self, op: Token, *parts: Any) -> tuple[Token, tuple[Any, ...], bool, Round | None]:
+        *args, no_grad, axis, number = parts
+        return op, tuple(args), no_grad is None, None if axis is None else Round(whole(axis), whole(number))
 
     def back(
         self, into: Token, of: Token, src: WrittenLayout, dst: WrittenLayout, bucket: Token | None, _end: Token
     ) -> BackLine:
         return BackLine(into, of, src, dst, None if bucket is None else whole(bucket))
 
-    def result(self, value: Any, _end: Token) -> Line:
-        return Line("result", (value,))
+    def result(self, value: Any, _end: Token) -> GraphLine:
+        return GraphLine("result", (value,))
 
-    def loss(self, loss: Token, start: Token | None, _end: Token) -> Line:
-        return Line("loss", (loss, start))
+    def loss(self, loss: Token, start: Token | None, _end: Token) -> GraphLine:
+        return GraphLine("loss", (loss, start))
 
-    def write(self, name: Token, value: Token, _end: Token) -> Line:
-        return Line("write", (name, value))
+    def write(self, name: Token, value: Token, _end: Token) -> GraphLine:
+        return GraphLine("write", (name, value))
 
     def value(self, name: Token, lie: WrittenLayout, grad: Token | None) -> Typed:
         return Typed(name, lie, grad is not None)
@@ -258,8 +275,8 @@ def _origin(end: Token) -> Origin:
     if found is None:
         return Origin()
     said = [literal_eval(part) if part and part[0] in "'\"" else part or "" for part in found.groups()]
-    module, block, line, recompute = said
-    return Origin(module, line, block, recompute)
+    module, block, line, recompute, to, ahead = said
+    return Origin(module, line, block, recompute, offload=SavedOffload(to, int(ahead)) if to else None)  # type: ignore[arg-type]  # as the pattern says
 
 
 def read(text: str) -> list[Any]:

@@ -4,7 +4,7 @@
     p0 = cpu:[0-3] as (data=2, tensor=2)
 
     input     %x: float32[8, 64] (S(0), B)
-    parameter %w: float32[64, 64] (B/P, S(0)) grad, update (S(1), S(0))
+    parameter %w: float32[64, 64] (B/P, S(0)) grad, states (S(1), S(0))
 
     forward
       %h: float32[8, 64] (S(0), S(1)) grad = linear(%x, %w)  # in mlp.fc at model.py:12
@@ -16,14 +16,20 @@
     return %y
 
 A value is dtype[shape], a signature, and `grad` if a gradient comes back; it is on p0 where no `on p1` follows.
+`grads` and `states` are said where a parameter's gradient, or what its optimizer keeps, lies otherwise than itself, and
+`whole 2` where the optimizer steps on whole tensors, with so many of what it keeps; `offload` where it has them on the
+host.
 `B/P` is B with a gradient that is P. What a signature leaves open stands in brackets where it is not the usual:
 
     [dim 0: tensor, data]     the order of nested splits
     [dim 0: all 2, data]      a hole: cut in 2, and every rank holds both
     [partial: tensor, data]   [reduction: max]   [gradient: data]
 
-Comments are for the reader, but `in`, `of`, `at` and `recompute` in one (module, repeated block, line, region that the
-backward runs again) are read back as the origin.
+`round 0 2` behind a call says that it belongs to round 2 of a composite over axis 0, and `indices(1, 0)` in its
+arguments is the index ranges of dim 0 that a rank holds of its second tensor.
+
+Comments are for the reader, but `in`, `of`, `at`, `recompute` and `offload` in one (module, repeated block, line,
+region that the backward runs again, where what it saves lies meanwhile) are read back as the origin.
 """
 
 import re
@@ -37,7 +43,7 @@ import torch
 from ....placement import Placement
 from ....placement.errors import SbpError, SbpflowError
 from ....sbp import B, Layout
-from ....sbp.call import Call
+from ....sbp.call import Call, Indices
 from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
 from ...picture.palette import volume
@@ -63,9 +69,12 @@ def from_text(text: str) -> Physical:
 
 
 def fingerprint(graph: Physical) -> int:
-    """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions."""
-    regions = [str(at) for at, step in enumerate(graph.steps) if isinstance(step, Op) and step.origin.recompute]
-    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions]).encode())
+    """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions and
+    of what is offloaded."""
+    origins = [(at, step.origin) for at, step in enumerate(graph.steps) if isinstance(step, Op)]
+    regions = [str(at) for at, origin in origins if origin.recompute]
+    offloads = [f"{at} {origin.offload}" for at, origin in origins if origin.offload]
+    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions, *offloads]).encode())
 
 
 def difference(a: Physical, b: Physical) -> str:
@@ -112,8 +121,11 @@ class _Writer:
         yield from (f"write %{_name(name)} = %{_name(value)}" for name, value in sorted(graph.writes.items()))
 
     def source(self, source: Source) -> str:
-        update = f", update {self.near(source.update, source.value.name)}" if source.update is not None else ""
-        return f"{source.kind:<9} {self.value(source.value)}{update}"
+        apart = {"grads": source.grads, "states": source.states}
+        said = [f", {kind} {self.near(of, source.value.name)}" for kind, of in apart.items() if of is not None]
+        said += [f", whole {source.whole}"] * (source.whole is not None)
+        said += [f", offload {source.offload}"] if source.offload else []
+        return f"{source.kind:<9} {self.value(source.value)}{''.join(said)}"
 
     def step(self, step: GraphStep) -> Iterator[str]:
         """A line for each value that comes out, the call behind the last."""
@@ -121,7 +133,7 @@ class _Writer:
         yield from (f"{value}," for value in first)
         if isinstance(step, Box):
             known = self.graph.values.get(step.source)
-            call = f"box(%{_name(step.source)})"
+            call = f"box(%{_name(step.source)}{', again=True' if step.again else ''})"
             notes = [self.way(known.layout, step.output.layout)] if known and self.comments else []
         else:
             call, notes = _call(step), []
@@ -166,8 +178,7 @@ def _layouts(graph: Physical) -> Iterator[Layout]:
     """Every layout, in the order of the text."""
     for source in graph.sources:
         yield source.value.layout
-        if source.update is not None:
-            yield source.update
+        yield from (of for of in (source.grads, source.states) if of is not None)
     for step in graph.steps:
         yield from (value.layout for value in step.outputs)
     for back in graph.backs:
@@ -186,7 +197,8 @@ def _way(src: Layout, dst: Layout) -> str:
 
 def _origin(origin: Origin) -> str:
     parts = {"in": origin.module, "of": origin.block, "at": origin.line, "recompute": origin.recompute}
-    return " ".join(f"{word} {at if _BARE.fullmatch(at) else repr(at)}" for word, at in parts.items() if at)
+    said = [f"{word} {at if _BARE.fullmatch(at) else repr(at)}" for word, at in parts.items() if at]
+    return " ".join([*said, *([f"offload {origin.offload.to} {origin.offload.ahead}"] if origin.offload else [])])
 
 
 def _type(where: Layout) -> str:
@@ -228,7 +240,8 @@ def _call(step: Op) -> str:
     # In the order of the schema: equal graphs have equal texts.
     for key in sorted(step.kwargs, key=lambda key: at.get(key, len(at))):
         args.append(f"{key}={_literal(step.kwargs[key], name)}")
-    return f"{name}({', '.join(args)})" + ("" if step.grad else " no_grad")
+    turn = f" round {step.round.axis} {step.round.number}" if step.round else ""
+    return f"{name}({', '.join(args)})" + ("" if step.grad else " no_grad") + turn
 
 
 def _name(name: str) -> str:
@@ -251,6 +264,8 @@ def _literal(value: Any, of: str) -> str:
             return str(value).removeprefix("torch.")
         case torch.device():
             return f"device({str(value)!r})"
+        case Indices(slot, dim):
+            return f"indices({slot}, {dim})"
         case slice():
             return f"slice({', '.join(_literal(part, of) for part in (value.start, value.stop, value.step))})"
         case list():

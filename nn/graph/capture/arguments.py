@@ -1,25 +1,28 @@
 """The arguments of a step: their tensors by path, what of them a compiled step depends on, and how they are cut."""
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from itertools import takewhile
+from difflib import get_close_matches
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....boxing import box
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, ShapeError
 from ....placement.world import device, owned
 from ....sbp import Layout
+from ....sbp.text import Pin
+from ...model.paths import met
 from ...tensors.factories import check_dense
 from ...tensors.moves import shards_as
 from ...tensors.tensor import GlobalTensor
 from .packed import repacked, unpacked
 from .pytree import replaced
 
-__all__ = ["cutter", "flat", "input_titles", "key_of", "parameter_names", "tensors_by_path"]
+__all__ = ["cutter", "flat", "input_flows", "input_titles", "key_of", "parameter_names", "tensors_by_path"]
 
 
 def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -67,6 +70,41 @@ def input_titles(paths: Iterable[str], names: Sequence[str]) -> dict[str, str]:
         first, dot, rest = path.partition(".")
         if first.isdigit() and int(first) < len(names):
             found[path] = f"{names[int(first)]}{dot}{rest}"
+    return found
+
+
+def _parts(title: str) -> Iterator[str]:
+    """The parts that a name is put together of, from the left."""
+    first, *more = title.split(".")
+    yield first
+    yield from (f".{part}" for part in more)
+
+
+def input_flows(
+    said: Mapping[str, Pin], inputs: Mapping[str, Tensor], names: Sequence[str], graph: str
+) -> dict[str, Pin]:
+    """How tensors in arguments are to lie, by path; said of an argument that holds several, it is said of those in it
+    that have the dims. A name may be a pattern: `*` is all of them."""
+    titles = {path: path for path in inputs} | input_titles(inputs, names)
+    found: dict[str, Pin] = {}
+    for name, pin in said.items():
+        named = {*met(name, list(titles.values())), name}
+        inside = [p for p, title in titles.items() if p == name or not named.isdisjoint(accumulate(_parts(title)))]
+        fits = [path for path in inside if all(-inputs[path].ndim <= d < inputs[path].ndim for d in pin.dims)]
+        if not inside:
+            like = get_close_matches(name, titles.values(), 1)
+            meant = f"did you mean {like[0]}?" if like else "say it of one of these"
+            raise SbpError(
+                f"{graph}: inputs= says how {name} lies, and there is no such argument\n"
+                f"  its tensors are {', '.join(titles.values()) or 'none'}\n  {meant}"
+            )
+        if not fits:
+            said_of = ", ".join(f"{titles[path]} {tuple(inputs[path].shape)}" for path in inside)
+            raise ShapeError(
+                f"{graph}: inputs= says that {name} lies as {pin}\n  it is {said_of}, without these dims\n"
+                f"  give it dims that it has, as in inputs={{{name!r}: {{axis: S(0)}}}}"
+            )
+        found.update(dict.fromkeys(fits, pin))
     return found
 
 

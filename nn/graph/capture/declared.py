@@ -1,22 +1,27 @@
-"""Declarations that a program makes of single tensors while captured: factories with a placement, and `to_global`.
+"""Declarations of single tensors while a program is captured: factories with a placement, `to_global`, and how what
+goes into a module or comes out of it is to flow.
 
 A captured tensor is the whole one, without values; where it lives and how it lies are notes on the op that makes it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ....boxing.record import user_line
 from ....placement import Placement
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, ShapeError
 from ....sbp import SbpLike, layout
+from ...model.flows import Side, flow_of
 from ...tensors.factories import declared_by
+from .arguments import tensors_by_path
 from .interceptor import Interceptor
+from .pytree import replaced
 from .tape import Tape
 
 __all__ = ["Declared"]
@@ -27,6 +32,28 @@ class Declared:
 
     def __init__(self, tape: Tape, watch: Interceptor, device: str, rest: Placement | None) -> None:
         self.tape, self.watch, self.device, self.rest = tape, watch, device, rest
+
+    def flowing(self, module: nn.Module, side: Side, value: Any) -> Any:
+        """The arguments of a module, (args, kwargs), or its result, with notes where it is said how they lie."""
+        pin = flow_of(module).get(side)
+        if pin is None:
+            return value
+        found = tensors_by_path(*value) if side == "input" else tensors_by_path([value], {})
+        met = {path: x for path, x in found.items() if isinstance(x, FakeTensor)}
+        what = f"the {side} of {self.watch.module or type(module).__name__}"
+        first = next((x for x in met.values() if _has_dims(x, pin.dims)), None)
+        if first is None:
+            said = ", ".join(f"{path} {tuple(x.shape)}" for path, x in met.items()) or "no tensor"
+            raise ShapeError(
+                f"{what} is to flow as {pin}, and no tensor in it has these dims\n  there is {said}\n"
+                f"  say it anew, as in flow.nn.flow(module, {side}=...), or take it back by {side}=None"
+            )
+        self.tape.origin = self.watch.here()
+        with self.watch.paused():
+            flows = {id(x): self.tape.flow(x, replace(pin, what=what)) for x in met.values() if x.shape == first.shape}
+        parts = [*value[0], *value[1].values()] if side == "input" else [value]
+        objects = any(is_dataclass(part) for part in parts)
+        return replaced(value, lambda _, x: flows.get(id(x), x), objects=objects)
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -76,3 +103,8 @@ class Declared:
             return make()
         finally:
             tape.placement, tape.lies = before
+
+
+def _has_dims(x: Tensor, dims: Iterable[int]) -> bool:
+    """Whether a tensor has these dims, and one at all."""
+    return x.ndim > 0 and all(-x.ndim <= d < x.ndim for d in dims)

@@ -24,8 +24,11 @@ from ....sbp.logical import Origin
 from ....sbp.traits import named
 from ...eager.capture import CallWatch
 from ...eager.recurrent import FORMULAS
+from ...model.recompute.attention_core import CoreCall, cores
+from ...model.recompute.kept_ops import kernels_of
+from ...model.recompute.recomputation import Recomputing
 from ...tensors.memory_formats import as_laid
-from .policy import Asking, Policy
+from .policy import Asking, Policy, naming
 from .running_stats import statistics
 from .tape import Tape
 
@@ -41,6 +44,8 @@ _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchK
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
 Known = Callable[[Tensor], Tensor | None]
+
+Used = Callable[[Any, Any, Any], tuple[Any, Any]]  # arguments of an op by arguments of an op
 
 
 def data_dependent(asked: str, line: str, module: str) -> SbpError:
@@ -66,6 +71,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
         self._paused = False
         self.drew = False  # whether anything was drawn while calls were let go by
+        self.used: Used | None = None  # what ops take instead of parameters that rest in another type
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -92,6 +98,29 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         finally:
             self.region, self.policy = before
 
+    def run_again(self, said: Recomputing, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A module that is recomputed."""
+        if not torch.is_grad_enabled() or self.region:
+            return run(*args, **kwargs)
+        if not said.only:
+            with self.recomputed(naming(kernels_of(said.keep)) if said.keep else None):
+                return run(*args, **kwargs)
+        start, result = len(self.tape.ops), run(*args, **kwargs)
+        ops = self.tape.ops[start:]
+        found = cores([CoreCall(op.op, op.inputs, op.numbers) for op in ops])
+        if not found:
+            raise SbpError(
+                f"recompute: {self.module or 'the model'}, called at {user_line()}, has no attention\n"
+                "  there is neither a fused one in it nor a softmax between products\n"
+                "  leave out only=, so that all of it is run again"
+            )
+        for places in found:
+            region = self.new_region()
+            for at in places:
+                if not ops[at].origin.recompute:
+                    self.tape.ops[start + at] = replace(ops[at], origin=replace(ops[at].origin, recompute=region))
+        return result
+
     def new_region(self) -> str:
         self.regions += 1
         return f"{self.module or 'step'} {self.regions}"
@@ -107,6 +136,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 self.literal(args[0], out)
                 return out
             args, kwargs = map_tensors(args, self.fake), map_tensors(kwargs, self.fake)
+        if self.used is not None:
+            args, kwargs = self.used(func, args, kwargs)
         if func in FORMULAS:  # its parts come by here
             with self:
                 return FORMULAS[func](*args, **kwargs)

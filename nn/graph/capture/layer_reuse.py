@@ -6,6 +6,7 @@ tensors, nothing outside was written to, and all that Python could have gone by 
 
 import operator
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from ....boxing.record import following
 from ....sbp.logical import LogicalOp, Origin
 from ...eager.capture import autocast_state
+from ...model.flows import flow_of
+from .declared import Declared
 from .interceptor import Interceptor
 from .likeness import Unlike, blocks_of, of_module, of_value
 from .module_state import ModuleState
@@ -46,6 +49,7 @@ class _Traced:
 
     key: Any
     path: str
+    module: nn.Module
     region: str  # that it was in
     ops: tuple[LogicalOp, ...]
     first: int  # of the numbers of its values
@@ -61,8 +65,13 @@ class _Traced:
 class Repeats:
     """Calls modules, and knows where in the model the capture is."""
 
-    def __init__(self, tape: Tape, watch: Interceptor, held: ModuleState, *, reuse: bool = True) -> None:
+    def __init__(
+        self, tape: Tape, watch: Interceptor, held: ModuleState, declared: Declared, *, reuse: bool = True
+    ) -> None:
         self.tape, self.watch, self.held, self.reuse = tape, watch, held, reuse
+        self.declared = declared
+        self.flowing = {id(module): module for module in held.modules if flow_of(module)}
+        self.met: set[int] = set()  # modules of which a flow is said, and that were called
         self.blocks = blocks_of(held.paths, held.modules)
         self.traced: list[_Traced] = []
         self.taken = 0  # calls that were not traced
@@ -79,11 +88,27 @@ class Repeats:
         if not watch.block:
             watch.block = self.blocks.get(id(module), "")
         try:
+            if id(module) in self.flowing:
+                self.met.add(id(module))
+                args, kwargs = self.declared.flowing(module, "input", (args, kwargs))
             if self.reuse and watch.policy is None and id(module) in self.blocks and id(module) not in self.busy:
-                return self._call(run, module, args, kwargs)
-            return run(module, *args, **kwargs)
+                result = self._call(run, module, args, kwargs)
+            else:
+                result = run(module, *args, **kwargs)
+            return self.declared.flowing(module, "result", result) if id(module) in self.flowing else result
         finally:
             watch.module, watch.block, watch.inner = before
+
+    def warn(self) -> None:
+        """Tell of modules of which a flow is said, and that the step does not call."""
+        missed = [self.held.paths[key] for key in self.flowing if key not in self.met]
+        if missed:
+            more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+            warnings.warn(
+                f"flow: the step does not call {', '.join(missed[:3])}{more}, so that nothing flows there as was said; "
+                "take it back by flow.nn.flow(module, result=None, input=None)",
+                stacklevel=2,
+            )
 
     def _call(self, run: Run, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.watch.paused():
@@ -93,6 +118,9 @@ class Repeats:
         for known in self.traced:
             if known.key == call.key:
                 self.taken += 1
+                if self.flowing:
+                    pairs = zip(known.module.modules(), module.modules(), strict=True)
+                    self.met.update(id(mine) for theirs, mine in pairs if id(theirs) in self.met)
                 with self.watch.paused():
                     return self._again(known, call)
         tape = self.tape
@@ -107,7 +135,7 @@ class Repeats:
             with self.watch.paused():
                 after = self._look(module, args, kwargs, call.numbers)
                 if after is not None and after.key == call.key and all(map(operator.is_, after.own, call.own)):
-                    made = self._traced(call, result, start, first, writes)
+                    made = self._traced(module, call, result, start, first, writes)
                     self.traced += [made] if made is not None else []
         return result
 
@@ -132,7 +160,9 @@ class Repeats:
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), autocast_state()
         return _LayerCall((like, taken, pattern, modes), held, constants, given, numbers)
 
-    def _traced(self, call: _LayerCall, result: Any, start: int, first: int, writes: int) -> _Traced | None:
+    def _traced(
+        self, module: nn.Module, call: _LayerCall, result: Any, start: int, first: int, writes: int
+    ) -> _Traced | None:
         tape = self.tape
         ops = tuple(tape.ops[start:])
         made = {n for op in ops for n in op.numbers}
@@ -164,6 +194,7 @@ class Repeats:
         return _Traced(
             call.key,
             self.watch.module,
+            module,
             self.watch.region,
             ops,
             first,

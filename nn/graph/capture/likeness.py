@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...model.recompute.recomputation import Recomputing
+
 __all__ = ["Unlike", "blocks_of", "of_module", "of_value"]
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
-    torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, Recomputing,
 )  # fmt: skip
 _SAME = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, nn.Module, torch._ops.OpOverloadPacket)
 _TENSORS = frozenset({"_parameters", "_buffers", "_modules"})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....placement.errors import SbpError
+from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
 
 __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
@@ -17,12 +18,13 @@ __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
 @dataclass(frozen=True, eq=False)
 class HeldTensor:
-    """A parameter or buffer: its first name, what it really is, and its fake."""
+    """A parameter or buffer: its first name, what it really is, its fake, and what is said of its types."""
 
     name: str
     kind: Literal["parameter", "buffer"]
     real: Tensor
     fake: Tensor
+    types: Types | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +36,20 @@ class Constant:
     read: Callable[[], Tensor]
 
 
-def fake_like(real: Tensor, device: str) -> Tensor:
-    """A tensor of the same shape and dtype without values, as it would be on the device; made under a fake mode."""
+def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device; made under a
+    fake mode."""
     shape, dense = tuple(real.shape), type(real) in (Tensor, nn.Parameter) and real.layout is torch.strided
     if dense and not real.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(real):
-        made = torch.empty_strided(shape, real.stride(), dtype=real.dtype, device=device)
+        made = torch.empty_strided(shape, real.stride(), dtype=dtype or real.dtype, device=device)
     else:
-        made = torch.empty(shape, dtype=real.dtype, device=device)
+        made = torch.empty(shape, dtype=dtype or real.dtype, device=device)
     return made.requires_grad_(real.requires_grad)
 
 
 class ModuleState:
-    """Swaps the tensors of modules for fakes, and puts back all that the modules were."""
+    """Swaps the tensors of modules for fakes, and puts back all that the modules were. Parameters are of the type that
+    they are to rest in."""
 
     def __init__(self, modules: Mapping[str, nn.Module], device: str) -> None:
         self.paths: dict[int, str] = {}  # of modules, by identity
@@ -53,6 +57,7 @@ class ModuleState:
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}
         self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        self._types = types_of(modules)
         for prefix, root in modules.items():
             for path, module in root.named_modules(prefix=prefix):
                 if isinstance(module, torch.jit.ScriptModule):
@@ -75,11 +80,12 @@ class ModuleState:
                 f"capture: {name} has no shape yet\n  run the model once on plain tensors, which makes lazy modules"
             )
         if id(real) not in self.by_real:
-            fake = fake_like(real, device)
+            types = self._types.get(name)
+            fake = fake_like(real, device, types.weights if types and kind == "parameter" else None)
             if kind == "parameter":
                 fake = nn.Parameter(fake.detach(), requires_grad=real.requires_grad)
                 vars(fake).update(attributes(real))
-            self.by_real[id(real)] = slot = HeldTensor(name, kind, real, fake)
+            self.by_real[id(real)] = slot = HeldTensor(name, kind, real, fake, types)
             self.slots.append(slot)
 
     def __enter__(self) -> "ModuleState":

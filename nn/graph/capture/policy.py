@@ -12,8 +12,9 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext,
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError
+from ...model.recompute.replay import name_of
 
-__all__ = ["Asking", "Policy", "policy_of"]
+__all__ = ["Asking", "Policy", "naming", "policy_of"]
 
 Policy: TypeAlias = Callable[..., Any]
 
@@ -31,6 +32,11 @@ def policy_of(context_fn: Callable[[], Any]) -> Policy | None:
             "  make them by torch.utils.checkpoint.create_selective_checkpoint_contexts, or leave context_fn= out"
         )
     return policy
+
+
+def naming(kernels: frozenset[str]) -> Policy:
+    """The policy that keeps the results of these kernels."""
+    return lambda context, func, *args, **kwargs: name_of(func) in kernels
 
 
 class Asking(TorchDispatchMode):

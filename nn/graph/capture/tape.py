@@ -21,6 +21,7 @@ from ....placement.errors import SbpError
 from ....sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ....sbp.logical import LogicalOp, Origin
 from ....sbp.state import State
+from ....sbp.text import Pin
 from ....sbp.traits import traits
 from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overload_like, written
 
@@ -77,7 +78,7 @@ class Tape:
         self.fakes: list[Tensor] = []  # by number
         self.origin = Origin()
         self.placement: Placement | None = None  # of what is recorded now, and how it is to lie
-        self.lies: State | None = None
+        self.lies: State | Pin | None = None
         self.written: list[Storage] = []  # in order, one entry for every write
         self._views: dict[int, View] = {}  # by the identity of their tensors
         self._stored: dict[int, list[View]] = {}  # by their storage
@@ -134,6 +135,19 @@ class Tape:
             raise SbpError(view.memory.fixed.format(line=self.origin.line))
         self._write(view, number)
         self.written.append(view.memory)
+
+    def flow(self, tensor: Tensor, pin: Pin) -> Tensor:
+        """The same tensor in the same memory, of which it is said how it is to lie."""
+        view, grad = self.view(tensor), torch.is_grad_enabled()
+        made: Tensor = aten.alias.default(tensor)
+        before, self.lies = self.lies, pin
+        try:
+            (number,) = self._put(aten.alias.default, (Ref(self.read(view)),), {}, (made,), grad and made.requires_grad)
+        finally:
+            self.lies = before
+        step = ViewOp(aten.alias.default, (Ref(0),), {}, (view,), view, 0, (made,), grad)
+        self._know(made, View(made, view.memory, number, view.memory.version, view.where, step))
+        return made
 
     def make(self, op: Op, *args: Any, grad: bool | None = None, **kwargs: Any) -> int:
         """Put a call of one result on the tape that the program did not make itself; its tensors are Refs."""

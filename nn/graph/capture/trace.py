@@ -16,23 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.amp import GradScaler
 
 from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.errors import SbpError
-from ....sbp.call import Ref
+from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
+from ...model.recompute.recomputation import regions_by
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
 from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
+from .precision import Precision
 from .pytree import is_simple, replaced
 from .tape import Tape
 from .training_calls import Questions, around
 
-__all__ = ["Constants", "trace"]
+__all__ = ["SCALER", "Constants", "trace"]
 
 aten = torch.ops.aten
 Constants = dict[str, Callable[[], Tensor]]  # how the value of a constant is read, at each step anew
@@ -48,14 +51,17 @@ def trace(
     placement: Placement | None = None,
     reuse: bool = True,
     samples_apart: bool = False,
+    scale: Callable[[], Tensor] | None = None,
 ) -> tuple[Logical, Constants]:
     """The logical graph of `function(*args, **kwargs)` with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
+    `scale` reads the factor that losses are multiplied by before their backward, at each step anew.
     """
-    return _Tracing(modules, device, placement, reuse=reuse, samples_apart=samples_apart).run(function, args, kwargs)
+    tracing = _Tracing(modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
+    return tracing.run(function, args, kwargs)
 
 
 class _Tracing:
@@ -64,6 +70,7 @@ class _Tracing:
         modules: Mapping[str, nn.Module],
         device: str,
         placement: Placement | None,
+        scale: Callable[[], Tensor] | None,
         *,
         reuse: bool,
         samples_apart: bool,
@@ -75,12 +82,16 @@ class _Tracing:
             self.held = ModuleState(modules, self.device)
         self.tape = Tape()
         self.watch = Interceptor(self.tape, self.known, self.literal)
-        self.repeats = Repeats(self.tape, self.watch, self.held, reuse=reuse)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
+        self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
+        self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
         self.asked = Questions(samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}
+        self.scale = scale
+        self.factors: dict[str, Tensor] = {}  # of losses: fakes by name
+        self.scalers: dict[int, str] = {}  # these names of the scales of GradScalers, by identity
         self.losses: list[Loss] = self.repeats.losses
         self.constants: Constants = {}
         self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
@@ -96,15 +107,23 @@ class _Tracing:
             slots = {}
             for slot in self.held.slots:
                 fixed = _FIXED.format(name=slot.name, line="{line}") if slot.kind == "parameter" else ""
-                slots[slot.name] = self._source(slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed)
+                slots[slot.name] = number = self._source(
+                    slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed
+                )
+                if slot.types is not None and slot.kind == "parameter":
+                    source, types = self.sources[number], slot.types
+                    self.sources[number] = replace(source, grads=types.grads, states=types.states)
             stack.enter_context(self.held)
             stack.enter_context(quiet())
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled functions run as they are written
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.enter_context(enable_python_dispatcher())
-            regions = self.watch.recomputed
-            stack.enter_context(around(self.asked, self._lost, self.repeats.call, self._own, regions))
+            regions, call = self.watch.recomputed, self.repeats.call
+            if self.precision.needed:
+                self.watch.used, call = self.precision.used, self.precision.call
+            stack.enter_context(around(self.asked, self._lost, call, self._own, regions, self._scaled_by))
             stack.enter_context(self.declared.heard())
+            stack.enter_context(regions_by(self.watch.run_again))
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
@@ -113,6 +132,7 @@ class _Tracing:
             except Exception as error:
                 error.captured = tuple(self.tape.ops)  # type: ignore[attr-defined]  # for who looks for the cause
                 raise
+            self.repeats.warn()
             with self.watch.paused():
                 writes = self._writes(slots)
                 flat: list[Ref] = []
@@ -193,7 +213,33 @@ class _Tracing:
     def _lost(self, loss: Tensor, gradient: Tensor | None) -> None:
         self.tape.origin = replace(self.tape.origin, line=user_line())
         given = None if gradient is None else self.tape.number(gradient)
-        self.losses.append(Loss(self.tape.number(loss), given))
+        number = self.tape.number(loss)
+        self.losses.append(Loss(number if self.scale is None else self._scaled(loss, number), given))
+
+    def _scaled_by(self, scaler: GradScaler, outputs: Any) -> Any:
+        """The outputs times the scale of a GradScaler, as it is at each step."""
+        if not scaler.is_enabled():
+            return outputs
+        name = self.scalers.setdefault(id(scaler), f"{SCALER} {len(self.scalers) + 1}")
+        factor = self._factor(name, lambda: plain_scale(scaler, torch.ones(())))
+        return map_tensors(outputs, lambda x: x * factor.to(x.device))
+
+    def _scaled(self, loss: Tensor, number: int) -> int:
+        """The loss times the factor, in the range of fp32."""
+        assert self.scale is not None
+        factor = self.tape.number(self._factor(LOSS_SCALE, self.scale))
+        if loss.dtype.itemsize < 4:
+            number = self.tape.make(aten.to.dtype, Ref(number), torch.float32, grad=True)
+        return self.tape.make(aten.mul.Tensor, Ref(number), Ref(factor), grad=True)
+
+    def _factor(self, name: str, read: Callable[[], Tensor]) -> Tensor:
+        """The fake of a number that is read at each step anew."""
+        if name not in self.factors:
+            with self.watch.paused():
+                self.factors[name] = torch.empty((), dtype=torch.float32, device=self.device)
+            self._source(name, "constant", self.factors[name], False)
+            self.constants[name] = read
+        return self.factors[name]
 
     # The end
 
@@ -256,6 +302,8 @@ class _Tracing:
         return replace(whole.map(order), sources=listed)
 
 
+LOSS_SCALE, SCALER = "loss scale", "scale of GradScaler"  # which no path in a model is called
+plain_scale: Any = GradScaler.scale  # which a capture replaces meanwhile
 _ORDER = {"input": 0, "parameter": 1, "buffer": 1, "constant": 2}
 _FIXED = (
     "capture: the parameter {name} is written to, at {line}\n"

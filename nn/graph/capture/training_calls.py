@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp import GradScaler
 from torch.autograd import Function
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -32,6 +33,7 @@ Region = Callable[..., AbstractContextManager[None]]  # perhaps of a policy
 
 _GRAD: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009  # to a type checker `grad` is a tensor
 _VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array__: "x.numpy()"}
+_SCALER_STEPS = ("unscale_", "step", "update")
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 
@@ -71,11 +73,16 @@ class Questions(TorchFunctionMode):
 
 @contextmanager
 def around(
-    asked: Questions, lost: Lost, call: Callable[..., Any], own: Callable[..., Any], region: Region
+    asked: Questions,
+    lost: Lost,
+    call: Callable[..., Any],
+    own: Callable[..., Any],
+    region: Region,
+    scaled: Callable[[GradScaler, Any], Any],
 ) -> Iterator[None]:
     """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
     `own(apply, cls, args)` functions with a backward of their own. What `torch.utils.checkpoint` runs, it runs in a
-    `region()`."""
+    `region()`, and what a GradScaler scales is `scaled(scaler, outputs)`."""
     run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 
@@ -90,6 +97,10 @@ def around(
     without_reentrant = checkpoint._checkpoint_without_reentrant_generator
     checkpoint._checkpoint_without_reentrant_generator = _within(region)
     Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
+    scalers = {name: vars(GradScaler)[name] for name in ("scale", *_SCALER_STEPS)}
+    GradScaler.scale = lambda scaler, outputs: scaled(scaler, outputs)  # type: ignore[method-assign]
+    for name in _SCALER_STEPS:
+        setattr(GradScaler, name, _refused_scaler(name))
     try:
         with packing():
             yield
@@ -99,6 +110,19 @@ def around(
         torch.autograd.backward, torch.autograd.grad = backward, grad
         Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
         checkpoint._checkpoint_without_reentrant_generator = without_reentrant
+        for name, plain in scalers.items():
+            setattr(GradScaler, name, plain)
+
+
+def _refused_scaler(name: str) -> Callable[..., None]:
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise SbpError(
+            f"capture: GradScaler.{name} at {user_line()} is called in the step that a graph captures, once for all\n"
+            "  leave the optimizer out of the graph, and call scaler.step(optimizer) and scaler.update() behind it; or "
+            "cast weights to fp16 by flow.nn.cast, for which the graph scales the loss itself"
+        )
+
+    return refused
 
 
 def _backward(asked: Questions, lost: Lost) -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """Choosing: a captured graph, its placements and limits in; the physical graph that costs least out."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -10,9 +11,9 @@ from ....boxing.graph.buckets import LIMITS, bucketed
 from ....boxing.graph.insert import Choice, insert
 from ....boxing.graph.physical import Physical
 from ....placement import Placement, default_cluster
-from ....placement.errors import SbpError
-from ....sbp import Sbp, State
-from ....sbp.joint.formulate import ChoiceNode, Demands, Formulated, formulate
+from ....placement.errors import SbpError, ShortageError
+from ....sbp.joint.demands import Demands, RestPins, SourcePin
+from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
 from ....sbp.joint.move_cost import local_bytes
 from ....sbp.joint.placements import Homes, homes
 from ....sbp.joint.problem import Vector
@@ -21,13 +22,15 @@ from ....sbp.joint.uses import weights
 from ....sbp.logical import Logical, LogicalOp
 from ..lower.last_used import LastUsed
 from ..memory.account import account
+from .blocks_again import fewest, run_again, worthwhile
+from .composed import Uses, composed
 from .decompose import expand, formula_of
 from .memory_limit import fitted
 from .replicas import with_replicas
 
 __all__ = ["Decided", "Pins", "decide"]
 
-Pins: TypeAlias = Mapping[str, tuple[Sbp, ...] | State]
+Pins: TypeAlias = Mapping[str, SourcePin]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,7 @@ class Decided:
     formulated: Formulated
     solution: Solution
     names: Mapping[int, str]  # of the logical graph's values in the graph
+    again: tuple[str, ...] = ()  # blocks that the backward runs again, as nothing else fitted
 
 
 def decide(
@@ -46,51 +50,76 @@ def decide(
     placement: Placement | None,
     *,
     pins: Callable[[Mapping[str, Placement]], Pins] = lambda homes: {},
+    rests: Callable[[Mapping[str, Placement]], Mapping[str, RestPins]] = lambda homes: {},
     states: int = 0,
     limit: float | None = None,
     regather: bool = True,
     name: str = "graph",
     arguments_everywhere: bool = False,
+    uses: Uses = MappingProxyType({}),
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
-    `pins` is asked which sources must lie how, once it is known where they live.
-    With a limit in bytes a rank, parameters and what an optimizer keeps of them may lie in pieces; `regather` says
-    whether what was gathered of parameters is gathered again for the backward. `arguments_everywhere` says that every
-    rank has the arguments from its caller.
+    `pins` is asked which sources must lie how, once it is known where they live, and `rests` of parameters how their
+    gradients and what an optimizer keeps of them must. With a limit in bytes a rank, all these may lie in pieces, and
+    where that is not enough, the backward runs blocks again. `regather` says whether what was gathered of parameters is
+    gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from its caller, and
+    `uses` which modules compute by composites.
     """
     first = homes(logical, placement)
+    if uses:
+        hinted = pins({s.name: there for s, there in zip(logical.sources, first.sources, strict=True)})
+        logical = composed(logical, first, uses, hinted)
+        first = homes(logical, placement)
     ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
     logical = expand(logical, lambda op: ranks.get(id(op), 2))
     logical = with_replicas(logical, homes(logical, placement), arguments_everywhere=arguments_everywhere)
     where = homes(logical, placement)
-    pinned = pins({s.name: there for s, there in zip(logical.sources, where.sources, strict=True)})
-    demands = Demands(pinned, states, limit is not None, LIMITS)
+    places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
+    pinned = pins(places)
+    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places))
     key = _key(logical, where, demands, (limit, regather), name)
     known = _known.get(key)
     if known is not None:
         return known
-    posed = formulate(logical, where, default_cluster, demands, _Formulas(logical))
 
-    def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
-        _check(solution, pinned)
-        return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
+    def chosen(logical: Logical, posed: Formulated, again: Sequence[str] = ()) -> Decided:
+        def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
+            _check(solution, pinned)
+            return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
-    if limit is None:
-        solution = solve(posed.problem)
-        graph, names = made(solution)
-    else:
-        found = fitted(
-            posed,
-            where,
-            limit,
-            made,
-            lambda made: account(bucketed(made[0]), states, regather=regather),
-            lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
-            lambda node: _gathered(logical, posed.nodes[node], where),
-        )
-        solution, (graph, names) = found.solution, found.made
-    return _known.put(key, Decided(graph, logical, posed, solution, names))
+        if limit is None:
+            solution = solve(posed.problem)
+            graph, names = made(solution)
+        else:
+            found = fitted(
+                posed,
+                where,
+                limit,
+                made,
+                lambda made: account(bucketed(made[0]), states, regather=regather),
+                lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
+                lambda node: _gathered(logical, posed.nodes[node], where),
+            )
+            solution, (graph, names) = found.solution, found.made
+        return Decided(graph, logical, posed, solution, names, tuple(again))
+
+    def with_again(blocks: Sequence[str]) -> Decided:
+        other = run_again(logical, blocks)
+        return chosen(other, posed_of(other), blocks)
+
+    def posed_of(logical: Logical) -> Formulated:
+        return formulate(logical, where, default_cluster, demands, _Formulas(logical))
+
+    posed = posed_of(logical)
+    try:
+        decided = chosen(logical, posed)
+    except ShortageError:
+        blocks = worthwhile(logical, posed, solve(posed.problem)) if logical.losses else []
+        if not blocks:
+            raise
+        decided = fewest(blocks, with_again)
+    return _known.put(key, decided)
 
 
 _known = LastUsed[Decided](32)
@@ -98,7 +127,10 @@ _known = LastUsed[Decided](32)
 
 def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:
     """All that a decision depends on, so that the same step is not planned twice in one process."""
-    sources = tuple((s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad) for s in logical.sources)
+    sources = tuple(
+        (s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad, s.grads, s.states, s.offload)
+        for s in logical.sources
+    )
     ops = tuple(
         (
             op.op,
@@ -109,12 +141,14 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name
             op.grad,
             op.origin,
             op.lies,
+            op.fixed,
         )
         for op in logical.ops
     )
     ends = str(logical.result), logical.losses, tuple(logical.writes.items())
     clusters = tuple(default_cluster(place) for place in dict.fromkeys((*where.sources, *where.ops)))
-    return sources, ops, ends, where, tuple(demands.pins.items()), demands.states, limit, clusters, name
+    said = tuple(demands.pins.items()), tuple(demands.rests.items()), demands.states
+    return sources, ops, ends, where, said, limit, clusters, name
 
 
 class _Formulas:
@@ -125,6 +159,8 @@ class _Formulas:
         self.known: dict[object, Logical | None] = {}
 
     def __call__(self, op: LogicalOp) -> Logical | None:
+        if op.fixed is not None:
+            return None
         call = self.logical.call(op)
         key = (op.op, tuple((tuple(x.shape), x.dtype) for x in call.inputs), str(op.args), str(op.kwargs), op.grad)
         if key not in self.known:

@@ -54,8 +54,8 @@ class _Apart:
         call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
         if _counts(call) if not op.inputs else op.inputs[0] in self.rows and _keeps_rows(call):
             self.rows.update(op.numbers)
-        function = _formula(call, ranks)
-        if function is None and ranks > 1 and call.name == "index.Tensor" and op.inputs[1] in self.rows:
+        function = _formula(call, ranks) if op.fixed is None else None
+        if not (function or op.fixed) and ranks > 1 and call.name == "index.Tensor" and op.inputs[1] in self.rows:
             function = _picked(call)
         if function is None:
             self.ops.append(op)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ....boxing.graph.report.facts import Held
 from ....boxing.picture.palette import volume
-from ....placement.errors import SbpError
+from ....placement.errors import ShortageError
 from ....sbp.joint.formulate import Formulated
 from ....sbp.joint.placements import Homes
 from ....sbp.joint.problem import Vector
@@ -62,7 +62,10 @@ def fitted(
     found, worst = look(solution)
     if found.peak <= limit:
         return found
-    at = {names(found.made, n): n for n, node in enumerate(posed.nodes) if node.kind == "op"}
+    at: dict[str, int] = {}
+    for n, node in enumerate(posed.nodes):
+        if node.kind == "op":
+            at.setdefault(names(found.made, n), n)  # one that is there to be pinned is called as what it is of
 
     def note(worst: Held) -> None:
         for n in {at[name] for name in worst.moment if name in at}:
@@ -98,7 +101,7 @@ def fitted(
         here = [found.rank in there for there in where.ops]
         kept = kept_most(posed, found.solution.choice, lambda n: names(found.made, n), here.__getitem__)
         on = f", and rank {found.rank} is the fullest" if not all(here) else ""
-        raise SbpError(shortage(f"no plan fits into {volume(limit)} a rank{on}", limit, worst, kept))
+        raise ShortageError(shortage(f"no plan fits into {volume(limit)} a rank{on}", limit, worst, kept))
     if not ENOUGH < best.solution.gap <= FAR:
         return best
     # Only the last of these problems is worth looking at branch by branch.

@@ -11,13 +11,21 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ....placement import Placement
-from ....placement.errors import SbpError
-from ....sbp import Layout, Sbp, State
+from ....placement.errors import PlacementError, SbpError
+from ....sbp import Layout, State
+from ....sbp.joint.demands import RestPins, SourcePin
 from ....sbp.logical import Logical
-from ...model.annotate import LayerMoves, checked_hints, chunk_of, hints_of, placement_of
-from ...model.materialise import make_global, plain_slots
-from ...model.slots import slots
-from ...tensors.tensor import GlobalTensor
+from ....sbp.text import Pin
+from ...model.annotate import KINDS, LayerMoves, checked_hints, checked_rests, chunk_of, hints_of, placement_of
+from ...model.cast import types_of, works_of
+from ...model.flows import flows_of
+from ...model.inside import uses_of
+from ...model.offload import saved_offloads, state_offloads
+from ...model.recompute.recomputation import recomputed_of
+from ...model.replacement import replace as replaced
+from ...model.slots import slots, tied
+from ...model.values.materialise import make_global, plain_slots
+from ...tensors.tensor import GlobalTensor, wrap
 
 __all__ = [
     "Reads",
@@ -25,11 +33,14 @@ __all__ = [
     "building",
     "default_placement",
     "globalised",
+    "input_pins",
     "named_values",
     "pins_of",
     "placed",
     "reading",
+    "rests_of",
     "said_of",
+    "taken_exact",
 ]
 
 
@@ -51,8 +62,9 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
 def placed(
     logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: LayerMoves
 ) -> Logical:
-    """The graph with the annotated placements on its ops and parameters; of some parameters it is known already, and
-    some modules are elsewhere."""
+    """The graph with the annotated placements and offloads on its ops and parameters; of some parameters the placement
+    is known already, and some modules are elsewhere."""
+    logical = _offloaded(logical, modules)
     where = placement_of(modules, moved)
     held = named_values(modules)
     if not where and not homes and not any(isinstance(v, GlobalTensor) for v in held.values()):
@@ -71,24 +83,76 @@ def placed(
     return replace(logical, sources=sources, ops=ops)
 
 
+def _offloaded(logical: Logical, modules: Mapping[str, nn.Module]) -> Logical:
+    """The graph with what is said of offloading on its parameters and ops."""
+    states, saved = state_offloads(modules), saved_offloads(modules)
+    if states:
+        of = {s.name: states.get(s.name) if s.kind == "parameter" else None for s in logical.sources}
+        logical = replace(logical, sources=tuple(replace(s, offload=of[s.name]) for s in logical.sources))
+    if saved:
+        origins = {
+            id(op.origin): replace(op.origin, offload=saved[op.origin.module])
+            for op in logical.ops
+            if op.origin.module in saved
+        }
+        ops = tuple(replace(op, origin=origins.get(id(op.origin), op.origin)) for op in logical.ops)
+        logical = replace(logical, ops=ops)
+    return logical
+
+
 def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
     """All that annotations say of modules."""
-    return placement_of(modules), chunk_of(modules), hints_of(modules)
+    works = {str(number): said for number, said in works_of(modules).items()}
+    hints = (hints_of(modules, kind) for kind in KINDS)
+    said = types_of(modules), works, flows_of(modules), recomputed_of(modules), uses_of(modules)
+    offloads = state_offloads(modules), saved_offloads(modules)
+    return placement_of(modules), chunk_of(modules), *hints, *said, *offloads
 
 
 def pins_of(
     modules: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
-) -> dict[str, tuple[Sbp, ...] | State]:
+) -> dict[str, SourcePin]:
     """The sources that must lie in a certain way: hinted parameters, and what is global already."""
-    pins: dict[str, tuple[Sbp, ...] | State] = {
-        **checked_hints(modules, _under_all_names(homes, named_values(modules)))
-    }
+    pins: dict[str, SourcePin] = {**checked_hints(modules, _under_all_names(homes, named_values(modules)))}
     held = {**named_values(modules), **inputs}
     for name, sbp in pins.items():
         value = held[name]
         if isinstance(value, GlobalTensor):
             _check_kept(name, value, sbp)
     return pins | {name: value._layout.state for name, value in held.items() if isinstance(value, GlobalTensor)}
+
+
+def rests_of(modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], *, states: bool) -> dict[str, RestPins]:
+    """The parameters of which is said how their gradients lie, or their `states` where there is an optimizer."""
+    where = _under_all_names(homes, named_values(modules))
+    grads, kept = (checked_rests(modules, where, kind) for kind in ("grads", "states"))
+    return {
+        name: RestPins(grads.get(name), kept.get(name) if states else None)
+        for name in {**grads, **(kept if states else {})}
+    }
+
+
+def input_pins(
+    flows: Mapping[str, Pin], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
+) -> dict[str, SourcePin]:
+    """How arguments must lie that somebody said it of; of one that is global it has to be true."""
+    found: dict[str, SourcePin] = {}
+    for path, pin in flows.items():
+        value = inputs[path]
+        try:
+            entries = pin.on(homes[path], value.ndim)
+        except (PlacementError, SbpError) as error:
+            raise type(error)(f"{pin.what} is to lie as {pin}\n  {error}") from None
+        if not isinstance(value, GlobalTensor) or value.placement is not homes[path]:
+            found[path] = entries
+        else:
+            for axis, entry in enumerate(entries):
+                if homes[path].shape[axis] > 1 and entry not in (None, value.sbp[axis]):
+                    raise SbpError(
+                        f"{pin.what} is to lie as {pin}, and came as {value.sbp} on {value.placement}\n"
+                        "  pass it so, by x.to_global(sbp=...), or leave it out of inputs="
+                    )
+    return found
 
 
 def _under_all_names(said: Mapping[str, T], values: Mapping[str, Tensor]) -> dict[str, T]:
@@ -99,7 +163,7 @@ def _under_all_names(said: Mapping[str, T], values: Mapping[str, Tensor]) -> dic
 
 def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
     """A refusal where a global parameter would lie otherwise: another graph may count on it."""
-    axes = [a for a, n in enumerate(value.placement.shape) if n > 1]
+    axes = [a for a, n in enumerate(value.placement.shape) if n > 1 and hint[a] is not None]
     if any(value.sbp[a] != hint[a] for a in axes):
         raise SbpError(
             f"{name} {tuple(value.shape)} is to be {hint}, and is global already as {value.sbp}\n"
@@ -114,11 +178,46 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     """
     before = named_values(modules)
     layouts = _under_all_names(layouts, before)
-    lies = {id(s.value): layouts.get(s.full) or _whole(s.value, rest) for s in plain_slots(modules)}
+    plain = plain_slots(modules)
+    lies = {id(s.value): _of(layouts.get(s.full) or _whole(s.value, rest), s.value.dtype) for s in plain}
     make_global(modules, lies, torch.device(rest.type), "the graph's first step, which made the model global", _LATE)
+    _cast(modules)
     after = named_values(modules)
     became.update({value: ref(after[name]) for name, value in before.items() if after[name] is not value})
     return {id(value): after[name] for name, value in before.items()}
+
+
+def _of(layout: Layout, dtype: torch.dtype) -> Layout:
+    if layout.dtype is dtype:
+        return layout
+    return Layout(layout.placement, layout.state, layout.shape, dtype, (), layout.sbp, layout.order)
+
+
+def _cast(modules: Mapping[str, nn.Module]) -> None:
+    """Have global parameters rest in the types that are said of them."""
+    types = types_of(modules)
+    for group in tied(slots(modules)).values() if types else ():
+        exact, said = group[0].value, types.get(group[0].full)
+        if group[0].kind == "buffer" or said is None or exact.dtype is said.weights:
+            continue
+        assert isinstance(exact, GlobalTensor)
+        with torch.no_grad():
+            shards = tuple(shard.detach().to(said.weights) for shard in exact._shards)
+        made = replaced(exact, wrap(shards, _of(exact._layout, said.weights)))
+        made._path = exact._path
+        if said.states is not said.weights and made.requires_grad:  # what is frozen has no master that wants them
+            vars(made)[EXACT] = exact.detach()
+        for slot in group:
+            slot.put(made)
+
+
+EXACT = "_sbpflow_exact"  # on a parameter that was cast: its values before, until an optimizer's master has them
+
+
+def taken_exact(parameter: GlobalTensor) -> GlobalTensor | None:
+    """The values of a parameter before it was cast, which are taken from it; None where there are none any more."""
+    exact: GlobalTensor | None = vars(parameter).pop(EXACT, None)
+    return exact
 
 
 # What graphs have made of plain parameters, for optimizers that hold them: another graph may have come first.

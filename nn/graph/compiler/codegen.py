@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ....boxing import box, box_async
+from ....placement.errors import SbpError
 from ....placement.world import owned
+from ....sbp.logical import OffloadPlace
+from ..host.copies import Copies
 from ..lower.instructions import Instruction, LocalRegister, Transfer
+from ..lower.offload import offload_of
 from ..lower.order import Order
 from ..lower.random import Drawer, Numbered
 from ..lower.segments import Draw, Segment
@@ -22,6 +26,8 @@ from .compiled_segments import CompiledSegments
 from .generated_calls import Bucket, hold, no_shards, ones, own, to_holders
 
 __all__ = ["Bundles", "Running", "function"]
+
+OF_STAGES = ("saved", "stash", "rest", "away", "landed", "coming")  # registers on the ranks of a stage
 
 
 class Bundles(NamedTuple):
@@ -70,6 +76,7 @@ class _SourceWriter:
         self.live: set[str] = set()
         self.borrowed: set[str] = set()  # gradients whose memory may be somebody else's too
         self.lines: list[str] = []
+        self.copies: dict[OffloadPlace, Copies] = {}
 
     def written(self, bundles: Bundles, name: str) -> str:
         for source in self.sources(bundles):
@@ -118,6 +125,13 @@ class _SourceWriter:
     def name(self, register: str, at: int) -> str:
         return f"v{self.numbers.setdefault(register, len(self.numbers))}_{at}"
 
+    def on(self, register: str, rank: int, at: int) -> str:
+        """The name of a register on a rank, which is the so manyth owned here of its segment's placement; of what went
+        round an axis the same ranks stand in another order."""
+        layout = self.plan.layouts.get(register)
+        ranks = owned(layout.placement) if layout else ()
+        return self.name(register, ranks.index(rank) if rank in ranks else at)
+
     def names(self, register: str) -> list[str]:
         """The names of a register on the ranks owned here; those without a layout are the process's own."""
         layout = self.plan.layouts.get(register)
@@ -145,7 +159,7 @@ class _SourceWriter:
             makes = [self.name(y, at) for y in do.writes[: len(stage.outputs)]]
             kept = next((register for register in do.writes if register.kind == "saved"), None)
             saved = self.name(kept, at) if kept else "_"
-            given = ", ".join(self.name(x, at) for x in do.reads)
+            given = ", ".join(self.on(x, rank, at) for x in do.reads)
             self.line(f"{self.makes([*makes, saved])} = {run}({given})")
             if stage.wants and not kept:
                 self.line("del _")
@@ -164,13 +178,14 @@ class _SourceWriter:
         for at, rank in enumerate(owned(stage.placement)):
             mine = self.compiled[do.number, rank]
             assert mine.backward is not None
-            taken = [self.name(registers[stage.inputs[i]], at) for i in mine.again]
-            cotangents = [self.name(register, at) for register in do.reads[len(do.reads) - len(stage.returns) :]]
+            taken = [self.on(registers[stage.inputs[i]], rank, at) for i in mine.again]
+            cotangents = [self.cotangent(register, at) for register in do.reads[len(do.reads) - len(stage.returns) :]]
             given = ", ".join([f"*{self.name(do.reads[0], at)}", *taken, *cotangents])
-            made = [self.name(register, at) for register in do.writes]
+            made = [self.on(register, rank, at) for register in do.writes]
             self.borrowed.update(name for name, owns in zip(made, mine.owns, strict=True) if not owns)
             makes = self.makes(made)
             self.line(f"{makes} = {self.bind(mine.backward, 'b')}({given})")
+            self.cast(do.writes, at)
 
     def do_first(self, do: Instruction) -> None:
         self._half(do, 0)
@@ -188,14 +203,36 @@ class _SourceWriter:
         for at, rank in enumerate(owned(stage.placement)):
             mine = self.compiled[do.number, rank].apart
             assert mine is not None
-            taken = [self.name(registers[stage.inputs[i]], at) for i in mine.again[half]]
-            last = [self.name(register, at) for register in do.reads[len(do.reads) - many :]]
+            taken = [self.on(registers[stage.inputs[i]], rank, at) for i in mine.again[half]]
+            last = [self.cotangent(register, at) for register in do.reads[len(do.reads) - many :]]
             given = ", ".join([f"*{self.name(do.reads[0], at)}", *taken, *(f"*{x}" if half else x for x in last)])
-            made = [self.name(register, at) for register in do.writes]
+            made = [self.on(register, rank, at) for register in do.writes]
             owns = mine.owns if half else (False,) * len(made)
             self.borrowed.update(name for name, owned in zip(made, owns, strict=True) if not owned)
             makes = self.makes(made)
             self.line(f"{makes} = {self.bind((mine.first, mine.second)[half], 'b')}({given})")
+            self.cast(do.writes, at)
+
+    def apart(self, register: LocalRegister) -> tuple[torch.dtype, torch.dtype] | None:
+        """The type of a gradient as it is brought together, and that of its value, where these differ."""
+        if not register.is_gradient:
+            return None
+        kept, made = self.plan.layouts[register].dtype, self.graph.layout(register.of).dtype
+        return None if kept is made else (kept, made)
+
+    def cast(self, registers: Iterable[LocalRegister], at: int) -> None:
+        """Gradients of weights in the type in which they are brought together."""
+        for register in registers:
+            types = self.apart(register)
+            if types is not None:
+                name = self.name(register, at)
+                self.line(f"{name} = {name}.to({self.bind(types[0], 'dtype')})")
+                self.borrowed.discard(name)
+
+    def cotangent(self, register: LocalRegister, at: int) -> str:
+        """A gradient as a segment takes it, in the type of its value."""
+        name, types = self.name(register, at), self.apart(register)
+        return name if types is None else f"{name}.to({self.bind(types[1], 'dtype')})"
 
     def do_draw(self, do: Instruction) -> None:
         stage = self.stages[do.number]
@@ -246,10 +283,49 @@ class _SourceWriter:
     def all_names(self, register: LocalRegister) -> list[str]:
         if register in self.plan.layouts:
             return self.names(register)
-        stage = self.stages[register.number] if register.kind in ("saved", "stash", "rest") else None
+        stage = self.stages[register.number] if register.kind in OF_STAGES else None
         if isinstance(stage, Segment):
             return [self.name(register, at) for at in range(len(owned(stage.placement)))]
         return [self.name(register, 0)]
+
+    def do_stow(self, do: Instruction) -> None:
+        stage, x = self.stages[do.number], do.reads[0]
+        said = offload_of(stage)
+        assert said is not None
+        value = x in self.plan.layouts
+        if not value:
+            self.check_saved(x.number)
+        copies = self.bind(self.copies.setdefault(said.to, Copies(said.to, self.graph.name)), "host")
+        for mine, away in zip(self.all_names(x), self.all_names(do.writes[0]), strict=True):
+            self.line(f"{self.makes([away])[:-1]} = {copies}.stow({f'({mine},)' if value else mine})")
+
+    def check_saved(self, number: int) -> None:
+        """Refuse to offload what torch's autograd keeps to itself."""
+        stage = self.stages[number]
+        assert isinstance(stage, Segment)
+        for rank in owned(stage.placement):
+            made = self.compiled[number, rank]
+            if made.backend == "autograd":
+                module = stage.ops[0].origin.module
+                raise SbpError(
+                    f"what {module or self.graph.name} saves is to be offloaded, but autograd runs it and keeps that\n"
+                    f"  {made.reason or 'this is the backend that was asked for'}\n"
+                    f'  leave it on the device: flow.nn.offload(model, "{module or "*"}", "saved", to=None)'
+                )
+
+    def do_fetch(self, do: Instruction) -> None:
+        for away, coming in zip(self.all_names(do.reads[0]), self.coming(do.writes[0], do.reads[0]), strict=True):
+            self.line(f"{self.makes([coming])[:-1]} = {away}.fetch()")
+
+    def do_land(self, do: Instruction) -> None:
+        landed = self.all_names(do.writes[0])
+        for coming, name in zip(self.coming(do.reads[0], do.writes[0]), landed, strict=True):
+            made = self.makes([name])
+            self.line(f"{made if do.writes[0] in self.plan.layouts else made[:-1]} = {coming}.wait()")
+
+    def coming(self, register: LocalRegister, like: LocalRegister) -> list[str]:
+        """The names of what is on its way back, on the ranks of what it is."""
+        return [self.name(register, at) for at in range(len(self.all_names(like)))]
 
     def do_box(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]

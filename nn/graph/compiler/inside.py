@@ -12,12 +12,12 @@ from ....sbp.call import refs_in, renumbered, tensors_in
 from ..lower.localise import Local, LocalCall, Spec
 from .joint import Untraceable, traced
 
-__all__ = ["Estimate", "Inside", "Insides", "estimated", "inside_of", "insides"]
+__all__ = ["Estimate", "SegmentBytes", "Insides", "estimated", "inside_of", "insides"]
 
 MOST = 1024  # segments whose bytes are remembered
 
 
-class Inside(NamedTuple):
+class SegmentBytes(NamedTuple):
     """Memory that a traced graph makes as it runs: bytes at the peak, and of each result the storage: the number of the
     input that it is a view of, or else a new one, by a name, and its bytes."""
 
@@ -28,8 +28,8 @@ class Inside(NamedTuple):
 class Insides(NamedTuple):
     """Of a segment's two graphs, and which inputs the backward takes again."""
 
-    forward: Inside
-    backward: Inside | None
+    forward: SegmentBytes
+    backward: SegmentBytes | None
     again: tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ def insides(local: Local) -> "Insides | Estimate":
     return Insides(inside_of(made.forward), inside_of(made.backward) if made.backward else None, made.again)
 
 
-def inside_of(module: fx.GraphModule) -> Inside:
+def inside_of(module: fx.GraphModule) -> SegmentBytes:
     nodes = list(module.graph.nodes)
     (result,) = module.graph.output_node().args
     ends: list[fx.Node] = []
@@ -78,7 +78,7 @@ def inside_of(module: fx.GraphModule) -> Inside:
         (value,) = _tensors(node)
         storage = value.untyped_storage()
         results.append((given.get(storage._cdata), storage._cdata, storage.nbytes()))
-    return Inside(peak, tuple(results))
+    return SegmentBytes(peak, tuple(results))
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

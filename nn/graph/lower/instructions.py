@@ -8,6 +8,8 @@ home     home w     a source's, brought together    rest     rest 3     what the
 again    w again 3  a value made or moved again     chance   chance 3   from where on random numbers were drawn
 sent     x sent     as it leaves its ranks          holders  holders x  who held a maximum
 come     x come     as it arrives on others         moving   moving 5   a move under way
+away     x away     as it lies on the host          landed   x landed 0 as it came back from there
+                                                    coming   x coming 0 the same under way
 """
 
 from collections.abc import Iterable
@@ -15,14 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from ....boxing.plan import Plan, plan
+from ....boxing.plan import BoxingPlan, plan
 from ....sbp import Layout
 
 __all__ = ["Contents", "Instruction", "LocalRegister", "Transfer", "What", "values_of"]
 
 Contents: TypeAlias = Literal[
-    "value", "d", "home", "again", "sent", "come", "saved", "stash", "rest", "chance", "holders", "moving"
-]
+    "value", "d", "home", "again", "sent", "come", "saved", "stash", "rest", "chance", "holders", "moving",
+    "away", "coming", "landed",
+]  # fmt: skip
 
 
 class LocalRegister(str):
@@ -68,14 +71,16 @@ def _text(kind: Contents, of: str, number: int) -> str:
         return of
     if kind in ("d", "home"):
         return f"{kind} {of} #{number}" if number else f"{kind} {of}"
-    if kind == "again":
-        return f"{of} again {number}"
-    if kind in ("sent", "come"):
+    if kind in ("again", "coming", "landed"):
+        return f"{of} {kind} {number}"
+    if kind in ("sent", "come", "away"):
         return f"{of} {kind}"
     return f"{kind} {of or number}"
 
 
-What: TypeAlias = Literal["run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "free"]
+What: TypeAlias = Literal[
+    "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free"
+]
 
 
 class Instruction(NamedTuple):
@@ -102,7 +107,7 @@ class Transfer:
     saved: bool = False
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[BoxingPlan, ...]:
         return tuple(plan(src, dst) for src, dst in self.pairs)
 
     @cached_property

@@ -13,7 +13,8 @@ from ....boxing.graph.physical import Op, Physical, Var
 from ....placement import Placement
 from ....placement.world import device
 from ....sbp import Layout
-from ....sbp.call import Call, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
+from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
+from ....sbp.joint.fixed import fixed_way
 from ....sbp.joint.options import way_of
 from .last_used import LastUsed
 from .segments import Segment
@@ -115,7 +116,7 @@ class Localiser:
             number.setdefault(name, i)
         args, kwargs = renamed((op.args, op.kwargs), number)
         layouts = tuple(self.graph.layout(name) for name in op.inputs), tuple(y.layout for y in op.outputs)
-        kind = op.op, frozen((args, kwargs)), *layouts
+        kind = op.op, frozen((args, kwargs)), *layouts, op.round
         known = self._calls.get((kind, rank))
         if known is None:
             way = _way(op, args, kwargs, *layouts)
@@ -172,7 +173,7 @@ def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tu
     if not inputs:
         return None
     lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
-    key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape
+    key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape, op.round and op.round.axis
     return _ways.get(key) or _ways.put(key, _looked_up(op, args, kwargs, inputs, outputs))
 
 
@@ -183,12 +184,15 @@ def _looked_up(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outpu
     given = metas(inputs)
     states = tuple(of.state for of in inputs)
     call = Call(op.op, fill(args, given), fill(kwargs, given), metas(outputs), states, inputs[0].placement.shape)
-    return way_of(call, tuple(of.state for of in outputs))
+    made = tuple(of.state for of in outputs)
+    return fixed_way(call, made, op.round.axis) if op.round else way_of(call, made)
 
 
 def _bound(
     op: Op, args: Any, kwargs: Any, way: Way | None, piece: Piece
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+    if op.round:
+        args, kwargs = mapped((args, kwargs), Indices, lambda of: of.of(piece.spans(of.slot, of.dim)))
     if way is None:
         where = there(piece.outputs[0].placement, piece.rank)
         return partial(_factory, op.op, piece, where), args, kwargs

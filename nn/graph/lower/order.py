@@ -3,12 +3,13 @@
     run, grad     a segment, forward or backward            draw        random numbers
     seed          a loss's gradient to start with           add         one gradient to another
     box           a move, done at once                      start, wait a move that goes on beside what lies between
+    stow          what the backward needs, to the host      fetch, land   and back from there
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
-A parameter that was gathered for the forward is gathered again for the backward, and a region that is recomputed is run
-again before it. Registers are called as the values in
-them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
+A parameter that was gathered for the forward is gathered again for the backward, what went round an axis goes round
+once more, the other way, and a region that is recomputed is run again before it. Registers are called as the values
+in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from ....boxing.plan import plan
 from ....sbp import Layout
 from .gradient_parts import Parts
 from .instructions import Instruction, LocalRegister, Transfer, values_of
+from .offload import backward_begins, offloaded, offloads
 from .overlap import AHEAD, freed, overlapped
 from .recompute import Recomputed, recomputed
 from .saved_inputs import read_again
@@ -49,11 +51,12 @@ def schedule(
     *,
     regather: bool = True,
     overlap: bool | None = None,
+    apart: bool = False,
 ) -> Order:
     """The schedule of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
 
     What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
-    where it pays; True, wherever they can.
+    where it pays; True, wherever they can. `apart` says that others run between forward and backward, as in a pipeline.
     """
     writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
     backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), Parts(writer.layouts)))
@@ -61,6 +64,10 @@ def schedule(
     if overlap is not False:
         todo = overlapped(todo, writer.transfers, always=bool(overlap))
     values = {name: LocalRegister("value", name) for name in sorted(kept(graph))}
+    if offloads(stages):
+        at = backward_begins(todo)
+        parts = offloaded([todo[:at], todo[at:]], stages, writer.layouts, {*values, *writer.lasting}, apart=apart)
+        todo = [do for part in parts for do in part]
     stay = {*values, *writer.grads.values(), *(s.value.name for s in graph.sources)}
     return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, writer.grads)
 
@@ -98,9 +105,11 @@ class Writer:
         self.backs = {move.of: move for move in graph.backs if move.of != move.into}
         self.ends = {move.of: move for move in graph.backs if move.of == move.into}
         for name, source in self.sources.items():  # an input's gradient comes home as a parameter's does
-            dual = source.value.layout.dual
+            dual = graph.gradient(name)
             if source.value.grad and dual is not source.home:
                 self.ends.setdefault(name, Back(name, name, dual, source.home))
+        self.next_turn = {self.boxes[name].source: name for name in turned(stages)}
+        self.last_turn = {after: before for before, after in self.next_turn.items()}
         self.weights = {name for name, source in self.sources.items() if source.kind == "parameter"}
         for made in graph.steps:
             if made.inputs and self.weights.issuperset(made.inputs):
@@ -112,6 +121,15 @@ class Writer:
             str, LocalRegister
         ] = {}  # boxes of maxima that have a gradient: where the forward saves for it
         self.bucket: dict[int, int] = {}  # of transfers
+
+    @property
+    def lasting(self) -> set[str]:
+        """The values that stay whatever becomes of those that are made of them: sources and parts of these, and what is
+        made of weights alone."""
+        lie = self.layouts
+        seen = ((y, plan(lie[box.source], lie[y])) for y, box in self.boxes.items() if box.source in self.sources)
+        parts = (y for y, way in seen if not way.sends)
+        return {*self.sources, *self.weights, *parts}
 
     def move(
         self,
@@ -175,18 +193,35 @@ class Writer:
     def gather(
         self, number: int, names: Sequence[str], gathered: Gathered, step: int
     ) -> Generator[Instruction, None, dict[str, LocalRegister]]:
-        """Values of parameters gathered again, if that was not done shortly before; the registers by their names."""
+        """Values of parameters gathered again, if that was not done shortly before, and those that went round an axis
+        turned back; the registers by their names."""
         registers = {}
         for name in names:
-            register, last = gathered.get(name, (None, -AHEAD))
-            if step - last > AHEAD or register is None:
+            register = self.lately(name, gathered, step)
+            if register is None:
                 register = LocalRegister("again", name, number)
                 self.layouts[register] = self.layouts[name]
-                source = self.boxes[name].source
-                yield self.move([(self.layouts[source], self.layouts[name])], values_of([source]), [register])
+                source = self.turned_back(name, gathered, step) or LocalRegister("value", self.boxes[name].source)
+                yield self.move([(self.layouts[source], self.layouts[name])], [source], [register])
             gathered[name] = register, step
             registers[name] = register
         return registers
+
+    def lately(self, name: str, gathered: Gathered, step: int) -> LocalRegister | None:
+        """Where a value lies that was moved again shortly before."""
+        register, last = gathered.get(name, (None, -AHEAD))
+        return register if step - last <= AHEAD else None
+
+    def turned_back(self, name: str, gathered: Gathered, step: int) -> LocalRegister | None:
+        """Where a value that goes round an axis comes from in the backward: from one turn further, which had it last,
+        or from where it began, which is next to its last turn; nothing for one that does not go round."""
+        if name not in self.last_turn:
+            return None
+        after = self.next_turn.get(name)
+        held = self.lately(after, gathered, step) if after else None
+        while name in self.last_turn:
+            name = self.last_turn[name]
+        return held or LocalRegister("value", name)
 
     def chance(self, number: int) -> tuple[LocalRegister, ...]:
         """Where a draw leaves from where on it drew, if it is to draw the same again."""
@@ -218,20 +253,29 @@ class Writer:
                 yield self.move([pair], given, tuple(outputs.values()))
 
     def to_gather(self, number: int, stage: Segment) -> list[str]:
-        """Inputs gathered of parameters whose values the backward reads; the last segment still has them."""
+        """Inputs gathered of what is kept in pieces, or sent round an axis, whose values the backward reads; the last
+        segment still has them."""
         last = max(n for n, s in enumerate(self.stages) if isinstance(s, Segment))
-        names = [name for name in stage.inputs if self.is_gather(name)] if self.regather and number != last else []
+        names = [name for name in stage.inputs if self.is_again(name)] if self.regather and number != last else []
         needed = read_again(self.graph, stage) if names else frozenset()
         return [name for name in names if name in needed]
 
+    def is_again(self, name: str) -> bool:
+        """Whether a value is moved once more for the backward, rather than kept."""
+        return name in self.last_turn or self.is_gather(name)
+
     def is_gather(self, name: str) -> bool:
-        """Whether a value was gathered of a parameter, or of what was made of parameters alone, as in another dtype."""
+        """Whether a value was gathered of a parameter, of what was made of parameters alone, as in another dtype, or of
+        what somebody wants in pieces. In pipelines the last stays gathered.
+
+        One that comes from another placement is not: those who have it are not there when a backward of others runs.
+        """
         box = self.boxes.get(name)
-        if box is None or box.source not in self.weights:
+        if box is None or not (box.source in self.weights or (box.again and not self.numbered)):
             return False
         src, dst = self.layouts[box.source], box.output.layout
         larger = src.state.split - dst.state.split
-        return bool(larger) and plan(src, dst).sends
+        return bool(larger) and src.placement is dst.placement and plan(src, dst).sends
 
     def back(self, move: Back) -> Instruction:
         """The move of a gradient, all of which has come."""
@@ -262,11 +306,23 @@ class Writer:
     def slot(self, name: str) -> LocalRegister:
         """Where the gradients that ops return of a value are added up."""
         source = self.sources.get(name)
-        layout = self.graph.layout(name).dual
+        layout = self.graph.gradient(name)
         slot = LocalRegister("home" if source and source.home is layout else "d", name)
         self.layouts[slot] = layout
         self.written.add(slot)
         return slot
+
+
+def turned(stages: Sequence[Stage]) -> frozenset[str]:
+    """The values that went round an axis, as the calls of a composite take them."""
+    calls = [op for stage in stages if isinstance(stage, Segment) for op in stage.ops if op.round]
+    boxes = {stage.output.name: stage.output.layout for stage in stages if isinstance(stage, Box)}
+    return frozenset(
+        name
+        for op in calls
+        for name in op.inputs
+        if name in boxes and boxes[name].placement is not op.outputs[0].layout.placement
+    )
 
 
 def _ended(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:

@@ -30,6 +30,8 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
             transfer = transfers[do.number]
             here = bisect(work, at)  # the first segment behind
             begin = max([0, *work[max(here - AHEAD, 0) : here][:1], *(there.get(name, 0) for name in do.reads)])
+            while begin < at and begin in at_once:  # what is waited for right there goes first
+                begin += 1
             end = min([readers[at], *(w + 1 for w in work[here + AHEAD - 1 : here + AHEAD])])
             beside = bisect_left(work, end) > bisect_left(work, begin)
             if beside and transfer.sends and (always or transfer.pays) and not (transfer.saves or transfer.saved):

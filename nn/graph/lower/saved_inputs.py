@@ -1,8 +1,9 @@
 """Saved inputs: those that a segment's backward reads, found by running it on tensors without values."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ....boxing.graph.physical import Physical
-from ....sbp.call import fill, frozen, tensors_in
+from ....sbp.call import Indices, fill, frozen, mapped, tensors_in
 from .last_used import LastUsed
 from .localise import metas, renamed
 from .segments import Segment
@@ -81,9 +82,14 @@ def _run(segment: Segment, values: dict[str, Tensor]) -> None:
         number = {name: i for i, name in enumerate(op.inputs)}
         given = [values[name] for name in op.inputs]
         args, kwargs = fill(renamed((op.args, op.kwargs), number), given)
+        args, kwargs = mapped((args, kwargs), Indices, partial(_whole, given))
         if not given and "device" in {parameter.name for parameter in op.op._schema.arguments}:
             kwargs["device"] = "meta"
         with torch.set_grad_enabled(op.grad):
             made = op.op(*args, **kwargs)
         for y, value in zip(op.outputs, tensors_in(made), strict=True):
             values[y.name] = value
+
+
+def _whole(given: Sequence[Tensor], of: Indices) -> list[int]:
+    return [0, given[of.slot].shape[of.dim]]

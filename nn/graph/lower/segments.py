@@ -1,7 +1,7 @@
 """Segments: the runs of ops between which nothing has to move, so that each is one local program on every rank.
 
-    ops   a segment: ops of one placement, block and region that is recomputed, cut where an op needs what was moved
-          after the segment began
+    ops   a segment: ops of one placement, block, region that is recomputed and round of a composite, offloaded alike,
+          cut where an op needs what was moved after the segment began
     box   a move, before the segment that first needs it, and behind the one that makes what it moves
     draw  an op that draws random numbers, which are those of one device and so are not a rank's own business
 
@@ -18,6 +18,7 @@ from ....boxing.graph.physical import Box, Op, Physical, vars_in
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp.call import Call
+from ....sbp.logical import Round, SavedOffload
 from ....sbp.traits import traits
 
 __all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments"]
@@ -138,9 +139,12 @@ def _runs(graph: Physical, chunk: Mapping[str, int]) -> Iterator[Stage]:
     yield from ask(list(ready))
 
 
-def _kind(op: Op, chunk: Mapping[str, int]) -> tuple[Placement, str, int | None, str]:
+def _kind(
+    op: Op, chunk: Mapping[str, int]
+) -> tuple[Placement, str, int | None, str, SavedOffload | None, Round | None]:
     """Ops of one segment have the same."""
-    return _placement(op), op.origin.block, chunk.get(op.origin.module), op.origin.recompute
+    origin = op.origin
+    return _placement(op), origin.block, chunk.get(origin.module), origin.recompute, origin.offload, op.round
 
 
 def _placement(op: Op) -> Placement:

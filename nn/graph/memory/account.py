@@ -4,12 +4,18 @@ that runs."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ....boxing.graph.physical import Physical
+from ....boxing.graph.move_table import updates_of
+from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
+from ....boxing.plan import plan
 from ....sbp import Layout
+from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
+from .equal_ranks import is_view
 from .liveness import RankMemory, memory
+
+PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
 
 __all__ = ["account", "held_by_rank", "trained", "with_states"]
 
@@ -19,9 +25,9 @@ def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, H
     return with_states(memory(graph, segments(graph), Localiser(graph), regather=regather), trained(graph), kept)
 
 
-def trained(graph: Physical) -> list[Layout]:
-    """Where the gradients of parameters come home, and with them what an optimizer keeps."""
-    return [s.home for s in graph.sources if s.kind == "parameter" and s.value.grad]
+def trained(graph: Physical) -> list[Source]:
+    """The parameters that an optimizer changes, and of which it keeps something."""
+    return [s for s in graph.sources if s.kind == "parameter" and s.value.grad]
 
 
 def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> dict[int, Held]:
@@ -29,17 +35,44 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
     return with_states(live, trained(graph) if graph.losses else [], kept)
 
 
-def with_states(live: Mapping[int, RankMemory], homes: Iterable[Layout], kept: int) -> dict[int, Held]:
-    """Bytes that a step takes, with those that an optimizer keeps besides of what lies so."""
-    homes, ranks = Counter(homes), {}
+def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:
+    """Bytes that a step takes, with those that an optimizer keeps of parameters besides: so many tensors of each, and
+    its own piece of it, unless that is a part of the parameter's memory. What it has whole for its step is there when
+    activations are gone. On the host there are always a piece of its own and the buffer for its gradient too."""
+    sources, ranks = list(of), {}
+    rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
+    away = Counter((s.master, s.offload) for s in sources if s.offload)
+    whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
     for rank, held in live.items():
-        states = kept * sum(n * _bytes(home, rank) for home, n in homes.items() if rank in home.placement)
-        ranks[rank] = Held(held.parameters, held.gradients, states, held.activations, held.total + states, held.moment)
+        states = sum(n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items())
+        wide, wide_away = (
+            sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
+        )
+        total = max(held.total, held.parameters + held.gradients + wide) + states
+        cpu, disk = (sum(n * _bytes(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
+        host = held.host + (kept + 2) * cpu + disk + wide_away
+        ranks[rank] = Held(
+            held.parameters,
+            held.gradients,
+            states,
+            held.activations,
+            total,
+            held.moment,
+            host,
+            held.disk + (kept + 1) * disk,
+        )
     return ranks
 
 
+def _is_own(lies: Layout, master: Layout, rank: int) -> bool:
+    """Whether what an optimizer changes has memory of its own."""
+    if lies is master or rank not in master.placement:
+        return False
+    return lies.dtype is not master.dtype or not is_view(plan(lies, master), rank)
+
+
 def _bytes(of: Layout, rank: int) -> int:
-    size = of.dtype.itemsize
-    for n in of.local_shape(rank):
+    size = of.dtype.itemsize if rank in of.placement else 0
+    for n in of.local_shape(rank) if size else ():
         size *= n
     return size

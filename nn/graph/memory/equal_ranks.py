@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from ....boxing.graph.physical import Physical
-from ....boxing.plan import Plan
+from ....boxing.plan import BoxingPlan
 from ....boxing.routes.moves import LOCAL
 
 __all__ = ["equal_ranks", "is_view"]
@@ -12,7 +12,7 @@ __all__ = ["equal_ranks", "is_view"]
 def equal_ranks(graph: Physical) -> list[list[int]]:
     """All ranks of a graph, in groups of equal ones."""
     layouts = dict.fromkeys(value.layout for value in graph.values.values())
-    layouts |= dict.fromkeys(source.home for source in graph.sources)
+    layouts |= dict.fromkeys(of for source in graph.sources for of in (source.home, source.master))
     layouts |= dict.fromkeys(layout for back in graph.backs for layout in (back.src, back.dst))
     ways = dict.fromkeys([*map(graph.plan, graph.boxes), *(back.plan for back in graph.backs)])
     groups: dict[Hashable, list[int]] = {}
@@ -23,7 +23,7 @@ def equal_ranks(graph: Physical) -> list[list[int]]:
     return list(groups.values())
 
 
-def is_view(way: Plan, rank: int) -> bool:
+def is_view(way: BoxingPlan, rank: int) -> bool:
     """Whether what a rank has after a move is the memory of what it had."""
     local = all(move.kind in LOCAL for move in way.moves)
     if not (local and rank in way.src.placement and rank in way.dst.placement):

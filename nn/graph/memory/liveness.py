@@ -8,15 +8,17 @@ is not seen.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from ....boxing.graph.physical import Physical
-from ....boxing.plan import Plan
+from ....boxing.plan import BoxingPlan
 from ....sbp import Layout
-from ..compiler.inside import Estimate, Inside, Insides, insides
+from ....sbp.logical import OffloadPlace
+from ..compiler.inside import Estimate, Insides, SegmentBytes, insides
 from ..lower.instructions import Instruction
 from ..lower.localise import Localiser
+from ..lower.offload import offload_of
 from ..lower.order import Order, schedule
 from ..lower.segments import Segment, Stage
 from .equal_ranks import equal_ranks, is_view
@@ -28,13 +30,17 @@ __all__ = ["Kept", "RankMemory", "kept", "memory"]
 class RankMemory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
     and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
-    values of the segment that runs when most is live."""
+    values of the segment that runs when most is live. What is offloaded is `host` bytes of memory and `disk` bytes of
+    files instead, and so many bytes are `stowed` in these in a step."""
 
     parameters: int
     gradients: int
     activations: int
     estimates: tuple[str, ...] = ()
     moment: tuple[str, ...] = ()
+    host: int = 0
+    disk: int = 0
+    stowed: tuple[int, int] = (0, 0)
 
     @property
     def total(self) -> int:
@@ -48,9 +54,10 @@ def memory(
     *,
     regather: bool = True,
     overlap: bool | None = None,
+    apart: bool = False,
 ) -> dict[int, RankMemory]:
-    """The peak of every rank of the graph; equal ranks are worked out once."""
-    found = _ranks(graph, stages, localiser, regather, overlap)
+    """The peak of every rank of the graph; equal ranks are worked out once. `apart`: of a micro-batch of a pipeline."""
+    found = _ranks(graph, stages, localiser, regather, overlap, apart)
     peaks = [(ranks, made.peak()) for ranks, made in found]
     return dict(sorted((rank, peak) for ranks, peak in peaks for rank in ranks))
 
@@ -63,13 +70,13 @@ class Kept(NamedTuple):
 
 
 def kept(graph: Physical, stages: Sequence[Stage], localiser: Localiser, *, regather: bool = True) -> dict[int, Kept]:
-    """The memory that every rank keeps from forward to backward."""
-    left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False)]
+    """The memory that every rank keeps of a micro-batch from forward to backward."""
+    left = [(ranks, made.behind()) for ranks, made in _ranks(graph, stages, localiser, regather, False, True)]
     return dict(sorted((rank, behind) for ranks, behind in left for rank in ranks))
 
 
 def _ranks(
-    graph: Physical, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None
+    graph: Physical, stages: Sequence[Stage], localiser: Localiser, regather: bool, overlap: bool | None, apart: bool
 ) -> "Iterator[tuple[list[int], _Rank]]":
     """Equal ranks, and the first of them."""
     for ranks in equal_ranks(graph):
@@ -82,8 +89,12 @@ def _ranks(
             for n, made in traced.items()
             if isinstance(made, Insides)
         }
-        plan = schedule(graph, stages, again, regather=regather, overlap=overlap)
+        plan = schedule(graph, stages, again, regather=regather, overlap=overlap, apart=apart)
         yield ranks, _Rank(graph, stages, plan, traced, rank)
+
+
+def _ends_forward(do: Instruction) -> bool:
+    return do.what in ("free", "stow")
 
 
 class _Rank:
@@ -104,6 +115,11 @@ class _Rank:
         self.first: dict[str, tuple[int, ...]] = {}  # of each register, where it first lay
         self.uses: Counter[int] = Counter()
         self.live = self.most = 0
+        self.host: dict[int, OffloadPlace] = {}  # storages that are no memory of the device
+        self.copies: dict[int, int] = {}  # of storages, there
+        self.there: Counter[str] = Counter()
+        self.stowed: Counter[str] = Counter()
+        self.fullest_host: Counter[str] = Counter()
         self.last = self.fullest = -1  # the segment that ran last, and the one when most was live
 
     def sources(self) -> int:
@@ -119,10 +135,12 @@ class _Rank:
     def behind(self) -> Kept:
         """The values that are live between forward and backward."""
         self.sources()
-        runs = (at for at, do in enumerate(self.plan.todo) if do.what == "run" and do.writes[0].kind != "again")
+        # What a backward runs again writes that, or nothing where only its own backward reads what it keeps.
+        forward = (do.what == "run" and do.writes and do.writes[0].kind != "again" for do in self.plan.todo)
+        runs = (at for at, run in enumerate(forward) if run)
         last = max(runs, default=-1)
-        for do in self.plan.todo[: last + 2]:
-            if do.what in ("run", "draw", "box", "free"):
+        for do in (*self.plan.todo[: last + 1], *takewhile(_ends_forward, self.plan.todo[last + 1 :])):
+            if do.what in ("run", "draw", "box", "free", "stow"):
                 self.do(do)
         values = frozenset(name for name, held in self.first.items() if any(self.uses[storage] for storage in held))
         return Kept(self.live, values)
@@ -140,7 +158,9 @@ class _Rank:
         estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
         full = self.stages[self.fullest] if self.fullest >= 0 else None
         moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
-        return RankMemory(parameters, gradients, max(self.most - gradients, 0), estimates, moment)
+        host, disk = self.fullest_host["cpu"], self.fullest_host["disk"]
+        stowed = self.stowed["cpu"], self.stowed["disk"]
+        return RankMemory(parameters, gradients, max(self.most - gradients, 0), estimates, moment, host, disk, stowed)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""
@@ -161,7 +181,7 @@ class _Rank:
         for storage in held:
             self.uses[storage] += 1
             if self.uses[storage] == 1:
-                self.live += self.bytes[storage]
+                self.count(storage, self.bytes[storage])
         self.drop(register)
         self.held[register] = held
         self.first.setdefault(register, held)
@@ -171,7 +191,15 @@ class _Rank:
         for storage in self.held.pop(register, ()):
             self.uses[storage] -= 1
             if not self.uses[storage]:
-                self.live -= self.bytes[storage]
+                self.count(storage, -self.bytes[storage])
+
+    def count(self, storage: int, nbytes: int) -> None:
+        to = self.host.get(storage)
+        if to is None:
+            self.live += nbytes
+        else:
+            self.there[to] += nbytes
+            self.fullest_host[to] = max(self.fullest_host[to], self.there[to])
 
     def passing(self, nbytes: int) -> None:
         """Bytes that are live for a moment."""
@@ -191,12 +219,33 @@ class _Rank:
             # What arrived stands behind what was sent.
             for register, storage in zip(do.writes, held[-len(do.writes) :], strict=False):
                 self.hold(register, [storage])
+        elif do.what == "stow":
+            self.stow(do)
+        elif do.what == "fetch":
+            self.hold(do.writes[0], [self.new(self.bytes[storage]) for storage in self.held.get(do.reads[0], ())])
+        elif do.what == "land":
+            self.hold(do.writes[0], self.held.get(do.reads[0], ()))
+            self.drop(do.reads[0])
         elif do.what == "add" and do.number > 2:
             pass  # in place
         else:
             for register in do.writes:
                 layout = self.plan.layouts.get(register)  # none where a generator stood
                 self.hold(register, [self.new(self.size(layout) if layout else 0)])
+
+    def stow(self, do: Instruction) -> None:
+        """Copies on the host; one that is there already serves again."""
+        said = offload_of(self.stages[do.number])
+        assert said is not None
+        found = []
+        for storage in self.held.get(do.reads[0], ()):
+            there = self.copies.get(storage)
+            if there is None or not self.uses[there]:
+                there = self.copies[storage] = self.new(self.bytes[storage])
+                self.host[there] = said.to
+                self.stowed[said.to] += self.bytes[storage]
+            found.append(there)
+        self.hold(do.writes[0], found)
 
     def segment(self, do: Instruction) -> None:
         stage = self.stages[do.number]
@@ -225,7 +274,7 @@ class _Rank:
             for register, storage in zip(do.writes, self.run(made.backward, given), strict=True):
                 self.hold(register, [storage])
 
-    def run(self, inside: Inside, given: Sequence[int]) -> list[int]:
+    def run(self, inside: SegmentBytes, given: Sequence[int]) -> list[int]:
         self.passing(inside.peak)
         made: dict[int, int] = {}
         found = []
@@ -254,6 +303,6 @@ class _Rank:
         for register, storage in zip(do.writes, arrived, strict=False):
             self.hold(register, [storage])
 
-    def arrives(self, way: Plan, sources: Sequence[int]) -> int:
+    def arrives(self, way: BoxingPlan, sources: Sequence[int]) -> int:
         """The storage of what a move brings: that of what was there where it is a view."""
         return sources[0] if sources and is_view(way, self.rank) else self.new(self.size(way.dst))

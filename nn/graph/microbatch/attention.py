@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...composites.attention_blocks import back, seen
+
 __all__ = ["attend", "forget", "reserved"]
 
 
@@ -67,7 +69,7 @@ def _attend(
     keys, values = store.until(last)
     if last == length and not trains:
         forget([held])
-    return _seen(query, keys, values, _bias(query, first, last, mask), scale)
+    return seen(query, keys, values, _bias(query, first, last, mask), scale)
 
 
 @torch.library.custom_op("sbpflow::attend_backward", mutates_args=())
@@ -87,7 +89,7 @@ def _attend_backward(
     last = first + query.shape[-2]
     store = _pasts[held]
     keys, values = store.until(last)
-    dquery, dkeys, dvalues = _back(grad, query, keys, values, _bias(query, first, last, mask), out, sums, scale)
+    dquery, dkeys, dvalues, _ = back(grad, query, keys, values, _bias(query, first, last, mask), out, sums, scale)
     if store.gradients is None:  # the last slice goes back first
         store.gradients = torch.zeros_like(store.key), torch.zeros_like(store.value)
     mine = []
@@ -110,63 +112,6 @@ def _bias(query: Tensor, first: int, last: int, mask: Tensor | None) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(query.dtype)
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-
-
-def _fused(query: Tensor, value: Tensor) -> bool:
-    """Whether a kernel is there that never holds all weights at once; on cards there is none that hides by place."""
-    return query.device.type == "cpu" and query.dim() == 4 and query.shape[-1] == value.shape[-1]
-
-
-def _seen(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    key, value = _each_head(query, key), _each_head(query, value)
-    if _fused(query, value):
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        out, sums = kernel(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-        return out.contiguous(), sums.contiguous()
-    weights = _weights(query, key, bias, scale)
-    sums = torch.logsumexp(weights, -1)
-    return (_shares(weights, sums) @ value.to(weights.dtype)).to(query.dtype), sums
-
-
-def _back(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor, sums: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    heads = key.shape[-3] if key.dim() > 2 else 1
-    key, value = _each_head(query, key), _each_head(query, value)
-    if _fused(query, value):
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        dquery, dkey, dvalue = kernel(grad, query, key, value, out, sums, 0.0, False, attn_mask=bias, scale=scale)
-    else:
-        weights = _weights(query, key, bias, scale)
-        wide = weights.dtype
-        shares, above = _shares(weights, sums), grad.to(wide)
-        inner = above @ value.to(wide).transpose(-2, -1) - (above * out.to(wide)).sum(-1, keepdim=True)
-        weights = shares * inner * scale
-        dvalue = shares.transpose(-2, -1) @ above
-        dquery, dkey = weights @ key.to(wide), weights.transpose(-2, -1) @ query.to(wide)
-    return dquery.to(query.dtype).contiguous(), _shared_heads(dkey, heads), _shared_heads(dvalue, heads)
-
-
-def _weights(query: Tensor, key: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The logarithms of the weights, up to a row's own constant; of half precision in single."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return query.to(wide) @ key.to(wide).transpose(-2, -1) * scale + bias.to(wide)
-
-
-def _shares(weights: Tensor, sums: Tensor) -> Tensor:
-    """A row that sees nothing takes nothing."""
-    return torch.exp(weights - sums.masked_fill(sums == -math.inf, 0.0)[..., None])
-
-
-def _each_head(query: Tensor, x: Tensor) -> Tensor:
-    """Keys or values for each head of the queries, of which several may share one."""
-    return (
-        x if x.dim() < 3 or x.shape[-3] == query.shape[-3] else x.repeat_interleave(query.shape[-3] // x.shape[-3], -3)
-    )
-
-
-def _shared_heads(grad: Tensor, heads: int) -> Tensor:
-    return grad if grad.dim() < 3 or grad.shape[-3] == heads else torch.unflatten(grad, -3, (heads, -1)).sum(-3)
 
 
 @_attend.register_fake

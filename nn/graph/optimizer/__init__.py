@@ -1,6 +1,9 @@
 """Optimizers of a graph.
 
+trained          a parameter with where its gradient, its optimizer's pieces and its state lie
 adopt            parameters and states of torch's optimizers as a graph has them
-on_shards        torch's own step on plain shards
+on_shards        torch's own step on plain shards, for those that treat every element alone
+on_whole         that of others, on whole tensors
 adopted_model    values of modules as a graph has them, and how gradients change these
+at_rest          bytes that ranks hold of these between steps
 """

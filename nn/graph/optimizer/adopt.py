@@ -6,22 +6,26 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
 from ....boxing import box
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import B, Layout, State
-from ...tensors.autograd import accumulate
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import became, building
-from .on_shards import forget
+from .on_shards import ALONE, forget
+from .trained import Trained, alike
 
-__all__ = ["Trained", "adopt", "clip", "refuse_closures", "states_of"]
+__all__ = ["adopt", "clip", "refuse_closures", "served", "states_of", "stepped_whole"]
 
 # How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
-KEPT = {"SGD": 0, "RMSprop": 1, "Adagrad": 1, "Rprop": 2, "Adadelta": 2, "Lion": 1, "Muon": 1, "Adafactor": 0}
+KEPT = {
+    "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "Adadelta": 2,
+    "Rprop": 2, "ASGD": 1, "Lion": 1, "Muon": 1, "Adafactor": 0,
+}  # fmt: skip
+MORE = "momentum", "amsgrad", "centered"  # settings of which each has one more kept
 
 
 def states_of(optimizers: Sequence[Optimizer]) -> int:
@@ -31,14 +35,36 @@ def states_of(optimizers: Sequence[Optimizer]) -> int:
 
 def _kept(optimizer: Optimizer) -> int:
     name = type(optimizer).__name__
-    if name == "SGD":
-        return int(any(group.get("momentum") for group in optimizer.param_groups))
-    return KEPT.get(name, 2)
+    more = MORE if name in ("SGD", "RMSprop", "Adam", "AdamW") else ()
+    groups = optimizer.param_groups
+    return KEPT.get(name, 2) + max((sum(bool(group.get(each)) for each in more) for group in groups), default=0)
+
+
+def stepped_whole(optimizers: Sequence[Optimizer], values: Mapping[str, Tensor]) -> dict[str, int]:
+    """The parameters of these that optimizers step whole, by name, and how many tensors of its size they keep."""
+    names: dict[int, str] = {}
+    for name, value in values.items():
+        names.setdefault(id(value), name)
+    found: dict[str, int] = {}
+    for optimizer in optimizers:
+        if type(optimizer) not in ALONE:
+            for value in (value for group in optimizer.param_groups for value in group["params"]):
+                now = became[value]() if value in became else getattr(value, "_piece_of", value)
+                if id(now) in names:
+                    vector = type(optimizer) is Adafactor and now.ndim < 2  # of which it keeps no rows and columns
+                    found[names[id(now)]] = _kept(optimizer) + vector
+    return found
 
 
 def refuse_closures(optimizers: Sequence[Optimizer]) -> None:
-    """An optimizer that computes the loss several times a step has no place in a graph, which does so once."""
+    """An optimizer that computes the loss several times a step has no place in a graph, which does so once; nor has one
+    of sparse gradients, as those of graphs are dense."""
     for each in optimizers:
+        if isinstance(each, SparseAdam):
+            raise SbpError(
+                f"{type(each).__name__} steps by sparse gradients, and those of a graph are dense\n"
+                "  take torch.optim.Adam, or step by SparseAdam in a loop of your own, without a graph"
+            )
         if isinstance(each, LBFGS):
             raise SbpError(
                 f"{type(each).__name__} computes the loss several times in a step, and a graph once\n"
@@ -47,88 +73,13 @@ def refuse_closures(optimizers: Sequence[Optimizer]) -> None:
             )
 
 
-class Trained:
-    """A parameter, and what its optimizer changes: itself, or a piece of it on each rank (ZeRO-1)."""
-
-    def __init__(self, parameter: GlobalTensor, home: Layout | None = None) -> None:
-        self.parameter = parameter
-        self.lies = parameter._layout.with_state(parameter._layout.state)
-        self.home = home or self.lies
-        self.master = parameter if self.lies.state == self.home.state else self._pieces()
-        self._seen = self._stamp()
-
-    def _pieces(self) -> GlobalTensor:
-        """Views into the parameter where its pieces are contiguous, so that the step changes it in place."""
-        made = wrap(self._cut(), self.home)
-        made._is_param = True
-        vars(made)["_piece_of"] = self.parameter  # which copies keep
-        return made.requires_grad_()
-
-    def _cut(self) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return box(
-                [shard.detach() for shard in self.parameter._shards], self.lies, self.home, op="optimizer pieces"
-            )
-
-    def _stamp(self) -> list[tuple[int, int]]:
-        return [(shard.data_ptr(), shard._version) for shard in self.parameter._shards]
-
-    def give(self, shards: tuple[Tensor, ...], *, keep: bool) -> None:
-        """The gradient of a step, added to what is there, as `backward` does; for the optimizer, or to `keep`."""
-        hooked = self.parameter._hooks is not None  # these are called with the parameter's own gradient
-        of, where = (self.parameter, self.lies) if keep or hooked else (self.master, self.home)
-        if (keep or hooked) and where.state != self.home.state:
-            shards = box(shards, self.home, where, op="gradient")
-        if of._leaf is not None and of._leaf.direct:  # it would be put on the shards anyway
-            for shard, grad in zip(of._shards, shards, strict=True):
-                shard.grad = grad if shard.grad is None else shard.grad + grad
-            return
-        if hooked:
-            with torch.no_grad():
-                accumulate(of, wrap(shards, where))
-            if not keep:
-                self.gather()
-            return
-        new, held = wrap(shards, where), of.grad
-        of.grad = new if held is None else held + new  # type: ignore[assignment]
-
-    def gather(self) -> None:
-        """Before a step of the optimizer: what others did to the parameter counts for its pieces.
-
-        It may have been loaded or trained by another graph, and an eager backward leaves its gradient there.
-        """
-        if self.master is self.parameter:
-            return
-        with torch.no_grad():
-            if self._seen != self._stamp():
-                for mine, new in zip(self.master._shards, self._cut(), strict=True):
-                    mine.copy_(new)
-            eager = self.parameter.grad
-            if eager is not None:
-                new = wrap(box(eager._shards, eager._layout, self.home, op="gradient"), self.home)
-                held = self.master.grad
-                self.master.grad = new if held is None else held + new  # type: ignore[assignment]
-                self.parameter.grad = None
-
-    def settle(self) -> None:
-        """After a step of the optimizer: the changed pieces go where the parameter lies."""
-        if self.master is self.parameter:
-            return
-        with torch.no_grad():
-            pieces = [shard.detach() for shard in self.master._shards]
-            there = box(pieces, self.home, self.lies, op="optimizer pieces")
-            for mine, new in zip(self.parameter._shards, there, strict=True):
-                mine.detach().copy_(new)
-        self.parameter._moved = None
-        self._seen = self._stamp()
-
-
 class _Served(NamedTuple):
     """An optimizer's parameters as it trains them now: a graph's, by their ids, and of these what is cut in pieces."""
 
     graph: Mapping[int, Trained]
     all: dict[int, Trained]
     pieces: list[Trained]
+    mapped: list[Trained]  # and of these, what is in files
 
 
 _now: "WeakKeyDictionary[Optimizer, _Served]" = WeakKeyDictionary()
@@ -147,7 +98,7 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             continue
         found: dict[int, Trained] = {}
         for group in optimizer.param_groups:
-            held = []
+            held, mapped = [], False
             for value in group["params"]:
                 owner = changed.get(id(getattr(value, "_piece_of", value)))
                 if owner is None and value in became:
@@ -157,23 +108,39 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
                 trained = known.get(id(owner)) or (before and before.all.get(id(owner))) or Trained(owner)
                 found[id(owner)] = trained
                 held.append(_adopted(optimizer, value, trained))
+                mapped = mapped or trained.mapped
+                if before is not None and id(owner) in before.all:
+                    trained.follow(before.all[id(owner)])
             group["params"] = held
             said = group.get("fused") or group.get("differentiable") or isinstance(group["lr"], Tensor)
             if "foreach" in group and group["foreach"] is None and not said:
                 alike = len({x.placement for x in held}) == 1  # type: ignore[attr-defined]
-                group["foreach"] = alike or None
+                # All at once would bring the pages of all files in.
+                group["foreach"] = False if mapped else alike or None
         if before is None:
             optimizer.register_step_pre_hook(_gather)
             optimizer.register_step_post_hook(_settle)
             optimizer.register_load_state_dict_post_hook(_loaded)
         forget(optimizer)
-        _now[optimizer] = _Served(known, found, [t for t in found.values() if t.master is not t.parameter])
+        pieces = [each for each in found.values() if each.master is not each.parameter]
+        _now[optimizer] = _Served(known, found, pieces, [each for each in pieces if each.mapped])
+
+
+def served(optimizer: Optimizer) -> Mapping[int, Trained]:
+    """The parameters that it trains now, by their ids."""
+    return _now[optimizer].all
 
 
 def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not building():
-        for each in _now[optimizer].pieces:
+        now = _now[optimizer]
+        for each in now.pieces:
             each.gather()
+        if now.mapped:
+            held = {id(x) for group in optimizer.param_groups for x in group["params"]}
+            for each in now.mapped:  # not where it steps on shards, which have states of their own meanwhile
+                if each.host and id(each.master) in held and not optimizer.state.get(each.master):
+                    optimizer.state[each.master] = each.host.kept({})
 
 
 def _settle(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -188,7 +155,7 @@ def _loaded(optimizer: Optimizer) -> None:
     for each in _now[optimizer].all.values():
         state = optimizer.state.get(each.master)
         if state:
-            optimizer.state[each.master] = {name: _state(part, each) for name, part in state.items()}
+            optimizer.state[each.master] = _states(state, each)
 
 
 def _unknown(optimizer: Optimizer, value: Tensor) -> SbpError:
@@ -201,18 +168,30 @@ def _unknown(optimizer: Optimizer, value: Tensor) -> SbpError:
 def _adopted(optimizer: Optimizer, value: Tensor, trained: Trained) -> Tensor:
     if value is trained.master:
         return value
-    if isinstance(value, GlobalTensor) and value is not trained.parameter and value._layout.state == trained.home.state:
-        trained.master = value  # another graph has cut it alike
-        return value
+    if isinstance(value, GlobalTensor) and value is not trained.parameter and alike(value._layout, trained.rest):
+        host = vars(value).get("_host")
+        if (host and host.to) == (trained.host and trained.host.to):
+            trained.master, trained.host = value, host  # another graph has cut it alike
+            trained.begin()
+            return value
+        with torch.no_grad():  # a copy of one that is on the host, or what was there before
+            for mine, other in zip(trained.master._shards, value._shards, strict=True):
+                mine.detach().copy_(other)
     state = optimizer.state.pop(value, None)
     if state:
-        optimizer.state[trained.master] = {name: _state(part, trained) for name, part in state.items()}
+        optimizer.state[trained.master] = _states(state, trained)
     return trained.master
+
+
+def _states(state: Mapping[str, Any], trained: Trained) -> Mapping[str, Any]:
+    """All that an optimizer keeps for a parameter, as it lies from now on."""
+    made = {name: _state(part, trained) for name, part in state.items()}
+    return made if trained.host is None else trained.host.kept(made)
 
 
 def _state(part: Any, trained: Trained) -> Any:
     """The state that an optimizer keeps for a parameter, as it lies from now on."""
-    of = trained.home
+    of = trained.held
     if not isinstance(part, Tensor) or part.ndim == 0:
         return part
     like = tuple(part.shape) == of.shape  # else as Adafactor's, for rows and columns
@@ -239,7 +218,7 @@ def clip(trained: Iterable[Trained], limit: float) -> Tensor | None:
     groups: dict[Placement, list[Tensor]] = {}
     for each in trained:
         if each.master.grad is not None:
-            groups.setdefault(each.home.placement, []).append(each.master)
+            groups.setdefault(each.held.placement, []).append(each.master)
     if len(groups) == 1:
         return nn.utils.clip_grad_norm_(next(iter(groups.values())), limit)
     if not groups:

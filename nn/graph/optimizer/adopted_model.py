@@ -6,16 +6,22 @@ from threading import Lock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....boxing.graph.physical import Physical
+from ....boxing.graph.physical import Physical, Source
 from ....placement import Placement
+from ....placement.world import owned
 from ....sbp import Layout
 from ...model.annotate import LayerMoves
 from ...model.balance import settle
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import globalised, named_values
 from ..compiler.generated_calls import Shards
-from .adopt import Trained, adopt, clip
+from ..host.memory import Folder
+from ..host.states import StateMemory
+from .adopt import adopt, clip, served
+from .loss_scale import LossScale, overflowed, unscaled
 from .on_shards import step_on_shards
+from .on_whole import step_on_whole
+from .trained import Trained
 
 __all__ = ["AdoptedModel"]
 
@@ -24,7 +30,8 @@ class AdoptedModel:
     """Modules whose values lie as a graph has them, and the optimizers of these.
 
     Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
-    layers are moved to other stages. `norm` is that of the gradients before the last step clipped them to `limit`.
+    layers are moved to other stages. `norm` is that of the gradients before the last step clipped them to `limit`, and
+    `scale` the factor of losses, if they had one.
     """
 
     def __init__(
@@ -36,24 +43,34 @@ class AdoptedModel:
         rest: Placement | None,
         moved: LayerMoves,
         limit: float | None,
+        scale: LossScale | None = None,
     ) -> None:
-        self.optimizers, self.graph, self.limit = optimizers, graph, limit
+        self.optimizers, self.graph, self.limit, self.scale = optimizers, graph, limit, scale
         others = rest or next(value.layout.placement for value in graph.values.values())
         changed = globalised(modules, kept, others)
         settle(moved)
         values = named_values(modules)
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in kept}  # type: ignore[misc]
-        self.homes = {s.value.name: s.home for s in graph.sources}
+        self.sources = {s.value.name: s for s in graph.sources}
+        mapped = bool(optimizers and graph.losses) and any(s.offload == "disk" for s in graph.sources)
+        folder = Folder(graph.name) if mapped else None
         self.trained = {
-            name: Trained(value, self.homes[name])
+            name: self._trained(value, self.sources[name], folder)
             for name, value in self.held.items()
             if graph.losses and value.requires_grad
         }
+        self.offloaded = [each for each in self.trained.values() if each.host is not None]
         self.known = {id(t.parameter): t for t in self.trained.values()}
+        self.pieces = {name: t for name, t in self.trained.items() if t.master is not t.parameter}
         adopt(optimizers, self.known, changed)
         self.changed = {id(value): value for value in changed.values()}  # what was before may be gone by then
         self.norm: Tensor | None = None
         self.updating = Lock()
+
+    def _trained(self, value: GlobalTensor, source: Source, folder: Folder | None) -> Trained:
+        if not self.optimizers:
+            return Trained(value, source.home)
+        return Trained(value, source.home, source.master, _host(source, folder))
 
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
@@ -74,28 +91,63 @@ class AdoptedModel:
         self.hold()
         for name, shards in grads.items():
             if name not in self.trained:
-                _leave(given[name], shards, self.homes[name])
+                plain = shards if self.scale is None else unscaled(shards, self.scale.value)
+                _leave(given[name], plain, self.sources[name].home)
         self.update(grads)
 
     def update(self, grads: Mapping[str, Shards]) -> None:
         """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone. Stages of
         one process may call it at any time."""
-        trained = self.trained
-        mine = {id(trained[name].master): shards for name, shards in grads.items() if name in trained}
+        come = [(self.trained[name], shards) for name, shards in grads.items() if name in self.trained]
         with self.updating:
+            if self.scale is not None:
+                factor = self.scale.value
+                overflow = overflowed([(each.home.placement, shards) for each, shards in come], self.graph.ranks)
+                self.scale.after(overflow=overflow)
+                if overflow:
+                    return
+            for name, each in self.pieces.items():
+                each.idle = name not in grads
             # A parameter's hooks are called with its own gradient, which has to go by it then.
-            whole = self.limit is not None or any(each.parameter._hooks is not None for each in trained.values())
-            steps = [o for o in self.optimizers if whole or not step_on_shards(o, mine)]
-            if steps or not self.optimizers:
-                for each in trained.values():
-                    if id(each.master) in mine:
-                        each.give(mine[id(each.master)], keep=not self.optimizers)
+            hooked = any(each.parameter._hooks is not None for each in self.trained.values())
+            if hooked or not self.optimizers:
+                if self.scale is not None:
+                    come = [(each, unscaled(shards, factor)) for each, shards in come]
+                for each, shards in come:
+                    each.give(shards, keep=not self.optimizers)
+                steps = list(self.optimizers)
+            else:
+                brought = [(each, each.brought(shards)) for each, shards in come]
+                for each in self.offloaded:
+                    assert each.host is not None
+                    each.host.arrive()
+                if self.scale is not None:
+                    brought = [(each, unscaled(shards, factor)) for each, shards in brought]
+                mine = {id(each.master): shards for each, shards in brought}
+                steps = list(self.optimizers)
+                if self.limit is None:
+                    steps = [o for o in steps if not step_on_shards(o, mine)]
+                if steps and self.limit is None and self.scale is None:
+                    at_home = {id(each.master): shards for each, shards in come}
+                    steps = [o for o in steps if not step_on_whole(o, served(o), at_home)]
+                for each, shards in brought if steps else ():
+                    each.take(shards)
             if self.limit is not None and steps:
-                self.norm = clip(trained.values(), self.limit)
+                self.norm = clip(self.trained.values(), self.limit)
             for optimizer in steps:
-                optimizer.step()
+                if not step_on_whole(optimizer, served(optimizer), {}):
+                    optimizer.step()
             for optimizer in self.optimizers if steps else ():
                 optimizer.zero_grad(set_to_none=True)
+            for each in self.pieces.values():
+                each.idle = False
+
+
+def _host(source: Source, folder: Folder | None) -> StateMemory | None:
+    if source.offload is None:
+        return None
+    ranks = owned(source.master.placement)
+    return StateMemory(source.offload, source.value.name, ranks, folder if source.offload == "disk" else None)
 
 
 def _leave(x: Tensor, shards: Shards, home: Layout) -> None:

@@ -1,5 +1,7 @@
 """An optimizer's step on plain shards, where it treats every element alone: then a shard is as good as a parameter.
 
+No other optimizer steps so, also none of which nothing is known but that it is a subclass of one of these.
+
 For the time of the step the optimizer holds shards in the place of global tensors, so that it is torch's own step, all
 at once over all parameters, and costs what it costs on one device. Its state lies on the shards; what users see of it
 between steps are global tensors made of the same memory.
@@ -12,16 +14,29 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from ....placement.world import owned
 from ....sbp import Layout
 from ...tensors.tensor import GlobalTensor, wrap
 
-__all__ = ["forget", "step_on_shards"]
+__all__ = ["ALONE", "forget", "step_on_shards"]
 
-# Those that change each element by itself, and their state in place.
-ALONE = frozenset({SGD, Adam, AdamW, RMSprop})
+# Those that change each element by itself, by what else than its own gradients and its value; all change their state
+# in place. Not here: Adafactor (means of rows and columns, norms), Muon (products of matrices), LBFGS, SparseAdam.
+ALONE: Mapping[type[Optimizer], str] = {
+    SGD: "momentum",
+    Adam: "two moments, and the number of steps",
+    AdamW: "two moments, and the number of steps",
+    RMSprop: "moments, momentum",
+    Adagrad: "a sum of squares, and the number of steps",
+    Adadelta: "two means of squares",
+    Adamax: "a mean, a maximum, and the number of steps",
+    NAdam: "two moments, the number of steps, and a product of rates that goes by it",
+    RAdam: "two moments, and the number of steps",
+    ASGD: "a mean of values, and rates that go by the number of steps",
+    Rprop: "a step size, and the sign of the last gradient",
+}
 _known: "WeakKeyDictionary[Optimizer, _Shards]" = WeakKeyDictionary()
 
 
@@ -42,6 +57,8 @@ def step_on_shards(optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]
         shards = _known[optimizer] = made
     if any(map(_has_grad, shards.all)):  # an eager backward has left something there
         return False
+    if any(group.get("fused") for group in optimizer.param_groups) and not shards.dense(grads):
+        return False  # fused kernels read memory as it lies, without asking for strides
     shards.step(optimizer, grads)
     return True
 
@@ -67,6 +84,10 @@ class _Shards:
                     whole = isinstance(part, GlobalTensor)
                     copy = part.clone() if isinstance(part, Tensor) and not whole and at else part
                     self.mine[shard][name] = part._shards[at].detach() if whole else copy
+            host = vars(x).get("_host")
+            if host is not None:
+                for at, shard in enumerate(x._shards):
+                    self.mine[shard] = host.of_shard(at, self.mine[shard])
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "_Shards | None":
@@ -75,6 +96,12 @@ class _Shards:
             return None
         here = [[x for x in group if owned(x.placement)] for group in params]  # stages of a pipeline are elsewhere
         return cls(optimizer, here) if any(here) else None
+
+    def dense(self, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:
+        """Whether shards, state and these gradients lie row by row, without gaps."""
+        parts = (part for held in self.mine.values() for part in held.values() if isinstance(part, Tensor))
+        given = (grad for each in grads.values() for grad in each)
+        return all(x.is_contiguous() for each in (parts, given, *self.groups) for x in each)
 
     def step(self, optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> None:
         self._count_alike()

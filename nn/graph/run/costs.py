@@ -15,7 +15,7 @@ from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.buckets import exchange
-from ....boxing.graph.move_table import buckets, update_of
+from ....boxing.graph.move_table import buckets, updates_of
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.graph.report.facts import Course
 from ....boxing.plan import plan
@@ -23,6 +23,7 @@ from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
 from .chunks import Chunks
+from .gradient_homes import brought_each_time
 from .network import skeleton
 from .tasks import derived
 
@@ -76,6 +77,10 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
         if at >= 0 and (chunk := where.of[at]) is not None and isinstance(stages[at], Box):
             kind = "weight" if back.of in weights else "backward"
             parts[chunk][kind] += plan(back.src, back.dst).price.time
+    each_time = brought_each_time(graph, stages, where)
+    for together in buckets(back for back in graph.backs if back.of in each_time):
+        for chunk in each_time[together[0].of]:
+            parts[chunk]["weight"] += exchange(together).price.time
     each = [(parts[c], hops[c]) for c in range(len(where.group))]
     return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
 
@@ -86,9 +91,10 @@ def once(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chun
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     found: dict[int, float] = defaultdict(float)
     moves = [graph.plan(box) for at in where.once if isinstance(box := stages[at], Box)]
-    ends = [back for back in graph.backs if back.of == back.into or back.of in where.weights]
+    each_time = brought_each_time(graph, stages, where)
+    ends = [b for b in graph.backs if (b.of == b.into or b.of in where.weights) and b.of not in each_time]
     moves += map(exchange, buckets(ends))
-    moves += [move for source in graph.sources if (move := update_of(source)) is not None]
+    moves += [move for source in graph.sources for move in updates_of(source)]
     for move in moves:
         found[group.get(move.src.placement, 0)] += move.price.time
     for at, node in enumerate(decided.formulated.nodes):

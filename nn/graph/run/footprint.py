@@ -41,7 +41,7 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     localiser = variant.localiser
     # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
     unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
-    one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False)
+    one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False, apart=True)
     stays = kept(variant.graph, variant.stages, localiser, regather=regather)
     many = sum(of == route for of, _ in program.keys)
     hops, shift = list(_hops(program, variant, many)), route * program.count
@@ -58,7 +58,9 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         extra += summed(variant, rank) if many > 1 else 0
         there = partial(_kept_slots, program, stays[rank].values, shift)
         extra += sum(_hopping(way, rank, there) for way in hops)
-        found[rank] = replace(peak, activations=peak.activations + extra)
+        # On the host every slot has what a micro-batch stows.
+        away = [round(of * (more + 1)) for of in (peak.host, peak.disk)]
+        found[rank] = replace(peak, activations=peak.activations + extra, host=away[0], disk=away[1])
     return found
 
 
@@ -175,4 +177,7 @@ def _sum(a: RankMemory, b: RankMemory) -> RankMemory:
         a.activations + b.activations,
         (*a.estimates, *b.estimates),
         moment,
+        a.host + b.host,
+        a.disk + b.disk,
+        max(a.stowed, b.stowed),
     )

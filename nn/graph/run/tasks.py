@@ -5,7 +5,7 @@ And what each hands to others, and what is done once a step, before and after al
     hop      a value that goes to another group: the ranks of the first send, those of the second receive
     before   weights that other groups need, sent there
     sums     gradients of weights: the parts of all micro-batches are added up, by register
-    after    these brought home
+    after    these brought home, where that was not done with each
 """
 
 from collections import defaultdict
@@ -19,10 +19,12 @@ from ....placement.errors import SbpError
 from ....sbp import Layout
 from ..lower.gradient_parts import Parts
 from ..lower.instructions import Contents, Instruction, LocalRegister, Transfer
+from ..lower.offload import offloaded, offloads
 from ..lower.order import Writer, bucketed
 from ..lower.recompute import recomputed
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
+from .gradient_homes import brought_each_time
 
 __all__ = ["Hop", "TaskKind", "Name", "Task", "Tasks", "derived", "tasks"]
 
@@ -120,6 +122,8 @@ class _Tasks:
         self.hops: list[Hop] = []
         self.after: list[Instruction] = []
         self.parts = Parts(self.writer.layouts)
+        self.each_time = brought_each_time(graph, stages, where)
+        self.homeward: dict[str, Instruction] = {}  # the moves home of these
         self.sums: dict[LocalRegister, LocalRegister] = {}
 
     def made(self) -> Tasks:
@@ -128,15 +132,30 @@ class _Tasks:
             self.forward(n, do)
         for do in backward:
             self.backward(do)
+        for name in self.each_time.keys() & self.writer.ends.keys():
+            self.homeward[name] = self.writer.back(self.writer.ends[name])
+        for task, todo in self.todo.items():
+            self.todo[task] = list(bucketed(self.homed(todo), self.writer))
         self.ends()
         for chunk in range(len(self.where.group)):
             self.todo[Name("F", chunk)]
+        if offloads(self.stages):
+            self.offload()
         done = {name: self.task(name, todo) for name, todo in self.todo.items()}
         transfers = tuple(self.writer.transfers)
         edges = self.edges(done)
         layouts = self.writer.layouts
         before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
         return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
+
+    def offload(self) -> None:
+        """In every chunk, what its modules save on its way to the host and back."""
+        stay = {*kept(self.graph), *self.writer.lasting}
+        for chunk in range(len(self.where.group)):
+            names = [Name("F", chunk), *(name for kind in ("B", "W") if (name := Name(kind, chunk)) in self.todo)]
+            parts = [self.todo[name] for name in names]
+            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=True)
+            self.todo.update(zip(names, made, strict=True))
 
     def forward(self, n: int, do: Instruction) -> None:
         """A stage, done in its chunk; or a hop from one chunk to another, or once."""
@@ -198,7 +217,9 @@ class _Tasks:
         """A gradient that goes on to another layout."""
         name, into = do.reads[-1].of, do.writes[0].of
         n = self.makers[name]
-        if n in self.where.once:
+        if name in self.each_time:
+            self.homeward[name] = do
+        elif n in self.where.once:
             self.after.append(do)
         elif n in self.where.hops:
             source, target = Name("B", self.where.home[name]), Name("B", self.where.home[into])
@@ -236,11 +257,32 @@ class _Tasks:
         self.todo[name].append(do._replace(writes=tuple(map(self.part, do.writes))))
 
     def part(self, slot: LocalRegister) -> LocalRegister:
-        """The register of one more part of a gradient; those of weights are added up over micro-batches."""
+        """The register of one more part of a gradient; those of weights are added up over micro-batches, unless it is
+        brought home with each."""
         register = self.parts.part(slot)
-        if slot.is_gradient and slot.of in self.where.weights:
+        if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
             self.sums[register] = slot
         return register
+
+    def is_homed(self, slot: LocalRegister) -> bool:
+        return slot.kind == "d" and slot.of in self.each_time
+
+    def homed(self, todo: Sequence[Instruction]) -> Iterator[Instruction]:
+        """The things to do in a task, with the moves home behind the last part that it makes of a gradient."""
+        parts: dict[str, list[LocalRegister]] = defaultdict(list)
+        last: dict[str, int] = {}
+        for at, do in enumerate(todo):
+            for part in filter(self.is_homed, do.writes):
+                parts[part.of].append(part)
+                last[part.of] = at
+        for at, do in enumerate(todo):
+            yield do
+            for name in [name for name, end in last.items() if end == at]:
+                first, *others = parts[name]
+                for number, other in enumerate(others, 2):
+                    yield Instruction("add", number, (first, other), (first,))
+                move = self.homeward[name]
+                yield move._replace(reads=(first,), writes=(self.part(move.writes[0]),))
 
     def ends(self) -> None:
         """Behind all micro-batches: gradients of weights back from where these were sent, and home."""

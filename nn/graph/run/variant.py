@@ -16,6 +16,7 @@ from ..lower.order import Order
 from ..lower.overlap import freed, overlapped
 from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
+from .gradient_homes import brought_each_time
 from .network import Lowered
 from .tasks import Name, Tasks, derived
 from .tasks import tasks as tasks_of
@@ -41,8 +42,11 @@ class Variant:
         self.stages: tuple[Stage, ...] = segments(graph, said)
         self.where: Chunks = chunks(graph, self.stages, said, placed)
         home = self.where.homeward(self.stages)
-        # Only what is brought home once a step goes in buckets; where every chunk updates by itself, in its own.
-        alike = {name: chunk if streamed else 0 for name, chunk in home.items()}
+        # What is brought home once a step goes in buckets, where every chunk updates by itself in its own; and what one
+        # chunk brings home with every micro-batch in buckets of that chunk.
+        alike: dict[str, int | None] = {name: 2 * chunk if streamed else 0 for name, chunk in home.items()}
+        for name, readers in brought_each_time(graph, self.stages, self.where).items():
+            alike[name] = 2 * readers[0] + 1 if len(readers) == 1 else None
         self.graph = bucketed(graph, together=lambda move: alike.get(move.of))
 
     @cached_property

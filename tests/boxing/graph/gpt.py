@@ -107,7 +107,7 @@ def piped() -> Physical:
         w = b.source(f"stages.{stage}.fc.weight", (4, 4), "S(0)" if not stage else "B")
         if stage:
             home = layout(place, "S(0)", (4, 4))
-            b.sources[-1] = replace(b.sources[-1], update=home)
+            b.sources[-1] = replace(b.sources[-1], grads=home, states=home)
         else:
             w = b.box(w, f"stages.{stage}.fc.whole", "B", "P")
         b.at(f"stages.{stage}.fc", f"stages.{stage}", 5 + stage)

@@ -39,13 +39,15 @@ class Build:
         kind: str = "parameter",
         dtype: torch.dtype = F64,
         where: Placement | None = None,
-        update: SbpLike | None = None,
+        grads: SbpLike | None = None,
+        states: SbpLike | None = None,
     ) -> Var:
         where = where or self.where
         of = layout(where, sbp, tuple(shape), dtype, grad_sbp)
         self.values[name] = value = Value(name, of, kind == "parameter")
-        home = None if update is None else layout(where, update, tuple(shape), dtype)
-        self.sources.append(Source(value, kind, home))
+        rests = (None if sbp is None else layout(where, sbp, tuple(shape), dtype) for sbp in (grads, states))
+        home, master = rests
+        self.sources.append(Source(value, kind, home, master))
         return Var(name)
 
     def input(self, name: str, shape: Sequence[int], sbp: SbpLike, dtype: torch.dtype = F64) -> Var:
@@ -205,9 +207,9 @@ def sharded_parameters(layers: int = 3, *, size: int = 6) -> Physical:
 
 
 def sharded_states() -> Physical:
-    """ZeRO-1: parameters whole, their gradients brought together in pieces."""
+    """ZeRO-2: parameters whole, their gradients brought together in pieces."""
     b = Build(LINE)
-    x, w = b.input("x", (8, 6), S(0)), b.source("w", (8, 6), B, P, update=S(0))
+    x, w = b.input("x", (8, 6), S(0)), b.source("w", (8, 6), B, P, grads=S(0), states=S(0))
     return b.graph(total(b, b.op(aten.linear.default, x, w, out=S(0)), P))
 
 
@@ -351,7 +353,7 @@ GRAPHS: dict[str, Callable[[], Physical]] = {
     "data parallel": data_parallel,
     "tensor parallel": tensor_parallel,
     "ZeRO-3": sharded_parameters,
-    "ZeRO-1": sharded_states,
+    "ZeRO-2": sharded_states,
     "pipeline": pipeline,
     "uneven": lambda: uneven(7),
     "empty shards": lambda: uneven(2),

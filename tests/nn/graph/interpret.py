@@ -42,7 +42,7 @@ def interpret(
     leaves: dict[str, Tensor] = {}
     for number, source in enumerate(logical.sources):
         value = constants[source.name]() if source.kind == "constant" else held[source.name]
-        value = value.detach().clone()
+        value = value.detach().clone().to(source.fake.dtype)  # of parameters, the type that they are to rest in
         if source.requires_grad:
             leaves[source.name] = value.requires_grad_()
         values[number] = value

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph.buckets import exchange
-from sbpflow.boxing.graph.move_table import buckets, update_of
+from sbpflow.boxing.graph.move_table import buckets, updates_of
 from sbpflow.placement import Placement
 from sbpflow.sbp.trial import one_thread
 from tests.nn.graph.memory.test_liveness import Live
@@ -109,7 +109,7 @@ def bytes_of(step: flow.nn.Graph) -> int:
     """What all ranks send in a step, move by move: forward, once more for the backward, gradients, and updates."""
     graph, program = step.physical, step.planned.program
     boxes = {box.output.name: graph.plan(box).total for box in graph.boxes}
-    updates = [way.total for source in graph.sources if (way := update_of(source)) is not None]
+    updates = [way.total for source in graph.sources for way in updates_of(source)]
     backs = [exchange(together).total for together in buckets(graph.backs)]  # of a bucket another route may be quickest
     return sum([*boxes.values(), *(boxes[name] for name in program.again), *backs, *updates])
 

@@ -205,6 +205,47 @@ def test_a_layer_is_used_on_two_stages(schedule: str) -> None:
     trains(model, one=one, schedule=schedule)
 
 
+class OneMore(nn.Module):
+    """A scale that is kept as its distance from one, as some norms do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6, dtype=F64))
+
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        scale = self.weight + 1
+        return scale if x is None else x * scale
+
+
+def test_what_is_made_of_weights_alone_is_made_where_it_is_used() -> None:
+    model = nn.Sequential(*mlp(2).double(), OneMore(), nn.Linear(6, 6, dtype=F64))
+    flow.nn.place(model[0], PAIRS[0])
+    flow.nn.place(model[1], PAIRS[1])
+    flow.nn.shard(model, {"3": S(0)})
+    step = trains(model)
+    assert step.plan(*numbers(0)).physical.layout("2.weight").placement == PAIRS[1]
+
+
+class Lent(nn.Module):
+    """Layers of which the second takes what the first makes of its weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.first, self.second, self.last = OneMore(), *mlp(2).double(), nn.Linear(6, 6, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scale()
+        return self.last(F.layer_norm(self.second(self.first(x)), (6,), scale))  # type: ignore[no-any-return]
+
+
+def test_what_another_stage_makes_of_weights_is_not_gathered_again_by_those_who_read_it() -> None:
+    model = Lent()
+    flow.nn.place([model.scale, model.first], PAIRS[0])
+    flow.nn.place([model.second, model.last], PAIRS[1])
+    flow.nn.shard(model, {"scale": S(0), "last": S(0)})
+    trains(model)
+
+
 UNEVEN = {
     "1 to 3": line(0, (1, 2, 3)),
     "2 to 4": line((0, 1), (2, 3, 4, 5)),

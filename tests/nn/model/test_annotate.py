@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow import B, S
+from sbpflow import B, P, S
 from sbpflow.nn import annotations, place, shard
-from sbpflow.nn.model.annotate import checked_hints, hints_of, placement_of
-from sbpflow.placement.errors import PlacementError, SbpError, ShapeError
+from sbpflow.nn.model.annotate import checked_hints, checked_rests, hints_of, placement_of
+from sbpflow.placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 
 P0, P1 = flow.placement("cpu:[0-1] as (tensor=2)"), flow.placement("cpu:[2-3] as (tensor=2)")
 GRID = flow.placement("cpu:[0-3] as (data=2, tensor=2)")
@@ -286,3 +286,58 @@ def test_lists_that_differ_are_not_folded_and_meta_and_lazy_models_print() -> No
     ]
     assert shown.endswith("27 parameters in 8 tensors, 108 B; on meta, without values")
     assert "weight  not known yet  float32" in str(annotations(shard(nn.Sequential(nn.LazyLinear(3)), {"*": S(0)})))
+
+
+# Gradients and states
+
+
+def test_kinds_have_hints_of_their_own() -> None:
+    model = shard(Net(), {"blocks.*.up.weight": S(1)})
+    shard(model, {"*": {"data": S(0)}}, kind=("grads", "states"))
+    shard(model, {"blocks.0": None}, kind="grads")
+    assert "blocks.0.up.weight" in hints_of({"": model}, "states")
+    assert "blocks.0.up.weight" not in hints_of({"": model}, "grads")
+    assert hints_of({"": model})["blocks.1.up.weight"] == S(1)
+    assert "grads data: S(0); states data: S(0)" in str(flow.nn.annotations(model))
+
+
+def test_a_hint_for_states_names_axes_and_says_nothing_of_others() -> None:
+    model = shard(Net(), {"blocks.0.up.weight": {"tensor": S(-1)}, "blocks.1.up.weight": S(0)}, kind="states")
+    shard(model, {"blocks.0.up.weight": {"data": None}})
+    where = dict.fromkeys([name for name, _ in model.named_parameters()], GRID)
+    tensor, both = GRID.axis("tensor"), tuple((axis, S(0)) for axis in range(GRID.ndim))
+    found = checked_rests({"": model}, where, "states")
+    assert found == {"blocks.0.up.weight": ((tensor, S(1)),), "blocks.1.up.weight": both}
+    assert checked_hints({"": model}, where)["blocks.0.up.weight"][GRID.axis("data")] is None
+    assert checked_rests({"": model}, {}, "states") == {}  # what lives nowhere is in no step
+
+
+@pytest.mark.parametrize(
+    ("sbp", "kind", "said"),
+    [
+        (P, "states", "added up before they are kept"),
+        ({"data": P}, ("weights", "grads"), "grads of '[*]'"),
+        (S(0), "gradients", "known are 'weights', 'grads', 'states'"),
+        (S(0), (), "known are"),
+    ],
+)
+def test_a_kind_that_cannot_be(sbp: Any, kind: Any, said: str) -> None:
+    with pytest.raises(SbpError, match=said):
+        shard(Net(), {"*": sbp}, kind=kind)
+
+
+def test_a_hint_for_states_that_does_not_fit_its_placement() -> None:
+    model = shard(Net(), {"blocks.0.up.weight": {"rows": S(0)}}, kind="states")
+    with pytest.raises(SbpflowError, match=r'states of blocks.0.up.weight .*\n(.*\n)*.*kind="states"'):
+        checked_rests({"": model}, {"blocks.0.up.weight": GRID}, "states")
+
+
+def test_patterns_have_alternatives_and_ranges_too() -> None:
+    model = Net()
+    shard(model, {"blocks.[1:].{up,down}.weight": S(0), "blocks.[-1].norm": B})
+    assert sorted(hints_of({"": model})) == [
+        *(f"blocks.{n}.{name}.weight" for n in (1, 2) for name in ("down", "up")),
+        *(f"blocks.3.{name}" for name in ("down.weight", "norm.bias", "norm.weight", "up.weight")),
+    ]
+    with pytest.raises(SbpError, match=r"this \{ is not closed\n  blocks.\{up\n         \^"):
+        shard(model, {"blocks.{up": B})

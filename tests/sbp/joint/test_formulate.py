@@ -14,7 +14,8 @@ from sbpflow import B, S
 from sbpflow.nn.eager.capture import capture
 from sbpflow.placement import cluster
 from sbpflow.sbp.call import Ref
-from sbpflow.sbp.joint.formulate import Demands, Formulated, formulate
+from sbpflow.sbp.joint.demands import Demands
+from sbpflow.sbp.joint.formulate import Formulated, formulate
 from sbpflow.sbp.joint.placements import homes
 from sbpflow.sbp.joint.solver.solve import solve
 from sbpflow.sbp.logical import Logical, Loss, Origin, Source

@@ -34,7 +34,7 @@ def states(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[State]:
 
 def priced(
     place: flow.Placement, by: Cluster, shape: tuple[int, ...]
-) -> Iterator[tuple[State, State, float, flow.boxing.Plan]]:
+) -> Iterator[tuple[State, State, float, flow.boxing.BoxingPlan]]:
     """Of all pairs of states the price by arithmetic, and the plan."""
     known = states(shape, place.shape)
     found = moved(known, known, shape, 4, Links.of(place, by))

@@ -11,7 +11,7 @@ p0 = cpu:[0-3] as (data=2, tensor=2)
 p1 = cpu:[4-7] as (data=2, tensor=2)
 
 input     %x: float32[8, 64] (S(0), B)
-parameter %w: float32[64, 64] (B/P, S(0)) grad, update (S(1), S(0))
+parameter %w: float32[64, 64] (B/P, S(0)) grad, grads (S(1), S(0)), states (S(1), S(0))
 buffer    %count: int64[] (B, B)
 
 forward

@@ -15,7 +15,7 @@ from sbpflow.boxing.graph.text.text import difference, fingerprint, from_text, t
 from sbpflow.placement import placement
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Layout, P, S, Sbp, SbpLike, State, layout
-from sbpflow.sbp.logical import Origin
+from sbpflow.sbp.logical import OffloadPlace, Origin, SavedOffload
 from tests.counts import calls
 
 ATEN = torch.ops.aten
@@ -34,7 +34,7 @@ def small() -> Physical:
     h, y, there = lies("(S(0), S(1))", 8, 64), lies("(S(0), B)", 8, 64), layout(NEXT, "(S(0), B)", (8, 64))
     sources = (
         Source(Value("x", x), "input"),
-        Source(Value("w", w, True), "parameter", lies("(S(1), S(0))", 64, 64)),
+        Source(Value("w", w, True), "parameter", lies("(S(1), S(0))", 64, 64), lies("(S(1), S(0))", 64, 64)),
         Source(Value("count", n), "buffer"),
     )
     fc = Op(
@@ -56,7 +56,7 @@ p0 = cpu:[0-3] as (data=2, tensor=2)
 p1 = cpu:[4-7] as (data=2, tensor=2)
 
 input     %x: float32[8, 64] (S(0), B)
-parameter %w: float32[64, 64] (B/P, S(0)) grad, update (S(1), S(0))
+parameter %w: float32[64, 64] (B/P, S(0)) grad, grads (S(1), S(0)), states (S(1), S(0))
 buffer    %count: int64[] (B, B)
 
 forward
@@ -252,12 +252,15 @@ def any_graph(pick: random.Random) -> Physical:
 
     sources = [Source(values["x"], "input")]
     for _ in range(3):
-        update = any_layout(pick) if pick.random() < 0.5 else None
-        sources.append(Source(value(), pick.choice(["input", "parameter", "buffer", "constant"]), update))
+        grads, states = (any_layout(pick) if pick.random() < 0.5 else None for _ in range(2))
+        kind, whole = pick.choice(["input", "parameter", "buffer", "constant"]), pick.choice([None, 0, 2])
+        places: list[OffloadPlace | None] = [None, "cpu", "disk"]
+        sources.append(Source(value(), kind, grads, states, whole, offload=pick.choice(places)))
     steps: list[GraphStep] = []
     for _ in range(pick.randint(0, 12)):
         names = list(values)
-        origin = Origin(*(pick.choice(["", "a.b", "m y", "f.py:3"]) for _ in range(4)))
+        offload = pick.choice([None, SavedOffload("cpu", 2), SavedOffload("disk")])
+        origin = Origin(*(pick.choice(["", "a.b", "m y", "f.py:3"]) for _ in range(4)), offload=offload)
         if pick.random() < 0.3:
             old = values[pick.choice(names)]
             new = Value(f"box {len(values)}", old.layout.to(B))

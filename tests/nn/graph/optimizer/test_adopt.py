@@ -47,7 +47,7 @@ def wide() -> nn.Sequential:
 
 def cut(graph: flow.nn.Graph) -> list[str]:
     """The parameters of which each rank updates a piece."""
-    return [s.value.name for s in graph.physical.sources if s.update is not None]
+    return [s.value.name for s in graph.physical.sources if s.states is not None]
 
 
 def tight(mine: optim.Optimizer, where: flow.Placement = LINE) -> float:

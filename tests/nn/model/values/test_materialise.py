@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.nn import materialise, place, shard
-from sbpflow.nn.model.materialise import make_global
 from sbpflow.nn.model.slots import slots
+from sbpflow.nn.model.values.materialise import make_global
 from sbpflow.placement.errors import SbpError, ShapeError
 from tests.ranks import Ranks
 
@@ -315,10 +315,15 @@ class Peak(TorchDispatchMode):
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            each.untyped_storage()._cdata for each in torch.utils._pytree.tree_leaves(args) if type(each) is Tensor
+        }
         out = func(*args, **(kwargs or {}))
         for one in torch.utils._pytree.tree_leaves(out):
             if type(one) in (Tensor, nn.Parameter) and not one.is_meta and one.numel():
                 memory = one.untyped_storage()
+                if memory._cdata in given and memory._cdata not in self.live:
+                    continue  # a view of what was there before, as of the memory by which ranks compare numbers
                 self.live[memory._cdata] = (StorageWeakRef(memory), memory.nbytes())
         self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
         self.most = max(self.most, sum(size for _, size in self.live.values()))

@@ -13,25 +13,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...boxing import box
-from ...boxing.exchange.execute import token
-from ...placement import Placement
-from ...placement.errors import SbpError
-from ...placement.world import device as device_of
-from ...placement.world import owned
-from ...sbp import B, Layout, SbpLike
-from ..tensors import seeds
-from ..tensors.factories import _fresh, whole_everywhere
-from ..tensors.tensor import GlobalTensor, wrap
-from .annotate import hints_of, near, placement_of
+from ....boxing import box
+from ....boxing.exchange.execute import token
+from ....placement import Placement
+from ....placement.errors import SbpError
+from ....placement.world import device as device_of
+from ....placement.world import owned
+from ....sbp import B, Layout, SbpLike
+from ...files.reading import check_same_files
+from ...files.values import FileValue
+from ...tensors import seeds
+from ...tensors.factories import _fresh, whole_everywhere
+from ...tensors.tensor import GlobalTensor, wrap
+from ..annotate import hints_of, near, placement_of
+from ..replacement import check_replaceable, replace
+from ..slots import TensorSlot, joined_path, put, slots, tied
 from .initialisers import Initialisers, blank, initialisers, ours, written
-from .replacement import check_replaceable, replace
-from .slots import TensorSlot, joined_path, put, slots, tied
-from .to_global import check_same
+from .load import forget_files, read_shards, values_in_files
+from .same_values import check_same, ranks_of
 
 __all__ = ["make_global", "materialise", "plain_slots"]
 
 Init: TypeAlias = Callable[[str, Tensor], object]
+InFiles: TypeAlias = Mapping[int, tuple[FileValue, ...]]  # by the ids of the values that come from there
 
 
 def materialise(
@@ -67,8 +71,10 @@ def make_global(
     """
     held = {prefix: plain_slots({prefix: root}) for prefix, root in modules.items()}
     every = [slot for some in held.values() for slot in some]
+    groups = tied(every)
+    files = values_in_files(groups)
     for some in held.values():
-        _agree(some, on, {lies[id(slot.value)].placement for slot in some})
+        _agree(some, on, {lies[id(slot.value)].placement for slot in some}, files)
     made: dict[int, GlobalTensor] = {}
     try:
         with torch.no_grad(), on:
@@ -76,14 +82,18 @@ def make_global(
                 for slot in held[prefix]:
                     if id(slot.value) in made:  # also in a module before
                         slot.put(made[id(slot.value)])
-                own = [slot for slot in held[prefix] if id(slot.value) not in made]
-                _Work(prefix, root, own, lies, on, init, made).run()
+                own = [slot for slot in held[prefix] if id(slot.value) not in made and id(slot.value) not in files]
+                _Work(prefix, root, own, lies, on, init, made, files).run()
+            # Last: initialisers find on meta what comes from files, and so leave it alone.
+            parts = read_shards({key: groups[key] for key in files}, files, lies, on.type)
+            made |= {key: _leaf(groups[key][0], part) for key, part in parts.items()}
     except BaseException:
         for slot in every:
             slot.put(slot.value)
         raise
-    for key, group in tied(every).items():
+    for key, group in groups.items():
         put(group, _settled(group[0], made.pop(key), lies[key]), by, fix)
+        forget_files(group)
 
 
 def plain_slots(modules: Mapping[str, nn.Module]) -> list[TensorSlot]:
@@ -156,13 +166,16 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placement]) -> None:
+def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placement], files: InFiles) -> None:
     """All ranks together: those of one pipeline stage draw what another keeps."""
-    ranks = tuple(sorted({rank for where in placements for rank in where.flat}))
-    if ranks:
-        everybody = Placement(on.type, ranks, (len(ranks),), None)
+    everybody = ranks_of(placements, on.type)
+    if everybody is None:
+        return
+    groups = tied(held)
+    check_same_files({group[0].full: files[key] for key, group in groups.items() if key in files}, everybody)
+    if any(key not in files for key in groups):
         seeds.agree(everybody)
-        check_same([group[0] for group in tied(held).values()], everybody, "materialise")
+        check_same([group[0] for group in groups.values()], everybody, "materialise")
 
 
 @dataclass
@@ -174,6 +187,7 @@ class _Work:
     on: torch.device
     init: Init | None
     made: dict[int, GlobalTensor]
+    files: InFiles  # what is read afterwards
     open: list[TensorSlot] = field(default_factory=list)  # left empty by their own module; one around it may fill them
 
     def run(self) -> None:
@@ -185,11 +199,14 @@ class _Work:
         around = initialisers(self.model)
         self.refuse_without([each for each in self.held if each.value.is_meta and not around[each.module].any])
         modules = list(_children_first(self.prefix, self.model))
-        empty = {path for path, module in modules if any(slot.value.is_meta for slot in slots({"": module}))}
+        empty = {path for path, module in modules if any(map(self.is_empty, slots({"": module})))}
         for path, module in modules:
             if path in empty:
                 self.initialise(path, around[module], own.get(module, []))
         self.refuse_without([each for each in self.open if id(each.value) not in self.made])
+
+    def is_empty(self, slot: TensorSlot) -> bool:
+        return slot.value.is_meta and id(slot.value) not in self.files
 
     def initialise(self, path: str, by: Initialisers, own: list[TensorSlot]) -> None:
         """One module: fresh memory for what it holds, filled by its initialisers, and cut."""

@@ -1,0 +1,7 @@
+"""Files of weights: which tensors they hold, under which names a model knows these, and reading parts of them.
+
+values    a value in files, whole or put together from several, and how a part of it is read
+headers   what the files of a path hold, or why they cannot be read
+names     the values of a model's names, for models of transformers too
+reading   shards from values, by several processes
+"""

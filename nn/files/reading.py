@@ -1,0 +1,168 @@
+"""Reading: shards from values in files, each process its own; an error of one rank is one of all.
+
+A shard is read run by run of its spans, so that no element is read that the process does not keep. A file is mapped
+into memory, and the system brings whole pages of it: of a split along the last dim, with rows shorter than a page, each
+process has the disk read all rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, product
+from types import TracebackType
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from ...boxing import box
+from ...boxing.exchange.execute import token
+from ...placement import Placement
+from ...placement.errors import DtypeError, FileError
+from ...placement.world import device, owned
+from ...sbp import Layout
+from ...sbp.state import Spans, State
+from ..tensors.agreement import told
+from ..tensors.tensor import GlobalTensor, wrap
+from .headers import DTYPES, opened
+from .values import FileTensor, FileValue, Region, whole
+
+__all__ = ["Reading", "check_dtype", "check_same_files"]
+
+
+def check_dtype(full: str, values: Sequence[FileValue], dtype: torch.dtype) -> None:
+    """Refuse numbers of another kind: floats are converted to floats, and others not at all."""
+    for tensor in (tensor for value in values for tensor in value.tensors()):
+        if tensor.dtype is not dtype and not (tensor.dtype.is_floating_point and dtype.is_floating_point):
+            raise DtypeError(
+                f"flow.load: {full} is {dtype}, and {tensor.name} in {tensor.file} is {tensor.dtype}\n"
+                "  floats of one kind are converted to those of another, and nothing else is\n"
+                f"  make the model as the file is, or save {tensor.name} as {dtype}"
+            )
+
+
+def check_same_files(values: Mapping[str, Sequence[FileValue]], everybody: Placement) -> None:
+    """Refuse ranks that would read, by name, other tensors than others do. Of each tensor they compare what the header
+    says; its file may lie elsewhere on each host."""
+    said = [
+        f"{full} {[(each.name, each.shape, each.dtype) for value in several for each in value.tensors()]}"
+        for full, several in values.items()
+    ]
+    mine = crc32("\n".join(said).encode())
+    rows = told([mine], everybody, "same files") or []
+    for rank, (other,) in zip(everybody.flat, rows, strict=False):
+        if other != rows[0][0]:
+            here = f"{len(said)} values, such as {said[0].partition(' ')[0]}" if said else "no values"
+            raise FileError(
+                f"flow.load: ranks {everybody.flat[0]} and {rank} are to read different values from files\n"
+                f"  noted here: {here}\n"
+                "  call flow.load with the same weights on every rank, before the model becomes global"
+            )
+
+
+class Reading:
+    """Files that are open for a while, and what went wrong on the way. `everybody` are the ranks that read together."""
+
+    def __init__(self, everybody: Placement | None) -> None:
+        self.everybody = everybody
+        self.stack = ExitStack()
+        self.handles: dict[str, Any] = {}
+        self.error: Exception | None = None
+
+    def __enter__(self) -> "Reading":
+        self.stack.enter_context(torch.device("cpu"))  # whatever the default is: memory of files is there
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stack.close()
+        if error is None:
+            self.agree()
+
+    def agree(self) -> None:
+        """Raise what went wrong here, or on another rank."""
+        row = [0 if self.error is None else 1]
+        rows = (told(row, self.everybody, "flow.load") if self.everybody is not None else None) or [row]
+        if self.error is not None:
+            raise self.error
+        if any(number for (number,) in rows):
+            assert self.everybody is not None
+            failed = [rank for rank, (number,) in zip(self.everybody.flat, rows, strict=True) if number]
+            raise FileError(
+                f"flow.load: rank {failed[0]} could not read its part of the weights\n"
+                f"  its own error tells why; of {len(rows)} ranks {len(failed)} failed\n  every rank needs the files"
+            )
+
+    def read(self, of: FileTensor, region: Region) -> Tensor:
+        """The elements of a region, in the file's own memory."""
+        handle = self.handles.get(of.file)
+        if handle is None:
+            handle = self.handles[of.file] = self.stack.enter_context(opened(of.file))
+        changed = f"flow.load: {of.file} was changed since: "
+        try:
+            part = handle.get_slice(of.name)
+        except Exception as error:  # safetensors' own
+            raise FileError(f"{changed}it has no {of.name}\n  load it again") from error
+        now = tuple(part.get_shape()), DTYPES.get(part.get_dtype())
+        if now != (of.shape, of.dtype):
+            was = f"{of.dtype} {of.shape}"
+            raise FileError(f"{changed}{of.name} is {now[1]} {now[0]}, and was {was}\n  load it again")
+        found: Tensor = part[tuple(slice(lo, hi) for lo, hi in region)] if region else part[...]
+        return found
+
+    def fill(self, full: str, values: Sequence[FileValue], spans: Sequence[Spans], out: Tensor) -> None:
+        """Read some index ranges of each dim of a value; of several, which are tied, all must have the same numbers."""
+        if self.error is not None:
+            return
+        try:
+            first, *others = values
+            self.fill_runs(first, spans, out)
+            for other in others:
+                again = torch.empty_like(out)
+                self.fill_runs(other, spans, again)
+                if not _same(out, again):
+                    raise _differ(full, first, other)
+        except Exception as error:  # others wait to hear of it; `agree` raises it
+            self.error = error
+
+    def fill_runs(self, value: FileValue, spans: Sequence[Spans], out: Tensor) -> None:
+        starts = [list(accumulate((hi - lo for lo, hi in dim), initial=0)) for dim in spans]
+        for runs in product(*(range(len(dim)) for dim in spans)):
+            part, region = out, tuple(spans[d][run] for d, run in enumerate(runs))
+            for d, run in enumerate(runs):
+                part = part.narrow(d, starts[d][run], region[d][1] - region[d][0])
+            value.fill(part, region, self)
+
+    def fill_whole(self, full: str, values: Sequence[FileValue], out: Tensor) -> None:
+        self.fill(full, values, [(dim,) for dim in whole(tuple(out.shape))], out)
+
+    def shards(self, full: str, values: Sequence[FileValue], of: Layout) -> GlobalTensor:
+        """A value as it is to lie. What several ranks of this process hold alike is read once."""
+        bare = Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
+        alike: dict[object, Tensor] = {}
+        pieces = []
+        for rank in owned(of.placement):
+            spans, on = bare.spans(rank), device(of.placement, rank)
+            known = alike.get((spans, on))
+            if known is None:
+                known = alike[spans, on] = torch.empty(bare.local_shape(rank), dtype=of.dtype, device=on)
+                self.fill(full, values, spans, known)
+                pieces.append(known)
+            else:
+                pieces.append(known.clone())
+        there = Layout(of.placement, of.state, of.shape, of.dtype, (), of.sbp)
+        made = tuple(pieces) or (token(bare),)
+        return wrap(box(made, bare, there, op="load") if of.state.partial else made, there)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Bit by bit, so that NaN is NaN."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def _differ(full: str, one: FileValue, other: FileValue) -> FileError:
+    names = [next(each.tensors()).name for each in (one, other)]
+    return FileError(
+        f"flow.load: {names[0]} and {names[1]} are tied in the model, and the files have different values of them\n"
+        f"  the model has one tensor for both, {full}\n"
+        "  make the model without tying, as by tie_word_embeddings=False in its config, or leave one out of the files"
+    )

@@ -1,0 +1,64 @@
+"""Memory at rest: the bytes that ranks hold of a model between steps, counted on the tensors themselves."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ....placement.world import owned
+from ...tensors.factories import whole_everywhere
+from ...tensors.tensor import GlobalTensor
+from .adopted_model import AdoptedModel
+
+__all__ = ["AtRest", "at_rest"]
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """Bytes that one rank holds of what a graph uses: parameters and buffers, gradients that are left on them, and what
+    optimizers keep, with their own pieces of parameters where these are no views. Numbers, as counts of steps, are left
+    out."""
+
+    parameters: int
+    gradients: int
+    states: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.states
+
+
+def at_rest(model: AdoptedModel) -> dict[int, AtRest]:
+    """The memory of every rank that this process owns; what two tensors share counts once, for the first."""
+    seen: dict[int, set[int]] = defaultdict(set)
+    kinds = [_bytes(tensors, seen) for tensors in (model.held.values(), _gradients(model), _states(model))]
+    return {rank: AtRest(*(found.get(rank, 0) for found in kinds)) for rank in sorted(seen)}
+
+
+def _gradients(model: AdoptedModel) -> Iterator[GlobalTensor]:
+    masters = (trained.master for trained in model.trained.values())
+    for x in (*model.held.values(), *masters):
+        if isinstance(x.grad, GlobalTensor):
+            yield x.grad
+
+
+def _states(model: AdoptedModel) -> Iterator[GlobalTensor]:
+    yield from (trained.master for trained in model.trained.values())
+    for optimizer in model.optimizers:
+        for x, state in optimizer.state.items():
+            for part in state.values():
+                if isinstance(part, Tensor) and part.ndim and isinstance(x, GlobalTensor):
+                    yield part if isinstance(part, GlobalTensor) else whole_everywhere(part, x.placement)
+
+
+def _bytes(tensors: Iterable[GlobalTensor], seen: dict[int, set[int]]) -> dict[int, int]:
+    """Bytes by rank of all memory that was not seen before."""
+    found: dict[int, int] = defaultdict(int)
+    for x in tensors:
+        for rank, shard in zip(owned(x.placement), x._shards, strict=False):
+            memory = shard.untyped_storage()
+            if memory.data_ptr() not in seen[rank]:
+                seen[rank].add(memory.data_ptr())
+                found[rank] += memory.nbytes()
+    return found

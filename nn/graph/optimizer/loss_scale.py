@@ -1,0 +1,90 @@
+"""Loss scale: the factor that keeps gradients of fp16 in the range of its numbers, and the steps that are left out.
+
+    loss * scale  ->  gradients * scale  ->  finite on all ranks?  yes   gradients / scale, the optimizers step
+                                                                    no    nobody steps, and the scale halves
+
+It doubles when so many steps in a row were good. All ranks are told of an overflow on one of them.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ....boxing import box
+from ....placement import Placement
+from ....placement.errors import SbpError
+from ....placement.world import device, owned
+from ....sbp import Layout, State
+
+__all__ = ["FIRST", "PATIENCE", "LossScale", "overflowed", "unscaled"]
+
+FIRST = 2.0**16
+PATIENCE = 2000  # good steps before it doubles
+
+
+class LossScale:
+    """The scale of a graph's losses, the same on all ranks. It stays what it is given, or finds what works.
+
+    >>> scale = LossScale()
+    >>> scale.after(overflow=True)
+    >>> scale.value
+    32768.0
+    """
+
+    def __init__(self, given: float | None = None) -> None:
+        self.fixed = given is not None
+        self.value = FIRST if given is None else float(given)
+        self.good = 0  # steps since it changed or overflowed
+
+    def tensor(self) -> Tensor:
+        """The factor of the losses of the step that is about to run."""
+        return torch.tensor(self.value)
+
+    def after(self, *, overflow: bool) -> None:
+        """Learn how a step went, for the next one."""
+        self.good = 0 if overflow else self.good + 1
+        if self.fixed:
+            return
+        if overflow:
+            self.value /= 2
+            if self.value < torch.finfo(torch.float32).tiny:
+                raise SbpError(
+                    "the loss scale of fp16 has halved until nothing was left: gradients are not finite at any scale\n"
+                    "  look for an infinity or a division by zero in the loss, or take bf16, which needs no scale"
+                )
+        elif self.good >= PATIENCE:
+            self.value, self.good = self.value * 2, 0
+
+
+def overflowed(grads: Iterable[tuple[Placement, Sequence[Tensor]]], ranks: Placement) -> bool:
+    """Whether a number is not finite in some gradient of some rank, of all `ranks` in a line; each is told of all.
+
+    Of a gradient there are the shards that this process owns, in the order of its placement.
+    """
+    here = owned(ranks)
+    held: dict[int, list[Tensor]] = {rank: [] for rank in here}
+    for where, shards in grads:
+        for rank, shard in zip(owned(where), shards, strict=False):
+            held[rank].append(shard)
+    flags = [_flag(held[rank], device(ranks, rank)) for rank in here]
+    if not here or ranks.size == 1:
+        return any(bool(flag) for flag in flags)
+    addends = Layout(ranks, State((), (0,)), (), torch.float32)
+    told = box(flags, addends, Layout(ranks, State(()), (), torch.float32), op="overflow")
+    return bool(told[0])
+
+
+def _flag(grads: Sequence[Tensor], where: torch.device) -> Tensor:
+    """One where a number is not finite, else zero."""
+    found = [x for x in grads if x.numel()]
+    if not found:
+        return torch.zeros((), device=where)
+    largest = torch.stack([norm.float() for norm in torch._foreach_norm(found, inf)])
+    return (~largest.isfinite()).any().float()
+
+
+def unscaled(shards: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
+    """A gradient without the scale."""
+    return tuple([x / scale for x in shards])

@@ -1,0 +1,197 @@
+"""A trained parameter: where its gradient comes, where its optimizer changes it, and how the two get together.
+
+    gradient  ->  home  ->  rest: the optimizer's step on the master  ->  where the parameter lies
+
+Of these only the ends that differ are moved: where all are alike, the master is the parameter itself. A master that is
+offloaded rests on the hosts of its devices.
+"""
+
+import torch
+from torch import Tensor
+
+from ....boxing import box
+from ....boxing.graph.physical import in_narrower
+from ....placement import Placement
+from ....sbp import Layout
+from ...tensors.autograd import accumulate
+from ...tensors.tensor import GlobalTensor, wrap
+from ..choose.parameters import taken_exact
+from ..host.states import StateMemory
+
+__all__ = ["Trained", "alike", "on_host"]
+
+
+class Trained:
+    """A parameter, and what its optimizer changes: itself, or a piece of it on each rank (ZeRO), or one of another
+    dtype. Its gradient comes as `home` says; `rest` is how the optimizer has it, and keeps its state. With `host`
+    that is memory of the host, `held` there."""
+
+    def __init__(
+        self,
+        parameter: GlobalTensor,
+        home: Layout | None = None,
+        rest: Layout | None = None,
+        host: StateMemory | None = None,
+    ) -> None:
+        self.parameter, self.host = parameter, host
+        self.lies = parameter._layout.with_state(parameter._layout.state)
+        self.home, self.rest = home or self.lies, rest or self.lies
+        self.held = self.rest if host is None else on_host(self.rest)
+        self.comes_there = alike(self.home, self.rest)
+        self.master = parameter if host is None and alike(self.lies, self.rest) else self._pieces()
+        self._seen = self._stamp()
+        self.idle = False  # in an update of other parameters, as those of another stage
+
+    def _pieces(self) -> GlobalTensor:
+        """Views into the parameter where its pieces are contiguous, so that the step changes it in place; memory of
+        their own where they are not, or of another dtype, or on the host."""
+        shards = self._cut()
+        made = wrap(shards if self.host is None else self.host.put("master", shards), self.held)
+        made._is_param = True
+        vars(made).update(_piece_of=self.parameter, _host=self.host)  # which copies keep
+        return made.requires_grad_()
+
+    def _cut(self) -> tuple[Tensor, ...]:
+        mine = tuple([shard.detach() for shard in self.parameter._shards])
+        exact = taken_exact(self.parameter) if self.rest.dtype is not self.lies.dtype else None
+        if exact is None:
+            return _as(mine, self.lies, self.rest, "optimizer pieces")
+        wide = self.lies.with_dtype(exact.dtype)
+        held = _as(exact._shards, exact._layout, wide, "optimizer pieces")
+        # Digits that the cast has left out; where others have written to the parameter meanwhile, that counts.
+        with torch.no_grad():
+            known = [torch.where(e.to(x.dtype) == x, e, x.to(e.dtype)) for e, x in zip(held, mine, strict=True)]
+        return tuple(map(_alone, _as(tuple(known), wide, self.rest, "optimizer pieces")))
+
+    def stamped(self) -> None:
+        """The parameter is what the master made of it."""
+        self._seen = self._stamp()
+
+    def _stamp(self) -> list[tuple[int, int]]:
+        return [(shard.data_ptr(), shard._version) for shard in self.parameter._shards]
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the optimizer has it in files."""
+        return self.host is not None and self.host.to == "disk"
+
+    def brought(self, shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """A gradient that has come home, as the optimizer wants it; on the host it may still be on its way."""
+        shards = shards if self.comes_there else _as(shards, self.home, self.rest, "gradient")
+        return shards if self.host is None else self.host.brought(shards)
+
+    def give(self, shards: tuple[Tensor, ...], *, keep: bool) -> None:
+        """The gradient of a step, added to what is there, as `backward` does; for the optimizer, or to `keep`.
+
+        What is kept lies as it comes home, unless the parameter is such that its gradient can lie in one way only.
+        """
+        hooked = self.parameter._hooks is not None  # these are called with the parameter's own gradient
+        if self.host is not None and not (keep or hooked):
+            shards = self.brought(shards)
+            self.host.arrive()
+            return self.take(shards)
+        of, where = (self.parameter, self.lies) if keep or hooked else (self.master, self.rest)
+        if keep and not hooked and self.parameter._leaf is not None and not self.parameter._leaf.direct:
+            where = self.home.with_dtype(self.lies.dtype)
+        shards = shards if alike(self.home, where) else _as(shards, self.home, where, "gradient")
+        if not hooked:
+            _add(of, shards, where)
+            return
+        with torch.no_grad():
+            accumulate(of, wrap(shards, where))
+        if not keep:
+            self.gather()
+
+    def take(self, shards: tuple[Tensor, ...]) -> None:
+        """The gradient of a step as the optimizer wants it, added to what is there."""
+        _add(self.master, shards, self.held)
+
+    def gather(self) -> None:
+        """Before a step of the optimizer: what others did to the parameter counts for its pieces.
+
+        It may have been loaded or trained by another graph, and an eager backward leaves its gradient there.
+        """
+        if self.master is self.parameter or self.idle:
+            return
+        with torch.no_grad():
+            if self._seen != self._stamp():
+                for mine, new in zip(self.master._shards, self._cut(), strict=True):
+                    mine.copy_(new)
+            eager = self.parameter.grad
+            if eager is not None:
+                shards = _as(eager._shards, eager._layout, self.rest, "gradient")
+                new = wrap(shards if self.host is None else tuple([x.to("cpu") for x in shards]), self.held)
+                held = self.master.grad
+                self.master.grad = new if held is None else held + new  # type: ignore[assignment]
+                self.parameter.grad = None
+
+    def follow(self, other: "Trained") -> None:
+        """Take what another graph has trained meanwhile: digits that the parameter does not have are only there."""
+        wide = self.rest.dtype is not self.lies.dtype and other.rest.dtype is self.rest.dtype
+        if other is self or not wide or other._seen != other._stamp():
+            return
+        if other.master is not self.master:
+            there = _as(tuple([s.detach() for s in other.master._shards]), other.held, self.held, "optimizer pieces")
+            with torch.no_grad():
+                for mine, new in zip(self.master._shards, there, strict=True):
+                    mine.copy_(new)
+        self._seen = self._stamp()
+
+    def begin(self) -> None:
+        """Take a master over from another graph, since whose last step the parameter may have changed."""
+        if self.rest.dtype is self.lies.dtype:
+            self._seen = []
+
+    def settle(self) -> None:
+        """After a step of the optimizer: the changed pieces go where the parameter lies."""
+        if self.master is self.parameter or self.idle:
+            return
+        with torch.no_grad():
+            there = tuple([shard.detach() for shard in self.master._shards])
+            if self.host is not None:
+                there = self.host.sent(there, self.parameter._shards)
+            if self.rest.state != self.lies.state:  # else writing casts
+                there = _as(there, self.rest, self.lies, "optimizer pieces")
+            for mine, new in zip(self.parameter._shards, there, strict=True):
+                mine.detach().copy_(new)
+        self.parameter._moved = None
+        self._seen = self._stamp()
+
+
+def on_host(of: Layout) -> Layout:
+    """The same on the hosts of its devices."""
+    there = of.placement
+    if there.type == "cpu":
+        return of
+    return Layout(Placement("cpu", there.flat, there.shape, there.names), of.state, of.shape, of.dtype)
+
+
+def _add(of: GlobalTensor, shards: tuple[Tensor, ...], where: Layout) -> None:
+    """A gradient added to what a tensor has."""
+    if of._leaf is not None and of._leaf.direct:  # it would be put on the shards anyway
+        for shard, grad in zip(of._shards, shards, strict=True):
+            shard.grad = grad if shard.grad is None else shard.grad + grad
+        return
+    new, held = wrap(shards, where), of.grad
+    of.grad = new if held is None else held + new  # type: ignore[assignment]
+
+
+def _as(shards: tuple[Tensor, ...], src: Layout, dst: Layout, what: str) -> tuple[Tensor, ...]:
+    """Moved to another layout, and cast before or behind the move."""
+    if src is dst:
+        return shards
+    with torch.no_grad():
+        a, b = in_narrower(src, dst)
+        moved = tuple([shard.to(a.dtype) for shard in shards])
+        moved = moved if a is b else tuple(box(moved, a, b, op=what))
+        return tuple([shard.to(dst.dtype) for shard in moved])
+
+
+def _alone(shard: Tensor) -> Tensor:
+    """A piece without the memory of the whole."""
+    return shard.clone() if shard.untyped_storage().nbytes() > shard.nbytes else shard
+
+
+def alike(a: Layout, b: Layout) -> bool:
+    """Whether a tensor lies in one way and is of one dtype."""
+    return (a.state, a.dtype) == (b.state, b.dtype)

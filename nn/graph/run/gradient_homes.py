@@ -1,0 +1,43 @@
+"""Homes of gradients over micro-batches: those that take less memory there are brought home with each of these.
+
+home smaller    as in pieces: moved with every micro-batch, and the pieces are added up (ZeRO-2)
+home as large   as whole: addends are added up where they are made, and brought together once, behind all
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ....boxing.graph.physical import Back, Box, Physical
+from ....sbp import Layout
+from ..lower.segments import Stage
+from .chunks import Chunks
+
+__all__ = ["brought_each_time"]
+
+
+def brought_each_time(graph: Physical, stages: Sequence[Stage], where: Chunks) -> Mapping[str, tuple[int, ...]]:
+    """The values whose gradients are brought home with every micro-batch, of all that lie still for a step; and the
+    chunks that read each."""
+    sources = {s.value.name: s for s in graph.sources if s.kind == "parameter"}
+    seen = {box.output.name for at in where.once if isinstance(box := stages[at], Box)}  # a weight as its users see it
+    chunks: dict[str, dict[int, None]] = {}
+    for chunk, stage in zip(where.of, stages, strict=True):
+        for name in stage.inputs if chunk is not None else ():
+            chunks.setdefault(name, {})[chunk] = None  # type: ignore[index]
+    return {
+        back.of: tuple(chunks[back.of])
+        for back in graph.backs
+        if back.into in sources
+        and back.dst is sources[back.into].home
+        and (back.of == back.into or back.of in seen)
+        and back.of in chunks
+        and _smaller(back)
+    }
+
+
+def _smaller(back: Back) -> bool:
+    return back.src.placement is back.dst.placement and _most(back.dst) < _most(back.src)
+
+
+def _most(of: Layout) -> int:
+    return max(prod(of.local_shape(rank)) for rank in of.placement.flat)

@@ -1,0 +1,263 @@
+"""Casts: notes on a model that say in which types weights compute, gradients are added up, and states are kept.
+
+    flow.nn.cast(model, {"*": torch.bfloat16})                        weights rest and compute in bf16
+    flow.nn.cast(model, {"*": "fp32"}, kind="grads")                  gradients are brought together in fp32
+    flow.nn.cast(model, {"*": "fp32"}, kind="states")                 an optimizer's states, and a master of weights
+
+They are notes as those of `place` and `shard`: a graph reads them, and nothing else runs otherwise, eager code either.
+"""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from ...placement import Placement
+from ...placement.errors import SbpError
+from ..tensors.tensor import GlobalTensor
+from .annotate import KINDS, HintKind, near, note, placement_of
+from .slots import TensorSlot, joined_path, slots
+
+__all__ = ["EIGHT_BITS", "DType", "Types", "Works", "cast", "in_half", "refuse_eights", "short", "types_of", "works_of"]
+
+DType: TypeAlias = torch.dtype | str
+
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+NAMES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+WORKS = "_sbpflow_cast"  # said of the module itself
+TYPES = "_sbpflow_casts"  # of the tensors that the module itself holds, by their short names
+BEFORE = "before"  # among these: what the parameter was
+
+
+class Works(NamedTuple):
+    """The type in which a module computes, and that of the model around it, in which nobody said one."""
+
+    dtype: torch.dtype
+    before: torch.dtype
+
+
+class Types(NamedTuple):
+    """The types of a parameter: as it rests, of its gradient, of its master and states; and what it was before."""
+
+    weights: torch.dtype
+    grads: torch.dtype
+    states: torch.dtype
+    before: torch.dtype
+
+
+def cast(
+    model: nn.Module, patterns: Mapping[str, DType | None], *, kind: HintKind | Sequence[HintKind] = "weights"
+) -> nn.Module:
+    """Say in which type parameters of a model rest and compute, or what belongs to them is kept. The model is returned.
+
+    A pattern names parameters, or modules with all that is in them; `*` is any part of a name, with its dots, and fits
+    the model itself. Of the patterns of one dict the first that fits counts, of several calls the last; None takes it
+    back. A type is torch's or one of bf16, fp16, fp32, fp64, fp8. A graph casts the float tensors that come into a
+    module that is named, and what goes out back to the type of what is around it. A parameter that is named alone rests
+    in its type, and is cast where it is used; so is a buffer that is named alone, while others stay as they are. An
+    integer, a bool and a complex number are never cast.
+
+    `kind="grads"` is the type in which gradients are brought together, added up over micro-batches and kept, "states"
+    that of an optimizer's states and of the weights that it changes: a master, where weights are of another type, which
+    begins as the exact weights were. Several kinds may be given at once. Gradients and states of which nothing is said
+    are of the weights' type.
+    """
+    kinds = _kinds(kind)
+    known = [slot for slot in slots({"": model}) if slot.value.dtype.is_floating_point]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    before, weights = _most_of(known), "weights" in kinds
+    said: dict[int, torch.dtype | None] = {}
+    worked: dict[int, torch.dtype | None] = {}
+    for pattern, given in patterns.items():
+        dtype = None if given is None else _read(given, pattern, kinds)
+        inside = {path for path in modules if fnmatchcase(path, pattern)}
+        fits = [slot for slot in known if _fits(slot, pattern, inside, kinds)]
+        works = _within(modules, inside) if weights else []
+        if not fits and not works:
+            raise _nothing_called(pattern, model, known, modules, kinds)
+        for slot in fits:
+            said.setdefault(id(slot.value), dtype)
+        for module in works:
+            worked.setdefault(id(module), dtype)
+    meant = [(slot, said[id(slot.value)]) for slot in known if id(slot.value) in said]
+    for slot, dtype in meant if weights else ():
+        _check_kept(slot, dtype)
+    for slot, dtype in meant:
+        _say(slot, kinds, dtype)
+    for module in modules.values():
+        if id(module) in worked:
+            dtype, held = worked[id(module)], module.__dict__.get(WORKS)
+            note(module, WORKS, None if dtype is None else Works(dtype, held.before if held else before))
+    return model
+
+
+def _kinds(kind: HintKind | Sequence[HintKind]) -> tuple[HintKind, ...]:
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+    if not kinds or any(each not in KINDS for each in kinds):
+        raise SbpError(
+            f"cast: kind={kind!r}\n  known are {', '.join(map(repr, KINDS))}\n"
+            "  give one of them, or several, as in kind=('grads', 'states')"
+        )
+    return kinds
+
+
+def _fits(slot: TensorSlot, pattern: str, inside: set[str], kinds: Sequence[str]) -> bool:
+    """Whether a pattern means a tensor: a parameter as such or with a module around it, a buffer only as such."""
+    around = ["", *accumulate(slot.full.split(".")[:-1], joined_path)]
+    in_module = not inside.isdisjoint(around)
+    if slot.kind == "parameter":
+        return in_module or fnmatchcase(slot.full, pattern)
+    return "weights" in kinds and not in_module and fnmatchcase(slot.full, pattern)
+
+
+def _within(modules: Mapping[str, nn.Module], named: set[str]) -> list[nn.Module]:
+    """The modules of these paths, and all that are in them."""
+    found: dict[int, nn.Module] = {}
+    for path in named:
+        found.update((id(part), part) for part in modules[path].modules())
+    return list(found.values())
+
+
+def _say(slot: TensorSlot, kinds: Sequence[str], dtype: torch.dtype | None) -> None:
+    held = {BEFORE: slot.value.dtype, **_noted(slot), **{kind: dtype for kind in kinds if dtype is not None}}
+    if dtype is None:
+        held = {kind: said for kind, said in held.items() if kind not in kinds}
+    others = {name: types for name, types in slot.module.__dict__.get(TYPES, {}).items() if name != slot.name}
+    mine = {slot.name: held} if held.keys() - {BEFORE} else {}
+    note(slot.module, TYPES, {**others, **mine} or None)
+
+
+def _check_kept(slot: TensorSlot, dtype: torch.dtype | None) -> None:
+    """A refusal where a graph has cast a parameter already, and others may count on it."""
+    wanted = dtype or _noted(slot).get(BEFORE, slot.value.dtype)
+    if slot.kind == "parameter" and isinstance(slot.value, GlobalTensor) and slot.value.dtype is not wanted:
+        raise SbpError(
+            f"cast: {slot.full} is to be {short(wanted)}, and is global already as {short(slot.value.dtype)}\n"
+            "  say it before the model is made global: before the first step of a graph, and before to_global"
+        )
+
+
+def _most_of(known: list[TensorSlot]) -> torch.dtype:
+    """The type that most numbers of a model's parameters were of before anything was said."""
+    found: dict[torch.dtype, int] = {}
+    for slot in known:
+        if slot.kind == "parameter":
+            dtype = _noted(slot).get(BEFORE, slot.value.dtype)
+            found[dtype] = found.get(dtype, 0) + (1 if _lazy(slot) else slot.value.numel())
+    return max(found, key=lambda dtype: found[dtype]) if found else torch.get_default_dtype()
+
+
+def _lazy(slot: TensorSlot) -> bool:
+    return bool(nn.parameter.is_lazy(slot.value))
+
+
+def _noted(slot: TensorSlot) -> dict[str, torch.dtype]:
+    noted: dict[str, torch.dtype] = slot.module.__dict__.get(TYPES, {}).get(slot.name, {})
+    return noted
+
+
+def _read(given: DType, pattern: str, kinds: Sequence[str]) -> torch.dtype:
+    dtype = NAMES.get(given) or getattr(torch, given, None) if isinstance(given, str) else given
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise SbpError(
+            f"cast: {pattern!r} is to be {given!r}, which is no type of real numbers\n"
+            f"  give it one of torch's, or its name: {', '.join(NAMES)}"
+        )
+    if dtype.itemsize == 1 and dtype not in EIGHT_BITS:
+        there = ", ".join(map(short, EIGHT_BITS))
+        raise SbpError(f"cast: {pattern!r} is to be {short(dtype)}\n  of 8 bits there are {there}")
+    if dtype.itemsize == 1 and kinds != ("weights",):
+        which = " and ".join(each for each in kinds if each != "weights")
+        raise SbpError(
+            f"cast: {which} of {pattern!r} are to be {short(dtype)}\n"
+            f"  torch adds no numbers of 8 bits: take bf16, fp16 or fp32 for {which}"
+        )
+    return dtype
+
+
+def short(dtype: torch.dtype) -> str:
+    """A type as it is called in plans, or else in torch."""
+    return next((name for name, each in NAMES.items() if each is dtype), str(dtype).removeprefix("torch."))
+
+
+def _nothing_called(
+    pattern: str, model: nn.Module, known: list[TensorSlot], modules: Mapping[str, nn.Module], kinds: Sequence[str]
+) -> SbpError:
+    paths = [path for path in modules if path]
+    names = [slot.full for slot in known if slot.kind == "parameter"]
+    found = near(pattern, [*names, *paths])
+    what = "parameter, module or buffer" if "weights" in kinds else "parameter or module with parameters"
+    return SbpError(
+        f"cast: {type(model).__name__} has no {what} of real numbers called {pattern!r}\n"
+        f"  it has {len(names)} parameters" + (f", such as {', '.join(names[:4])}" if names else "") + "\n"
+        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+    )
+
+
+def works_of(modules: Mapping[str, nn.Module]) -> dict[int, Works]:
+    """In which types modules compute, by their ids; those of which nothing is said are left out."""
+    parts = (part for root in modules.values() for part in root.modules())
+    return {id(part): said for part in parts if (said := part.__dict__.get(WORKS)) is not None}
+
+
+def types_of(modules: Mapping[str, nn.Module]) -> dict[str, Types]:
+    """The types of all parameters and buffers of which something is said, by their full names; a tied one is there
+    under each of its names."""
+    found: dict[str, Types] = {}
+    met: dict[int, tuple[str, dict[str, Any]]] = {}
+    for slot in slots(modules):
+        said = _noted(slot)
+        first, other = met.setdefault(id(slot.value), (slot.full, said))
+        if other != said:
+            raise SbpError(
+                f"one parameter is cast in two ways\n  as {first}: {_told(other)}\n  as {slot.full}: {_told(said)}\n"
+                f'  say it once after the two were tied, as in flow.nn.cast(model, {{"{first}": ...}})'
+            )
+        if said:
+            weights = said.get("weights", slot.value.dtype)
+            rest = said.get("grads", weights), said.get("states", weights)
+            found[slot.full] = Types(weights, *rest, said[BEFORE])
+    return found
+
+
+def in_half(modules: Mapping[str, nn.Module]) -> bool:
+    """Whether weights that are trained compute in fp16, which loses the small ones among gradients."""
+    types = types_of(modules)
+    trained = (s for s in slots(modules) if s.kind == "parameter" and s.value.requires_grad)
+    rest = (types[s.full].weights if s.full in types else s.value.dtype for s in trained)
+    return torch.float16 in rest or any(said.dtype is torch.float16 for said in works_of(modules).values())
+
+
+def refuse_eights(modules: Mapping[str, nn.Module], rest: Placement | None) -> None:
+    """An error for weights of 8 bits, of which there are no products yet; it tells where the device has none either.
+    Layers that are placed nowhere live on `rest`."""
+    said = types_of(modules)
+    full = next((full for full, types in said.items() if types.weights in EIGHT_BITS), None)
+    if full is None:
+        return
+    where = placement_of(modules).get(full.rpartition(".")[0]) or rest
+    kind, name = where.type if where else "cpu", short(said[full].weights)
+    if kind != "cuda":
+        found = f"{kind} multiplies no numbers of 8 bits; it takes cards of compute capability 8.9 and more"
+    elif torch.cuda.is_available() and (capability := torch.cuda.get_device_capability()) < (8, 9):
+        found = f"the card has compute capability {'.'.join(map(str, capability))}, and such products take 8.9"
+    else:
+        found = "products of 8 bits are not built yet"
+    raise SbpError(
+        f"cast: {full} is to be {name} on {where or kind}\n  {found}\n"
+        f'  take another type, as in flow.nn.cast(model, {{"{full}": "bf16"}}): bf16, fp16, fp32 and fp64 work'
+    )
+
+
+def _told(said: Mapping[str, torch.dtype]) -> str:
+    return ", ".join(f"{kind} {short(dtype)}" for kind, dtype in said.items() if kind != BEFORE) or "nothing"

@@ -1,0 +1,94 @@
+"""Ways to compute: notes on modules that say by which composite their ops run, and over which axis.
+
+    flow.nn.inside(model.layers, use="ring", over="context")
+
+A note counts for all that is in the module; of notes for the same op that of the innermost module, and of one module
+the last. Nothing else of a module changes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...placement.errors import PlacementError
+from ..composites.registry import Composite, composite_named
+from .annotate import Placed, note
+from .slots import joined_path
+
+__all__ = ["CompositeUse", "inside", "uses_of"]
+
+USES = "_sbpflow_inside"  # said of the module itself
+PART = "_sbpflow_inside_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
+
+
+@dataclass(frozen=True)
+class CompositeUse:
+    """A composite that is used in a module over an axis; as `part`, in one of a list of modules that was noted."""
+
+    path: str
+    use: str
+    over: str | int
+    part: bool = False
+
+    @property
+    def composite(self) -> Composite:
+        return composite_named(self.use)
+
+    def __str__(self) -> str:
+        return f"inside {self.path or 'the model'} use {self.use} over {self.over}"
+
+
+def inside(modules: Placed, *, use: str | None, over: str | int | None = None) -> Placed:
+    """Say that ops of a module, or of each of several, are computed by a composite over an axis of their placement.
+
+    `use` is the name of one, such as "ring" or "chunked"; None takes all back that was said of the module. It must
+    stand for something that is called there, which is known when a graph is made. Eager calls go on as they are.
+    A slice of a ModuleList or a Sequential stands for the modules in it.
+    """
+    each = [modules] if isinstance(modules, nn.Module) else modules
+    wrong = next((m for m in each if not isinstance(m, nn.Module)), None) if isinstance(each, Sequence) else each
+    if not isinstance(each, nn.ModuleList | nn.Sequential) and wrong is not None:
+        raise PlacementError(
+            f"inside: expected a module or a list of modules, found {type(wrong).__name__}\n"
+            '  pass what is in the model, as in flow.nn.inside(model.layers, use="ring", over="context")'
+        )
+    if use is not None:
+        composite_named(use)
+        if not isinstance(over, str | int) or isinstance(over, bool):
+            raise PlacementError(
+                f"inside: use={use!r} over={over!r}\n"
+                f'  say over which axis of the placement, as in flow.nn.inside(module, use={use!r}, over="context")'
+            )
+    for module in each:
+        _say(module, USES, use, over)
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            for child in module.children():
+                _say(child, PART, use, over)
+    return modules
+
+
+def _say(module: nn.Module, key: str, use: str | None, over: str | int | None) -> None:
+    """Have a module keep one note more, as the last."""
+    known = dict(module.__dict__.get(key, {}))
+    known.pop(use, None)
+    note(module, key, None if use is None else {**known, use: over})
+
+
+def uses_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[CompositeUse, ...]]:
+    """The notes of all modules that have some, by their paths; the last first."""
+    return {path: found for path, module in _all(modules) if (found := _noted(path, module))}
+
+
+def _noted(path: str, module: nn.Module) -> tuple[CompositeUse, ...]:
+    return tuple(
+        CompositeUse(path, use, over, key == PART)
+        for key in (USES, PART)
+        for use, over in reversed([*module.__dict__.get(key, {}).items()])
+    )
+
+
+def _all(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for prefix, root in modules.items():
+        for path, module in root.named_modules(remove_duplicate=False):
+            yield joined_path(prefix, path), module

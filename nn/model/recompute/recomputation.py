@@ -1,0 +1,162 @@
+"""Recomputation: modules of which the backward runs the forward again, so that little of it is kept until then.
+
+    flow.nn.recompute(model.layers[0])                             all that goes on inside
+    flow.nn.recompute(model.layers[0], keep=["mm", "attention"])   but for the results of these ops
+    flow.nn.recompute(model.layers[0].attn, only=["attention"])    nothing but these
+
+The module keeps its class and its state_dict; its `forward` is a note, by which eager calls go through
+`torch.utils.checkpoint`, and graphs make a region. Random numbers are drawn again as they were, running statistics
+change once.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import Signature, signature
+from typing import Any, TypeAlias, TypeVar
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ....placement.errors import PlacementError, SbpError
+from ..annotate import Modules
+from .core_replay import core_replayed
+from .kept_ops import kernels_of
+from .replay import Contexts
+
+__all__ = ["Recomputing", "recompute", "recomputed_of", "regions_by"]
+
+Repeated = TypeVar("Repeated", bound=nn.Module | Sequence[nn.Module])
+Run: TypeAlias = Callable[..., Any]
+Regions: TypeAlias = Callable[["Recomputing", Run, tuple[Any, ...], dict[str, Any]], Any]
+
+_regions: Regions | None = None
+
+
+@contextmanager
+def regions_by(regions: Regions) -> Iterator[None]:
+    """Inside, modules that are recomputed are run by `regions`, as where a graph is captured."""
+    global _regions
+    before, _regions = _regions, regions
+    try:
+        yield
+    finally:
+        _regions = before
+
+
+class Recomputing:
+    """The forward of a module that is run again. It holds on to the module no more than a method does to its object."""
+
+    __slots__ = ("__weakref__", "_module", "inner", "keep", "only")
+
+    def __init__(self, module: nn.Module, keep: tuple[str, ...], only: tuple[str, ...], inner: Run | None) -> None:
+        self._module = ref(module)
+        self.keep, self.only = keep, only
+        self.inner = inner  # a forward that the module has of its own, not of its class
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._called(sys._getframe(1))
+        run = self.inner or type(module).forward.__get__(module)
+        if _regions is not None:
+            return _regions(self, run, args, kwargs)
+        if not torch.is_grad_enabled():
+            return run(*args, **kwargs)
+        if self.only:
+            return core_replayed(run, args, kwargs, type(module).__name__)
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return run(*args, **kwargs)
+
+        contexts = Contexts(module, kernels_of(self.keep))
+        with contexts.watched():
+            # As positions: torch keeps the random numbers of the devices of these alone.
+            return checkpoint(call, args, kwargs, use_reentrant=False, context_fn=contexts)
+
+    def _called(self, caller: Any) -> nn.Module:
+        """The module that is called: a shallow copy has the forward of the one that it was made of."""
+        found = caller.f_locals.get("self")
+        if isinstance(found, nn.Module) and vars(found).get("forward") is self:
+            return found
+        module = self._module()
+        assert module is not None
+        return module
+
+    @property
+    def __signature__(self) -> Signature:
+        module = self._module()
+        assert module is not None
+        return signature(self.inner or type(module).forward.__get__(module))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it says the same of its module as another does of its own."""
+        return isinstance(other, Recomputing) and self._said() == other._said()
+
+    def __hash__(self) -> int:
+        return hash(self._said())
+
+    def _said(self) -> tuple[object, ...]:
+        return self.keep, self.only, self.inner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recomputing, (self._module(), self.keep, self.only, self.inner)
+
+    def __str__(self) -> str:
+        said = [f"{word} {', '.join(ops)}" for word, ops in (("keep", self.keep), ("only", self.only)) if ops]
+        return " ".join(["recomputed", *said])
+
+
+def recompute(
+    modules: Repeated, again: bool | None = True, *, keep: str | Iterable[str] = (), only: str | Iterable[str] = ()
+) -> Repeated:
+    """Say that the backward runs a module, or each of several, once more; `again=None` takes it back.
+
+    Results of the ops in `keep` are kept: `mm` are all products of matrices, `attention` fused attention and softmax,
+    and other ops have their own names, as `gelu` or `layer_norm`. With `only="attention"` all is kept but what
+    attention makes between query, key, value and the context: scores, what masks, softmax, dropout make of them.
+    """
+    each = [modules] if isinstance(modules, nn.Module) else modules
+    for module in each if isinstance(each, list | tuple) else [each]:
+        if not isinstance(module, nn.Module):
+            raise PlacementError(
+                f"recompute: expected a module or a list of modules, found {type(module).__name__}\n"
+                "  pass what is in the model, as in flow.nn.recompute(list(model.layers))"
+            )
+        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+            raise SbpError(
+                f"recompute: {type(module).__name__} is never called, so there is nothing to run again\n"
+                "  say it of those in it, as in flow.nn.recompute(list(model.layers))"
+            )
+    kept, alone = ((words,) if isinstance(words, str) else tuple(words) for words in (keep, only))
+    if kept and alone:
+        raise SbpError(
+            f"recompute: keep={list(kept)} and only={list(alone)}\n"
+            "  keep= says what is not run again, only= says what is: give one"
+        )
+    kernels_of(kept)  # which refuses what is no op
+    if alone not in ((), ("attention",)):
+        raise SbpError(
+            f"recompute: only={list(alone)}\n  there is only=['attention'], its core\n"
+            "  of other ops say which are not run again: keep=[...]"
+        )
+    for module in each:
+        _take_back(module)
+        if again:
+            module.__dict__["forward"] = Recomputing(module, kept, alone, vars(module).get("forward"))
+    return modules
+
+
+def _take_back(module: nn.Module) -> None:
+    said = vars(module).get("forward")
+    if isinstance(said, Recomputing):
+        del module.__dict__["forward"]
+        if said.inner is not None:
+            module.__dict__["forward"] = said.inner
+
+
+def recomputed_of(modules: Modules) -> dict[str, str]:
+    """The modules that are run again, by path, and how."""
+    parts = ((path, part) for prefix, root in modules.items() for path, part in root.named_modules(prefix=prefix))
+    found = ((path, vars(part).get("forward")) for path, part in parts)
+    return {path: str(said) for path, said in found if isinstance(said, Recomputing)}

@@ -1,0 +1,7 @@
+"""Values of a model that was built without.
+
+materialise     parameters and buffers made, with the values that one device would have drawn
+initialisers    of modules, by what they are
+load            values that are in files
+same_values     whether all ranks pass the same ones
+"""

@@ -1,0 +1,182 @@
+"""Values from files: read at once into a model that has memory, and noted on one that has none, until it is global.
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    flow.load(folder, model)                       # reads names and shapes
+    step = flow.compile(model, ...)                # its first run reads, each rank its own part
+
+The notes are like those of `place` and `shard`: modules keep them, copies and pickles have them, and nothing else of a
+model changes. They go when the values are there.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from os import PathLike
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ....placement.errors import FileError, SbpError, ShapeError
+from ....sbp import Layout
+from ...files.headers import file_tensors
+from ...files.names import spared_names, values_by_name
+from ...files.reading import Reading, check_dtype
+from ...files.values import FileValue
+from ...tensors.tensor import GlobalTensor
+from ..annotate import note
+from ..slots import TensorSlot, slots, tied
+from .same_values import ranks_of
+
+__all__ = ["forget_files", "load", "read_shards", "values_in_files"]
+
+M = TypeVar("M", bound=nn.Module)
+Group = tuple[list[TensorSlot], tuple[FileValue, ...]]  # the slots of a value, and what the files have of it
+
+FILES = "_sbpflow_files"  # of what the module itself holds, by its short names
+
+
+def load(path: str | PathLike[str], model: M) -> M:
+    """Give a model the values of a file *.safetensors, or of a folder as `save_pretrained` writes it. It is returned.
+
+    What is on meta is noted, and read when the model becomes global: at a graph's first run, by `flow.nn.materialise`
+    or by `flow.nn.to_global`. Each process then reads the elements that it keeps and no others. (The system reads whole
+    pages: of a tensor split along its last dim, in rows shorter than 4 KiB a rank, each process has the disk read all
+    rows, and keeps its columns.) What is plain is read whole, at once; of what is global already each process reads its
+    part at once. Names and shapes must be those of the model's state_dict, but for what transformers itself renames and
+    converts for its models; floats are converted to the model's dtype. Buffers that are in no state_dict are computed
+    by the model's initialisers where they are on meta, as `flow.nn.materialise` does.
+
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, as of a disk
+    or a number that the model's dtype does not hold, comes on every rank; a model on meta is then as it was, and
+    another has some of the new values.
+    """
+    if not isinstance(model, nn.Module):
+        raise SbpError(
+            f"flow.load: expected a module to give values to, found {type(model).__name__}\n"
+            "  a graph's model is loaded itself: flow.load(path, model), before or after flow.compile(model, ...)"
+        )
+    held = [slot for slot in slots({"": model}) if _saved(slot)]
+    lazy = next((slot.full for slot in held if is_lazy(slot.value)), None)
+    if lazy is not None:
+        raise SbpError(f"flow.load: {lazy} has no shape yet\n  run the lazy module on a batch first")
+    groups = _groups(path, model, held)
+    _read_now([group for group in groups if not group[0][0].value.is_meta])
+    for group, values in groups:
+        for slot in group:
+            kept = {**slot.module.__dict__.get(FILES, {}), slot.name: values}
+            kept = kept if slot.value.is_meta else {name: v for name, v in kept.items() if name != slot.name}
+            note(slot.module, FILES, kept or None)
+    return model
+
+
+def _saved(slot: TensorSlot) -> bool:
+    """Whether a state_dict has it."""
+    return slot.kind == "parameter" or slot.name not in slot.module._non_persistent_buffers_set
+
+
+def _groups(path: str | PathLike[str], model: nn.Module, held: list[TensorSlot]) -> list[Group]:
+    """Every value of a model with those of the files for it, checked."""
+    stored = file_tensors(path)
+    found = values_by_name(model, stored, [slot.full for slot in held])
+    groups = list(tied(held).values())
+    names = {slot.full for slot in held}
+    missing = {group[0].full for group in groups if not any(slot.full in found for slot in group)}
+    computed = {slot.full for slot in held if slot.kind == "buffer"}  # only these may be made by initialisers instead
+    missing -= spared_names(model, "missing", missing & computed)
+    unexpected = {name for name in found if name not in names}
+    unexpected -= spared_names(model, "unexpected", unexpected)
+    if missing or unexpected:
+        raise _other_names(path, model, sorted(missing), sorted(unexpected))
+    told: list[Group] = []
+    for group in groups:
+        values = tuple(dict.fromkeys(found[slot.full] for slot in group if slot.full in found))
+        if values:
+            _check_fit(group[0], values)
+            told.append((group, values))
+    return told
+
+
+def _check_fit(slot: TensorSlot, values: Sequence[FileValue]) -> None:
+    shape = tuple(slot.value.shape)
+    for value in values:
+        if value.shape != shape:
+            tensors = list(value.tensors())
+            of = tensors[0].name + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+            raise ShapeError(
+                f"flow.load: {slot.full} is {shape} in the model, and {value.shape} in the files\n"
+                f"  there it is {of} in {tensors[0].file}\n"
+                "  make the model with the config that the files were saved with"
+            )
+    check_dtype(slot.full, values, slot.value.dtype)
+
+
+def _other_names(path: str | PathLike[str], model: nn.Module, missing: list[str], unexpected: list[str]) -> FileError:
+    lines = []
+    for what, names, others in (
+        ("missing in the files", missing, unexpected),
+        ("not in the model", unexpected, missing),
+    ):
+        if names:
+            near = get_close_matches(names[0], others, 2, 0.7)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  {what}: {names[0]}{more}" + (f"; {' or '.join(near)} is near" if near else ""))
+    return FileError(
+        f"flow.load: {path} does not hold the weights of this {type(model).__name__}\n" + "\n".join(lines) + "\n"
+        "  make the model that was saved, as by its config.json, or save the files anew from a model with these names"
+    )
+
+
+def _read_now(groups: list[Group]) -> None:
+    """Into the memory that values have."""
+    places = [slots[0].value.placement for slots, _ in groups if isinstance(slots[0].value, GlobalTensor)]
+    with torch.no_grad(), Reading(ranks_of(places, places[0].type) if places else None) as files:
+        for (first, *_), values in groups:
+            value = first.value
+            if not isinstance(value, GlobalTensor):
+                files.fill_whole(first.full, values, value.detach())
+                continue
+            new = files.shards(first.full, values, value._layout)
+            if files.error is None:
+                value.copy_(new)
+
+
+def read_shards(
+    groups: Mapping[int, list[TensorSlot]],
+    values: Mapping[int, Sequence[FileValue]],
+    lies: Mapping[int, Layout],
+    kind: str,
+) -> dict[int, GlobalTensor]:
+    """Values of slots, by their ids, as they are to lie: each process reads its part."""
+    if not groups:
+        return {}
+    with Reading(ranks_of({lies[key].placement for key in groups}, kind)) as files:
+        return {key: files.shards(group[0].full, values[key], lies[key]) for key, group in groups.items()}
+
+
+def values_in_files(groups: Mapping[int, list[TensorSlot]]) -> dict[int, tuple[FileValue, ...]]:
+    """Of slots by the ids of their values, those values that are noted to be in files: where."""
+    found: dict[int, tuple[FileValue, ...]] = {}
+    for key, group in groups.items():
+        noted: list[Any] = [slot.module.__dict__.get(FILES, {}).get(slot.name) for slot in group]
+        values = tuple(dict.fromkeys(value for some in noted for value in some or ()))
+        if not values:
+            continue
+        if not group[0].value.is_meta:
+            raise SbpError(
+                f"{group[0].full} is to be read from {next(values[0].tensors()).file}, and has got other memory since\n"
+                f"  it is on {group[0].value.device}, perhaps by to_empty() or load_state_dict(assign=True)\n"
+                "  call flow.load(path, model) again: it reads into the memory that is there now"
+            )
+        _check_fit(group[0], values)
+        found[key] = values
+    return found
+
+
+def forget_files(group: Sequence[TensorSlot]) -> None:
+    """Take the note back, of a value that is there."""
+    for slot in group:
+        kept = slot.module.__dict__.get(FILES)
+        if kept and slot.name in kept:
+            note(slot.module, FILES, {name: values for name, values in kept.items() if name != slot.name} or None)

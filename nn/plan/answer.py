@@ -1,0 +1,145 @@
+"""Answers: the plan of a step that was planned, as text, with all said that was left open and what each line costs.
+
+Lines that left something to the planner are gone, and what it chose stands in their place; `limit` became `expect`.
+Names that differ in the numbers of layers alone are one line.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from ...boxing.graph.blocks import Blocks
+from ...boxing.graph.move_table import each_move
+from ...boxing.graph.physical import Physical
+from ...boxing.picture.palette import duration, volume
+from ...placement import Placement
+from ...sbp import Broadcast, Layout, Sbp
+from ..graph.step import Step
+from .assignment import Assignment
+from .language.statements import AxisEntries, ExpectAtMost, Flow, Grid, GridAxis, Input, Kind, Limit, Rest, Seek
+
+__all__ = ["answer"]
+
+Rests: TypeAlias = dict[str, AxisEntries]  # by names of parameters
+
+
+def answer(step: Step, given: Assignment | None) -> str:
+    """The text of the plan by which a step runs; `given` is what was asked for."""
+    report = step.explain()
+    most = max((held.total for held in step.held().values()), default=0)
+    head = f"# {duration(report.predicted or 0.0)} a step, {volume(most)} on the fullest rank, as predicted"
+    lines = [head, *(_said(given) if given is not None else _by_hand(step))]
+    chosen = [*_chosen(step, given), *_again(step)]
+    lines += ["# chosen:", *chosen] if chosen and given is not None else chosen
+    if report.cut:
+        lines.append(f"# {report.cut}")
+    return "\n".join(lines) + "\n"
+
+
+def _said(given: Assignment) -> Iterator[str]:
+    """The lines of a plan that say something by themselves."""
+    for line in given.plan.lines:
+        statement = line.statement
+        if isinstance(statement, Grid):
+            whole = given.grids.whole
+            if statement.placement is None:
+                sizes = dict(zip(whole.names or (), whole.shape, strict=False))
+                axes = tuple(replace(a, size=sizes.get(a.name, a.size)) for a in statement.axes)
+                yield str(replace(statement, axes=axes, type=whole.type))
+                continue
+        if isinstance(statement, Limit):
+            yield str(ExpectAtMost("memory", statement.memory))
+        elif isinstance(statement, Rest | Flow | Input) and _open(statement.entries):
+            yield f"# {line.text.strip()}"
+        elif not isinstance(statement, Seek):
+            yield line.text
+
+
+def _open(entries: AxisEntries) -> bool:
+    return entries is None or any(entry is None for _, entry in entries)
+
+
+def _by_hand(step: Step) -> Iterator[str]:
+    """The grid and the schedule of a step that no plan was given for."""
+    places = dict.fromkeys(s.value.layout.placement for s in step.graph.sources)
+    whole = step.plan.options.placement
+    if whole is not None and whole.names and len(places) == 1:
+        axes = tuple(GridAxis(name, size) for name, size in zip(whole.names, whole.shape, strict=True))
+        yield str(Grid(axes, whole.type))
+    else:
+        for place in places:
+            yield f"# on {place}"
+    options = step.plan.options
+    if options.piped:
+        yield f"# by {options.policy.name}, {options.micro_batches} micro-batches"
+
+
+def _chosen(step: Step, given: Assignment | None) -> Iterator[str]:
+    """How parameters rest that no line of the plan says, each kind where it differs from the one before."""
+    open_names = None if given is None else given.left_open
+    spent = _spent(step.graph)
+    trained = {s.value.name: s for s in step.graph.sources if s.kind == "parameter"}
+    sources = {name: s for name, s in trained.items() if open_names is None or name in open_names}
+    rests: dict[Kind, Rests] = {"weights": {n: _entries(s.value.layout) for n, s in sources.items()}}
+    rests["grads"] = {n: _entries(s.home) for n, s in sources.items() if s.home.state != s.value.layout.state}
+    rests["states"] = {n: _entries(s.master) for n, s in sources.items() if s.master.state != s.value.layout.state}
+    for kind, of in rests.items():
+        for path, entries, names in _grouped(of, trained):
+            if entries or kind != "weights":
+                seconds = sum(spent.get(name, 0.0) for name in names)
+                place = sources[names[0]].value.layout.placement
+                said = f"{Rest(path, entries or _whole(place), (kind,))}  # {duration(seconds)}"
+                yield said if place.names else f"# {said}"  # a plan knows axes by names
+
+
+def _again(step: Step) -> Iterator[str]:
+    """The blocks that the backward runs again so that all fits, those of one list that are all there as one line."""
+    blocks = step.plan.decided.again
+    every = {op.origin.block for op in step.plan.logical.ops if op.origin.block}
+    for family in dict.fromkeys(map(_family, blocks)):
+        mine, whole = ([block for block in of if _family(block) == family] for of in (blocks, every))
+        yield from (f"recompute {path}" for path in ([family] if len(mine) == len(whole) else mine))
+
+
+def _whole(place: Placement) -> AxisEntries:
+    return tuple((name, Broadcast()) for name in place.names or ())
+
+
+def _entries(of: Layout) -> AxisEntries:
+    """The axes along which it is cut."""
+    found: list[tuple[str, Sbp | None]] = []
+    place: Placement = of.placement
+    for axis, sbp in enumerate(of.sbp):
+        if not isinstance(sbp, Broadcast) and place.shape[axis] > 1:
+            found.append((place.names[axis] if place.names else str(axis), sbp))
+    return tuple(found)
+
+
+def _grouped(of: Rests, all_names: Mapping[str, object]) -> Iterator[tuple[str, AxisEntries, list[str]]]:
+    """Names that differ in numbers alone and lie alike as one pattern, if it meets no other."""
+    families: dict[str, list[str]] = {}
+    for name in of:
+        families.setdefault(_family(name), []).append(name)
+    everybody: dict[str, int] = {}
+    for name in all_names:
+        everybody[_family(name)] = everybody.get(_family(name), 0) + 1
+    for family, names in families.items():
+        if len({of[name] for name in names}) == 1 and everybody[family] == len(names):
+            yield family, of[names[0]], names
+        else:
+            for name in names:
+                yield name, of[name], [name]
+
+
+def _family(name: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _spent(graph: Physical) -> dict[str, float]:
+    """The seconds of the moves of each parameter, its gradient and its update."""
+    found: dict[str, float] = {}
+    for _, row in each_move(graph, Blocks(graph), ()):
+        name = row.name.partition(" and ")[0]
+        found[name] = found.get(name, 0.0) + row.seconds
+    return found

@@ -1,0 +1,167 @@
+"""Checks of a plan without a device: the step is planned for a model that stays as it is, and nothing is run.
+
+What the account of memory, the price of moves and the course of micro-batches say of the step is what it is held to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from ...boxing.graph.move_table import MoveTotal, totals
+from ...boxing.graph.report.report import Report
+from ...boxing.picture.palette import duration, volume
+from ...placement import Cluster, cluster, use_cluster
+from ...placement.errors import SbpError
+from ..graph.compiled import CompiledGraph
+from ..graph.step import Step
+from .assignment import assignment
+from .expect import Expectation, expected, findings
+from .grids import grids_of
+from .language.plan_text import PlanText
+from .language.statements import ExpectAtMost
+from .notes import kept_notes, noted, options_of
+
+__all__ = ["Checked", "check", "planned_step", "priced_by", "stepped"]
+
+Loss = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A plan that was checked: seconds of a step, bytes of the fullest rank, its moves, and each `expect` line."""
+
+    plan: PlanText
+    report: Report
+    seconds: float
+    memory: int
+    moves: Sequence[MoveTotal]
+    findings: Sequence[Expectation]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.plan.name or 'plan'}: {duration(self.seconds)} a step, {volume(self.memory)} on the fullest rank",
+            *(f"  {m.direction:9} {m.count:5} {m.route}: {volume(m.bytes)}, {duration(m.seconds)}" for m in self.moves),
+            *(f"  {finding}" for finding in self.findings),
+        ]
+        return "\n".join(lines)
+
+    def dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts, numbers and text, as json has them."""
+        return {
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "moves": [
+                {"direction": m.direction, "route": m.route, "count": m.count, "bytes": m.bytes, "seconds": m.seconds}
+                for m in self.moves
+            ],
+            "expect": [{"line": str(f.line), "found": f.found, "holds": f.holds} for f in self.findings],
+            "report": self.report.dict(),
+        }
+
+
+def check(
+    plan: PlanText,
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    cluster: Cluster | str | Path | None = None,
+    ranks: int | None = None,
+    strict: bool = True,
+) -> Checked:
+    """A plan held against a model and a batch; where `strict`, an `expect` line that fails is an error."""
+    with priced_by(cluster):
+        _, checked = stepped(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+    if strict:
+        expected(plan, checked.findings)
+    return checked
+
+
+def stepped(
+    plan: PlanText,
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ranks: int | None = None,
+) -> tuple[Step, Checked]:
+    """The planned step of a plan, and what is found of it."""
+    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+    report = step.explain()
+    seconds = report.predicted or 0.0
+    others: dict[str, float] = {}
+    for line in plan.statements:
+        if isinstance(line, ExpectAtMost) and line.of is not None and line.of not in others:
+            other = type(plan).load(_beside(plan, line.of))
+            there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+            others[line.of] = there.explain().predicted or 0.0
+    found = findings(plan, step, others)
+    most = max((held.total for held in step.held().values()), default=0)
+    return step, Checked(plan, report, seconds, most, totals(report.moves), found)
+
+
+def priced_by(which: Cluster | str | Path | None) -> Any:
+    """Prices of a cluster, of one by its name, or of a file's: those in use where nothing is said."""
+    return nullcontext() if which is None else use_cluster(which if isinstance(which, Cluster) else cluster(which))
+
+
+def planned_step(
+    plan: PlanText,
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ranks: int | None = None,
+) -> Step:
+    """The step that a plan gives, of which nothing runs; the notes of the model are afterwards what they were."""
+    args, kwargs = arguments(batch)
+    with kept_notes(model):
+        made = assignment(plan, model, grids_of(plan, ranks))
+        noted(made, model)
+        listed: Any = optimizer if optimizer is not None else _usual(model)
+        graph: CompiledGraph[Any, ..., Any] = CompiledGraph(model, loss_fn or _usual_loss, listed, options_of(made))
+        return graph.step_for(*args, **kwargs)
+
+
+def arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """A batch as arguments: a tensor, several in a tuple or list, or named ones in a dict."""
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _usual(model: nn.Module) -> Optimizer | None:
+    """The optimizer that is meant where none is given: two states of each parameter."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return AdamW(trained) if trained else None
+
+
+def _usual_loss(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The loss that is meant where none is given: the model's own, or the mean of its first result of floats."""
+    result = model(*args, **kwargs)
+    loss = getattr(result, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    left = [result]
+    while left:
+        part = left.pop(0)
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part.float().mean()
+        left += part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ()
+    raise SbpError(
+        f"check: {type(model).__name__} returns no tensor of floats, of which there could be a loss\n"
+        "  give loss_fn(model, *batch)"
+    )
+
+
+def _beside(plan: PlanText, name: str) -> Path:
+    """A file that a plan names: beside its own."""
+    return Path(plan.name).parent / name if plan.name else Path(name)

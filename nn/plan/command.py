@@ -1,0 +1,146 @@
+"""The command line of plans: plan, draw, diff and simulate, each for a model that is made without values.
+
+python -m sbpflow plan LlamaForCausalLM --cluster h100x8*2          finds a plan, and writes it
+python -m sbpflow plan LlamaForCausalLM my.plan --cluster h100x8*2  checks one
+python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
+python -m sbpflow diff a.plan b.plan
+python -m sbpflow simulate LlamaForCausalLM my.plan
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from ...placement.errors import SbpError
+from .check import Checked, planned_step, priced_by, stepped
+from .language.diff import diff
+from .model_source import NamedModel, model_called
+from .plan import Plan
+from .planner import plan
+
+__all__ = ["add_commands", "run_command"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add the subcommands to a parser."""
+    planning = commands.add_parser("plan", help="check a plan for a model, or find one")
+    _model_of(planning)
+    planning.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="the file of a plan, to check")
+    planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
+    planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
+    planning.add_argument("--json", action="store_true", help="print it as json")
+    drawing = commands.add_parser("draw", help="draw the step of a model under a plan")
+    _model_of(drawing)
+    drawing.add_argument("plan", metavar="PLAN", type=Path)
+    drawing.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FILE", help=".svg, .png, .pdf, .dot or .html"
+    )
+    differing = commands.add_parser("diff", help="show what two plans say differently")
+    differing.add_argument("a", type=Path)
+    differing.add_argument("b", type=Path)
+    differing.add_argument("--model", metavar="MODEL", help="also what each costs for a model")
+    _batch_of(differing)
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Add the words that `simulate` takes where it is given a model and a plan."""
+    parser.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="a plan: NAME is then a model")
+    _batch_of(parser)
+
+
+def _model_of(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="module:function, file.py:function, a class of transformers, or a config file"
+    )
+    _batch_of(parser)
+
+
+def _batch_of(parser: ArgumentParser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="prices, such as h100x8*16 or a .toml file")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples, where the model comes without")
+    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="tokens of each (default 1024)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks, of which `*` in a grid is what is left")
+
+
+def run_command(asked: Namespace) -> None:
+    """Run one of them."""
+    {"plan": _plan, "draw": _draw, "diff": _diff, "simulate": _simulate}[asked.command](asked)
+
+
+def _named(asked: Namespace, name: str) -> NamedModel:
+    _tell(f"making {name} on meta")
+    return model_called(name, asked.batch, asked.tokens)
+
+
+def _tell(line: str) -> None:
+    """Progress, apart from what is printed."""
+    print(line, file=sys.stderr)
+
+
+def _checked(asked: Namespace, of: NamedModel, path: Path) -> Checked:
+    _tell(f"planning by {path}")
+    return Plan.load(path).check(of.model, of.batch, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
+
+
+def _plan(asked: Namespace) -> None:
+    of = _named(asked, asked.model)
+    if asked.plan is not None:
+        checked = _checked(asked, of, asked.plan)
+        print(json.dumps(checked.dict(), indent=1) if asked.json else checked)
+        return
+    limit = None if asked.memory is None else asked.memory * 2**30
+    how: Any = {"cluster": asked.cluster, "memory": limit, "loss_fn": of.loss_fn, "ranks": asked.ranks}
+    found = plan(of.model, of.batch, told=_tell, **how)
+    path = found.save(asked.out or Path(f"{of.name}.plan"))
+    if asked.json:
+        others = [{"name": one.name, "why": one.why, "plan": str(one.plan)} for one in found.runners_up]
+        print(
+            json.dumps({"plan": str(found), "file": str(path), "runners_up": others} | found.checked.dict(), indent=1)
+        )
+    else:
+        print(f"{found}\n{found.table()}\nwrote {path}")
+
+
+def _draw(asked: Namespace) -> None:
+    of = _named(asked, asked.model)
+    with priced_by(asked.cluster):
+        step, checked = stepped(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
+    if asked.out.suffix == ".html":
+        checked.report.save(asked.out)
+    else:
+        from ...boxing.graph.picture.draw import draw
+
+        draw(step.graph, asked.out)
+    print(f"drew {asked.out}")
+
+
+def _diff(asked: Namespace) -> None:
+    a, b = Plan.load(asked.a), Plan.load(asked.b)
+    print(diff(a, b))
+    if asked.model:
+        of = _named(asked, asked.model)
+        for path in (asked.a, asked.b):
+            print(_checked(asked, of, path))
+
+
+def _simulate(asked: Namespace) -> None:
+    """The course of micro-batches before anything runs."""
+    of = _named(asked, asked.schedule)
+    with priced_by(asked.cluster):
+        step = planned_step(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
+    pieces = step.plan.pieces
+    if pieces is None:
+        raise SbpError(
+            f"{asked.plan} has no pipeline, so that there is no course of micro-batches\n"
+            "  give it one, as in pipe model.layers over pipe by 1f1b, 8 micro-batches; or see its moves: "
+            "python -m sbpflow plan MODEL PLAN"
+        )
+    schedule, costs = pieces.options.policy, pieces.costs()
+    stages = len(pieces.course().stages)
+    shown = schedule.show(stages, pieces.options.micro_batches, v=len(costs) // stages, costs=costs)
+    print(shown)
+    print(pieces.course())
+    if asked.svg is not None:
+        print(f"drew {shown.draw(asked.svg)}")

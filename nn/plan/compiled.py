@@ -1,0 +1,138 @@
+"""Compile: a graph of a model and its loss function, typed as these are, as a plan says or notes on the model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, Self, Unpack, overload
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...placement.errors import SbpError
+from ..graph.compiled import Args, CompiledGraph, M, Result
+from ..graph.options import GivenOptions
+from ..graph.step import Step
+from ..tensors.tensor import GlobalTensor
+from .answer import answer
+from .assignment import Assignment, assignment
+from .expect import expected, findings
+from .grids import grids_of
+from .language.plan_text import PlanText
+from .notes import noted, options_of
+from .plan import Plan, StepPlan
+
+__all__ = ["compile"]
+
+
+class CompileOptions(GivenOptions, total=False):
+    """The options of a graph, and a plan: one that was read, its text, or the file that it is in."""
+
+    plan: PlanText | str | Path | None
+
+
+class _Compiled(CompiledGraph[M, Args, Result]):
+    """The graph that `compile` makes, which knows the plan that it runs by."""
+
+    given: Assignment | None = None
+
+    def step_for(self, *args: Any, **kwargs: Any) -> Step:
+        step = super().step_for(*args, **kwargs)
+        if step.runner is None and self.given is not None:
+            expected(self.given.plan, findings(self.given.plan, step))
+        return step
+
+    @property
+    def plan(self) -> StepPlan[Self]:  # it is called like the method of a graph
+        """The plan that runs, with all said that was left open; before a first call what was given. It is called with
+        arguments to plan for such, as `Graph.plan` is."""
+        given, step = self.given, self._last
+
+        def say() -> str:
+            return answer(step, given) if step is not None else str(given.plan) if given is not None else ""
+
+        return StepPlan.of_step(super().plan, say)
+
+
+_Optimizers = Optimizer | list[Optimizer] | None
+
+
+@overload
+def compile(
+    model: M,
+    loss_fn: Callable[Concatenate[M, Args], Tensor],
+    optimizer: _Optimizers = None,
+    **options: Unpack[CompileOptions],
+) -> _Compiled[M, Args, GlobalTensor]: ...
+@overload
+def compile(
+    model: M,
+    loss_fn: Callable[Concatenate[M, Args], Result],
+    optimizer: _Optimizers = None,
+    **options: Unpack[CompileOptions],
+) -> _Compiled[M, Args, Result]: ...
+@overload
+def compile(
+    model: M,
+    loss_fn: Callable[..., Tensor],  # as of `loss_fn(model, **batch)`, whose arguments have no types of their own
+    optimizer: _Optimizers = None,
+    **options: Unpack[CompileOptions],
+) -> _Compiled[M, ..., GlobalTensor]: ...
+@overload
+def compile(
+    model: M,
+    loss_fn: Callable[..., Any],
+    optimizer: _Optimizers = None,
+    **options: Unpack[CompileOptions],
+) -> _Compiled[M, ..., Any]: ...
+@overload
+def compile(
+    model: M, loss_fn: None = None, optimizer: None = None, **options: Unpack[CompileOptions]
+) -> _Compiled[M, ..., Any]: ...
+def compile(
+    model: nn.Module,
+    loss_fn: Callable[..., Any] | None = None,
+    optimizer: _Optimizers = None,
+    **options: Unpack[CompileOptions],
+) -> _Compiled[Any, ..., Any]:
+    """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.
+
+    Without a loss function it is an inference: `step(*args)` is `model(*args)`. There are the options placement=,
+    backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices=, inputs=, loss_scale= and name=, as `Options`
+    explains them; and plan=, a plan's text, file or `Plan`, which says all of that and how the model lies.
+    """
+    if not isinstance(model, nn.Module):
+        raise SbpError(
+            f"compile of {type(model).__name__}\n  give it an nn.Module, as in flow.compile(model, loss_fn, optimizer)"
+        )
+    listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    for each in listed:
+        if not isinstance(each, Optimizer):
+            raise SbpError(
+                f"compile with {type(each).__name__} for an optimizer\n"
+                "  give it one of torch.optim, as in torch.optim.AdamW(model.parameters())"
+            )
+    if optimizer is not None and loss_fn is None:
+        raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
+    plan, made = as_plan(options.pop("plan", None)), None
+    if plan is not None:
+        made = assignment(plan, model, grids_of(plan))
+        said = options_of(made)
+        for name in said.keys() & {name for name, value in options.items() if value is not None}:
+            raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")
+        noted(made, model)
+        options = {**options, **said}
+    graph: _Compiled[Any, ..., Any] = _Compiled(model, loss_fn, optimizer, options)
+    graph.given = made
+    return graph
+
+
+def as_plan(given: PlanText | str | Path | None) -> PlanText | None:
+    """A plan, whether it was read, is a text, or lies in a file: a text of one line that names a file is that."""
+    if given is None or isinstance(given, PlanText):
+        return given
+    if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given and given.endswith(".plan")):
+        return Plan.load(given)
+    if isinstance(given, str):
+        return Plan.read(given)
+    raise SbpError(
+        f"plan={given!r}\n  give it a flow.Plan, a text such as 'grid (data=2)', or the path of a file that has one"
+    )

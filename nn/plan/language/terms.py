@@ -1,0 +1,134 @@
+"""Terms: what single words of a plan mean, each checked, with the nearest word where it is not known."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import lru_cache
+from typing import TypeAlias
+
+from lark import Token
+
+from ....placement.errors import PlacementError, SbpError
+from ....placement.ranks import check_name
+from ....sbp import Broadcast, Partial, Sbp, Split
+from ....sbp.text import parse
+from ...model.path_syntax import TextFault
+from ...model.paths import PathPattern
+from .statements import UNITS
+from .words import KINDS
+
+__all__ = [
+    "Columns",
+    "axis_of",
+    "bytes_of",
+    "column",
+    "entry_of",
+    "fraction",
+    "kinds_of",
+    "known_word",
+    "path_of",
+    "whole",
+]
+
+MOST = 10**9  # ranks, micro-batches, layers
+
+Columns: TypeAlias = dict[str, int]
+
+
+def known_word(token: Token, word: str, known: Collection[str], what: str, at: int | None = None) -> str:
+    """The word, if it is known; else a fault with the nearest."""
+    if word in known:
+        return word
+    close = get_close_matches(word, known, 2, 0.5)
+    fix = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known)}"
+    raise TextFault(column(token) if at is None else at, f"{word[:60]!r} is no {what}", fix)
+
+
+def column(token: Token) -> int:
+    return token.start_pos or 0
+
+
+def whole(token: Token, least: int = 0) -> int:
+    digits = token.lstrip("0")
+    if len(digits) > len(str(MOST)) or not least <= int(digits or 0) <= MOST:
+        said = str(token) if len(token) < 20 else f"a number of {len(token)} digits"
+        raise TextFault(
+            column(token), f"{said} is out of range", f"give {least} or more" if not digits else "give a smaller number"
+        )
+    return int(digits or 0)
+
+
+def fraction(token: Token) -> Fraction:
+    """A number as it is written, exactly."""
+    _, _, power = token.lower().partition("e")
+    if len(token) > 30 or abs(int(power or 0)) > 30:
+        raise TextFault(column(token), f"{token[:30]} is out of range", "give a number that a machine can have")
+    return Fraction(str(token))
+
+
+def path_of(token: Token) -> str:
+    """A path whose pattern is one."""
+    try:
+        PathPattern(str(token)).check()
+    except TextFault as fault:
+        raise TextFault(column(token) + fault.at, fault.message, fault.fix) from None
+    return re.sub(r"\s+", "", token)
+
+
+def kinds_of(token: Token | None, spans: Columns, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Kinds of values in braces or one alone; weights where nothing is said."""
+    if token is None:
+        return ("weights",)
+    spans["kinds"] = column(token)
+    inner = re.fullmatch(r"\{(.*)\}", token, re.DOTALL)
+    for found in re.finditer(r"[^\s,]+", inner[1] if inner else token):
+        at = column(token) + found.start() + (inner is not None)
+        word = known_word(token, found[0].lower(), (*KINDS, *extra), "kind of value", at)
+        if f"kind:{word}" in spans:
+            raise TextFault(at, f"{word} stands twice", "leave one out")
+        spans[f"kind:{word}"] = at
+    given = tuple(kind for kind in (*KINDS, *extra) if f"kind:{kind}" in spans)
+    if not given:
+        raise TextFault(column(token), "nothing stands in {}", f"there are {', '.join((*KINDS, *extra))}")
+    return given
+
+
+def axis_of(token: Token, spans: Columns, part: str = "") -> str:
+    try:
+        check_name(str(token))
+    except PlacementError as error:
+        raise TextFault(column(token), str(error).split("\n")[0], f"found {str(token)!r}") from None
+    spans[f"axis:{token}"] = column(token)
+    if part:
+        spans[part] = column(token)
+    return str(token)
+
+
+def entry_of(token: Token) -> Sbp | None:
+    """A signature of an axis; None is the planner's."""
+    if token == "?":
+        return None
+    read = _signature(str(token))
+    if read is None:
+        what = f"{token.strip()[:60]!r} is no signature of an axis"
+        raise TextFault(column(token), what, "write S(0), B, P, P(max) or ?")
+    return read
+
+
+@lru_cache(256)
+def _signature(text: str) -> Sbp | None:
+    try:
+        read = parse(re.sub(r"^[sbp](?!\w)", lambda head: head[0].upper(), text))
+    except SbpError:
+        return None
+    return read if isinstance(read, Split | Broadcast | Partial) else None
+
+
+def bytes_of(value: Token, unit: Token) -> int:
+    """A size in bytes, rounded down."""
+    name = next((name for name in UNITS if name.lower() == unit.lower()), str(unit))
+    many = int(fraction(value) * UNITS[known_word(unit, name, UNITS, "unit of memory")])
+    if not 0 < many < 2**53:
+        raise TextFault(column(value), f"a size of {many} bytes", "give one as in 70 GiB")
+    return many

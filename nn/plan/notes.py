@@ -1,0 +1,163 @@
+"""Notes of a plan on a model: what `flow.nn.place`, `shard` and their like would be told by hand, all of it or nothing.
+
+A model keeps what its last plan noted, so that another plan takes it back first; notes made by hand stay, below those
+of a plan.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ...sbp import Sbp
+from ..graph.options import GivenOptions
+from ..model.annotate import place, shard
+from ..model.balance import pipeline
+from ..model.cast import cast
+from ..model.flows import flow
+from ..model.folds import fold
+from ..model.inside import inside
+from ..model.offload import offload
+from ..model.recompute.recomputation import Recomputing, recompute
+from .assignment import Assignment, Axes, NotedLine, outermost
+from .language.statements import Inside, Kind, Offload, Recompute, Statement
+
+__all__ = ["kept_notes", "noted", "options_of", "take_back"]
+
+PLAN = "_sbpflow_plan"  # of the model itself: what its notes were before a plan
+
+Before = list[tuple[nn.Module, dict[str, Any]]]
+
+
+def noted(made: Assignment, model: nn.Module) -> None:
+    """Note on a model what a plan says of it; where that fails the notes are what they were."""
+    before = take_back(model)
+    known = _notes(model)
+    try:
+        for statement, action in _actions(made, model):
+            try:
+                action()
+            except Exception as error:
+                if statement is None:
+                    raise
+                raise made.wrong(statement, "", str(error)) from error
+    except BaseException:
+        _restore(known)
+        _restore(before)
+        raise
+    model.__dict__[PLAN] = known
+
+
+def take_back(model: nn.Module) -> Before:
+    """Take back what the last plan noted; returns the notes as they were with it."""
+    now = _notes(model)
+    before = model.__dict__.pop(PLAN, None)
+    if before is not None:
+        _restore(before)
+    return now
+
+
+@contextmanager
+def kept_notes(model: nn.Module) -> Iterator[None]:
+    """Notes that are made inside are gone at the end."""
+    before = _notes(model)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _notes(model: nn.Module) -> Before:
+    def of(part: nn.Module) -> dict[str, Any]:
+        return {key: value for key, value in part.__dict__.items() if _is_note(key, value)}
+
+    return [(part, of(part)) for part in model.modules()]
+
+
+def _restore(before: Before) -> None:
+    for part, notes in before:
+        for key in [key for key, value in part.__dict__.items() if _is_note(key, value)]:
+            del part.__dict__[key]
+        part.__dict__.update(notes)
+
+
+def _is_note(key: str, value: object) -> bool:
+    return key.startswith("_sbpflow_") or isinstance(value, Recomputing)
+
+
+def options_of(made: Assignment) -> GivenOptions:
+    """The options of the whole step that a plan says, as a graph takes them."""
+    options: GivenOptions = {"placement": made.grids.whole}
+    if made.memory is not None:
+        options["memory"] = made.memory
+    if made.pipe is not None:
+        options["schedule"] = made.pipe.schedule
+        options["micro_batches"] = made.pipe.micro_batches or 1
+        if made.pipe.slices is not None:
+            options["slices"] = made.pipe.slices
+    if made.inputs:
+        options["inputs"] = {name: _entries(axes) for name, axes in made.inputs.items()}
+    return options
+
+
+def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
+    """All that is to be noted, in order, each with the line that says it."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    grid = made.grids.whole
+    if made.pipe is None and not made.places:
+        yield None, partial(place, model, grid)  # what follows a folded module is back on the grid
+    for path, line in made.places.items():
+        yield line, partial(place, modules[path], grid.at(**{line.axis: line.at}))
+    if made.pipe is not None:
+        pipe = made.pipe
+        stages = [grid.at(**{pipe.over: at}) for at in range(made.grids.size(pipe.over))]
+        layers = [modules[path] for path in made.layers]
+        chunks = dict(pipe.marks).get("v", 0)
+        yield pipe, partial(pipeline, layers, stages, pipe.schedule, chunks=chunks)
+    for path in outermost(made.folded):
+        how = made.grids.folds[made.folded[path]]
+        yield None, partial(fold, modules[path], str(how.folds), how.name, int(how.size))
+    yield from _rests(made, model)
+    for (path, side), axes in made.flows.items():
+        said: dict[str, Any] = {side: _entries(axes)}
+        yield _last(axes), partial(flow, modules[path], **said)
+    for mark, names in made.marks:
+        yield mark, partial(_mark, model, modules, mark, names)
+
+
+def _mark(model: nn.Module, modules: dict[str, nn.Module], line: NotedLine, names: list[str]) -> None:
+    """Note a line about when and in which form values live, or how a module computes."""
+    patterns = [name or "*" for name in names]  # the model itself has no name
+    if isinstance(line, Recompute):
+        recompute([modules[name] for name in names], keep=line.keep, only=line.only)
+    elif isinstance(line, Inside):
+        inside([modules[name] for name in names], use=line.use, over=line.over)
+    elif isinstance(line, Offload):
+        ahead = line.ahead if line.what == "saved" else None  # states stay where they are: nothing is brought back
+        offload(model, patterns, what=line.what, to=line.to, ahead=ahead)
+    else:
+        for kind in line.kinds:
+            cast(model, dict.fromkeys(patterns, line.type), kind=kind)
+
+
+def _rests(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
+    """Hints for every parameter: what no line names is whole, but under a limit, where it is the planner's."""
+    weights = {n: made.rests["weights"].get(n, {}) for n in made.parameters if not made.whole(n)}
+    kinds: tuple[Kind, ...] = ("weights", "grads", "states")
+    for kind in kinds:
+        by_line: dict[int, dict[str, Axes]] = {}
+        for name, axes in (weights if kind == "weights" else made.rests[kind]).items():
+            by_line.setdefault(id(_last(axes)), {})[name] = axes
+        for named in by_line.values():
+            hints = {name: _entries(axes) for name, axes in named.items()}
+            yield _last(next(iter(named.values()))), partial(shard, model, hints, kind=kind)
+
+
+def _last(axes: Axes) -> Statement | None:
+    return next(reversed([pinned.by for pinned in axes.values()]), None)
+
+
+def _entries(axes: Axes) -> dict[str, Sbp | None]:
+    return {axis: pinned.entry for axis, pinned in axes.items()}

@@ -1,0 +1,84 @@
+"""Plans: one text beside a model that says how it runs; read, checked without a device, printed back exactly.
+
+plan = flow.Plan.load("gpt.plan")
+print(plan.check(model, batch, cluster="h100x8"))
+step = flow.compile(model, loss_fn, optimizer, plan=plan)
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...placement import Cluster
+from .check import Checked, Loss, check
+from .language.lines import Line
+from .language.plan_text import PlanText
+from .language.read import read
+from .taken import taken
+
+__all__ = ["Plan", "StepPlan"]
+
+G = TypeVar("G")
+
+
+class Plan(PlanText):
+    """A plan as text, with its statements as values.
+
+    >>> plan = Plan.read("grid (data=2, tensor=4)  # two by four")
+    >>> print(plan.statements[0])
+    grid (data=2, tensor=4)
+    """
+
+    def check(
+        self,
+        model: nn.Module,
+        batch: Any,
+        *,
+        loss_fn: Loss | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        cluster: Cluster | str | Path | None = None,
+        ranks: int | None = None,
+    ) -> Checked:
+        """The step that this plan gives, without a device: seconds, memory, moves, and every `expect` line, of which
+        one that fails is an error.
+
+        The model may be on meta, and stays as it is; so may the batch, a tensor, several, or named ones in a dict.
+        Without a loss function it is the model's own, without an optimizer AdamW. `ranks` are those of which the grid
+        has what is left.
+        """
+        return check(self, model, batch, loss_fn=loss_fn, optimizer=optimizer, cluster=cluster, ranks=ranks)
+
+    @classmethod
+    def taken(cls, model: nn.Module, over: str, what: str = "tp_plan") -> Self:
+        """The lines that `take tp_plan over AXIS` stands for, of a model of transformers."""
+        return cls.read("\n".join(taken(model, over, what)))
+
+
+class StepPlan(Plan, Generic[G]):
+    """The plan of a step, called with arguments to plan it for such."""
+
+    prepare: Callable[..., G]
+    say: Callable[[], str]
+
+    @classmethod
+    def of_step(cls, prepare: Callable[..., G], say: Callable[[], str]) -> "StepPlan[G]":
+        """The plan of a step, whose text is made once somebody reads it."""
+        made = object.__new__(cls)
+        made.__dict__.update(name="", prepare=prepare, say=say)
+        return made
+
+    @cached_property
+    def text(self) -> str:
+        return self.say()
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        return read(self.text, self.name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> G:
+        """Capture and choose for arguments like these, which may be on meta; nothing is run. Returns the graph."""
+        return self.prepare(*args, **kwargs)

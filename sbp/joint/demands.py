@@ -1,0 +1,38 @@
+"""Demands on a choice: how sources must lie, how gradients and optimizers' states rest, and what may be done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from ..signature import Sbp
+from ..state import State
+from .pins import Entries
+
+__all__ = ["Demands", "RestPins", "Said", "SourcePin"]
+
+SourcePin: TypeAlias = Entries | State
+Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number; None: to be chosen
+
+
+class RestPins(NamedTuple):
+    """The words on how a parameter's gradient and what its optimizer keeps lie; on axes that they do not name, as the
+    parameter does. None: nothing is said."""
+
+    grads: Said | None = None
+    states: Said | None = None
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Demands on a choice: what it has to respect, and what it may do.
+
+    `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
+    parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
+    once, by the type of device.
+    """
+
+    pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
+    states: int = 0
+    sharded: bool = False
+    together: Mapping[str, int] = field(default_factory=dict)
+    rests: Mapping[str, RestPins] = field(default_factory=dict)  # of parameters, by name

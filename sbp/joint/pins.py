@@ -1,0 +1,81 @@
+"""Pins: values that a program says how they lie, on all axes of a placement or on some, the others being free."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from ...placement import Placement
+from ...placement.errors import PlacementError, SbpError
+from ..call import Call
+from ..logical import Logical, LogicalOp
+from ..signature import B, Sbp, Split
+from ..state import Factors, Lie, State, state_of, trim
+from .options import Option
+
+__all__ = ["Entries", "allows", "is_pin_alone", "pinned", "pins_by_op", "stated"]
+
+Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None: free
+
+
+def pins_by_op(logical: Logical, ops: Sequence[Placement]) -> Mapping[int, State | Entries]:
+    """How the results of ops are to lie that somebody said it of, where these ops run; by their place in the graph."""
+    found: dict[int, State | Entries] = {}
+    for at, (op, there) in enumerate(zip(logical.ops, ops, strict=True)):
+        if isinstance(op.lies, State):
+            found[at] = op.lies
+        elif op.lies is not None:
+            try:
+                found[at] = op.lies.on(there, op.outputs[0].ndim)
+            except (PlacementError, SbpError) as error:
+                raise type(error)(f"{op.lies.what} is to flow as {op.lies}\n  {error}") from None
+    return found
+
+
+def is_pin_alone(op: LogicalOp) -> bool:
+    """Whether an op is there for its pin alone, so that no rank has anything to compute."""
+    return op.op is torch.ops.aten.alias.default
+
+
+def allows(said: State | Entries, state: State) -> bool:
+    """Whether a state is what was said, or one of its kind: how a dim is cut inside, a signature does not say."""
+    if isinstance(said, State):
+        return state == said
+    lying = state.sbp(len(said))
+    return all(entry is None or entry is lying[axis] for axis, entry in enumerate(said))
+
+
+def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:
+    """The plain state that was said, with what is free as B."""
+    return state_of(tuple(B if entry is None else entry for entry in said), ndim, sizes)
+
+
+def pinned(found: Sequence[Option], said: State | Entries, call: Call) -> list[Option]:
+    """The options whose result lies as it is to. What is made of nothing may be made so by any; what stays as it is may
+    lie in pieces that nobody would choose."""
+    if not isinstance(said, State):
+        said = tuple(None if n == 1 else entry for entry, n in zip(said, call.sizes, strict=True))
+    fits = [option for option in found if allows(said, option.outputs[0].state)]
+    if fits:
+        return fits
+    if not call.inputs:
+        ndim = call.outputs[0].ndim
+        return [Option((), (Lie(said if isinstance(said, State) else stated(said, ndim, call.sizes)),), 1)]
+    if len(call.inputs) > 1 or call.name not in ("alias", "clone"):
+        return list(found)
+    lies = dict.fromkeys(_laid(option.outputs[0], said) for option in found)
+    return [Option((lie,), (lie,), 1) for lie in lies]
+
+
+def _laid(lie: Lie, said: State | Entries) -> Lie:
+    """A value's lie with what was said in place of what it was."""
+    if isinstance(said, State):
+        return Lie(said, tuple(a for a in lie.grads if a not in said.split))
+    about = {axis for axis, entry in enumerate(said) if entry is not None}
+    dims: list[Factors] = [trim(tuple(f for f in factors if f not in about)) for factors in lie.state.dims]
+    for axis, entry in enumerate(said):
+        if isinstance(entry, Split):
+            dims[entry.dim] = tuple(sorted((*(f for f in dims[entry.dim] if f >= 0), axis)))
+    partial = tuple(a for a in lie.state.partial if a not in about)
+    state = State(tuple(dims), partial, lie.state.reduction)
+    return Lie(state, tuple(a for a in lie.grads if a not in state.split))

@@ -1,0 +1,96 @@
+"""Blocks that the backward runs again for a limit of memory: as few as it takes, and values are the same."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.placement import Placement
+from sbpflow.placement.errors import SbpError, ShortageError
+from tests.nn.graph.memory.test_liveness import Live
+from tests.nn.graph.memory.test_recomputation import Mlp, loss_fn
+
+ONE, PAIR = flow.placement("cpu", range(1)), flow.placement("cpu", range(2))
+
+
+def deep(layers: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Mlp(16) for _ in range(layers)))
+
+
+def values() -> torch.Tensor:
+    return torch.randn(64, 32, 16, generator=torch.Generator().manual_seed(1))
+
+
+def planned(model: nn.Module, limit: float | None, where: Placement = ONE, **more: Any) -> Any:
+    return flow.compile(model, loss_fn, placement=where, memory=limit, **more).plan(values())
+
+
+def total(step: Any) -> int:
+    return int(max(held.total for held in step.explain().memory.ranks.values()))
+
+
+@pytest.mark.parametrize(("share", "many"), [(1.0, 0), (0.8, 2), (0.4, 6)])
+def test_as_few_as_it_takes(share: float, many: int) -> None:
+    limit = share * total(planned(deep(), None))
+    step = planned(deep(), limit)
+    assert total(step) <= limit
+    assert list(step.explain().memory.again) == [str(at) for at in range(many)]
+    assert step.explain().dict()["memory"]["again"] == [str(at) for at in range(many)]
+    assert (f"to fit, {many} blocks are run again in the backward: 0, 1" in str(step.explain())) == bool(many)
+    if many:
+        fewer = deep()
+        flow.nn.recompute(list(fewer)[: many - 1])
+        assert total(planned(fewer, None)) > limit
+
+
+@pytest.mark.parametrize("where", [ONE, PAIR], ids=["alone", "pair"])
+def test_what_is_learnt_is_the_same_and_the_limit_holds(where: Placement) -> None:
+    plain, model = deep(), deep()
+    limit = 0.5 * total(planned(copy.deepcopy(model), None, where))
+    step = planned(model, limit, where)
+    assert step.explain().memory.again
+    loss = step(values())
+    wanted = loss_fn(plain, values())
+    torch.autograd.backward(wanted)
+    torch.testing.assert_close(loss.full_tensor(), wanted)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)  # type: ignore[union-attr]
+    model.zero_grad()
+    with Live() as live:
+        step(values())
+    assert live.peak <= limit * where.size
+
+
+def test_nothing_is_run_again_where_something_else_fits() -> None:
+    """Cut over two ranks it takes half."""
+    limit = 0.6 * total(planned(deep(), None))
+    assert planned(deep(), limit).explain().memory.again
+    assert not planned(deep(), limit, PAIR).explain().memory.again
+
+
+def test_a_limit_that_nothing_meets_says_that_all_are_run_again() -> None:
+    with pytest.raises(ShortageError, match=r"(?s)no plan fits into 100 KiB.*all 8 blocks of layers are run again"):
+        planned(deep(), 100 * 1024)
+
+
+def test_an_inference_keeps_nothing_that_could_be_let_go() -> None:
+    model = deep()
+    with torch.no_grad(), pytest.raises(SbpError, match="no plan fits") as refused:
+        flow.compile(model, placement=ONE, memory=1e4).plan(values())
+    assert "run again" not in str(refused.value)
+
+
+def test_a_pipeline_meets_its_limit_so() -> None:
+    def need(limit: float | None) -> Any:
+        model = deep()
+        flow.nn.pipeline(model, [flow.placement("cpu", [0]), flow.placement("cpu", [1])])
+        return flow.compile(model, loss_fn, micro_batches=2, memory=limit).plan(values())
+
+    limit = 0.6 * total(need(None))
+    step = need(limit)
+    assert total(step) <= limit
+    assert step.explain().memory.again

@@ -1,0 +1,131 @@
+"""Checks of a plan: what they find is what a step does, and every `expect` line is held to it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow.placement.errors import SbpError, SbpflowError
+
+X = torch.randn(16, 8)
+
+
+class Blocks(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)) for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x
+
+
+TENSOR = "grid (tensor=4)\nlayers.*.0: tensor=S(0)\nlayers.*.1: tensor=S(1)\n"
+ZERO = "grid (data=4)\n**: data=S(0)\ninput * <- data=S(0)\nlayers.* <- data=S(0)\nlayers.*.* -> data=S(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (TENSOR + "expect 1 all_reduce over tensor a layer forward", "1 all_reduce"),
+        (TENSOR + "expect at most 1 all_reduce a layer backward", "all_reduce"),
+        (TENSOR + "expect no all_gather and no all_to_all", "0 all_gather and 0 all_to_all"),
+        (ZERO + "expect 2 all_gather over data a layer forward", "2 all_gather"),
+        (ZERO + "expect gathered at once <= 2 layers", "layers' weights are gathered at once"),
+        (ZERO + "expect memory <= 1 MiB", "the fullest rank takes"),
+        (ZERO + "expect time <= 1 s", "a step is predicted to take"),
+    ],
+)
+def test_an_expectation_that_holds(text: str, found: str) -> None:
+    checked = flow.Plan.read(text).check(Blocks(), X)
+    (finding,) = checked.findings
+    assert finding.holds
+    assert found in finding.found
+    assert f"ok   {finding.line}" in str(checked)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("expect 2 all_reduce over tensor a layer forward", r"1 all_reduce in layers\.0"),
+        ("expect no all_reduce", r"\d+ all_reduce"),
+        ("expect at most 2 all_reduce over tensor forward", "3 all_reduce"),
+        ("expect memory <= 1 KiB", r"the fullest rank takes [\d.]+ KiB"),
+        ("expect time <= 1e-9 s", "a step is predicted to take .*"),
+    ],
+)
+def test_an_expectation_that_fails(line: str, said: str) -> None:
+    with pytest.raises(SbpError, match=rf"line 4: this does not hold: {said}\n  4 . expect"):
+        flow.Plan.read(TENSOR + line).check(Blocks(), X)
+
+
+def test_a_plan_is_held_to_the_time_of_another_file(tmp_path: Path) -> None:
+    flow.Plan.read("grid (tensor=4)\n**: tensor=B").save(tmp_path / "other.plan")
+    flow.Plan.read(TENSOR + "expect time <= 1e6 of other.plan").save(tmp_path / "this.plan")
+    assert flow.Plan.load(tmp_path / "this.plan").check(Blocks(), X).findings[0].holds
+    flow.Plan.read(TENSOR + "expect time <= 0.001 of other.plan").save(tmp_path / "this.plan")
+    with pytest.raises(SbpError, match="this does not hold"):
+        flow.Plan.load(tmp_path / "this.plan").check(Blocks(), X)
+
+
+def test_what_a_check_finds_is_what_a_step_does() -> None:
+    plan = flow.Plan.read("grid (data=4)\nstates **: data=S(0)\ninput * <- data=S(0)\n")
+    checked = plan.check(Blocks(), X)
+    model = Blocks()
+    step = flow.compile(model, lambda m, x: m(x).mean(), torch.optim.AdamW(model.parameters()), plan=plan)
+    with flow.record() as moves:
+        step(X)
+    sent = sum(row.total * row.count for row in checked.report.moves)
+    assert sent == sum(move.plan.total for move in moves)
+    assert checked.memory == max(held.total for held in step.planned.held().values())
+
+
+def test_a_check_needs_no_values_and_no_devices_and_changes_nothing() -> None:
+    with torch.device("meta"):
+        model, x = Blocks(), torch.empty(64, 8)
+    plan = flow.Plan.read("grid cuda (data=*, tensor=2)\nlayers.*.0: tensor=S(0)\nlayers.*.1: tensor=S(1)\n")
+    checked = plan.check(model, x, cluster="h100x8*2", ranks=16)
+    assert "data=8, tensor=2" in str(checked.report.placements)
+    assert not [key for part in model.modules() for key in part.__dict__ if key.startswith("_sbpflow")]
+    assert set(checked.dict()) == {"seconds", "memory", "moves", "expect", "report"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("**: data=S(0)", "has no grid"),
+        ("grid (data=*)\n", "a grid of|grid"),
+        ("grid (data=3)\n", "a grid of 3 on 4 ranks"),
+        ("grid (a=*, b=*)", "one axis"),
+        ("grid (a=3, b=*)", "4 ranks cannot be shared out over axes of 3"),
+        ("grid (a=?)", "is left to the planner"),
+        ("grid (a=4, b=2 folds c)", "c"),
+        ("grid (a=4, b=3 folds a)", "3"),
+        ("grid (a=4)\nlayers.*.0: a=S(0), b=S(1)", "the grid has no axis b"),
+        ("grid (a=4)\nlayer: a=S(0)", "has nothing called layer"),
+        ("grid (a=4)\nlayers.0.0.weight: a=S(2)", r"S\(2\) of layers.0.0.weight"),
+        ("grid (a=4)\nlayers.*.tanh -> a=S(0)", "has nothing called"),
+        ("grid (a=4)\ntake tp_plan over a", "Blocks"),
+        ("grid (a=4, b=4 folds a)\nlayers.0: a=S(0), b=S(1)", "the same ranks"),
+        ("grid (a=4)\nplace layers.0 at a=4", "the axis has places 0 to 3"),
+        ("grid (a=2, b=2)\npipe layers over a, 4 micro-batches\n**: a=S(0)", "layers are at places of a"),
+        ("grid (a=2, b=2)\npipe layers over a, 4 micro-batches\nplace layers.0 at a=0", "among the layers"),
+        ("grid (a=4)\npipe layers over a, 4 micro-batches", "3 layers cannot be 4 chunks"),
+        ("grid (a=4)\nseek a", "seek is not built yet"),
+        ("grid (a=4)\ninput y <- a=S(0)", "there is no such argument"),
+        ("grid (a=4)\nlimit memory 100 B", "no plan fits"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_and_changes_nothing(text: str, said: str) -> None:
+    model = Blocks()
+    if text.startswith("grid (data=*)"):
+        assert flow.Plan.read(text).check(model, X, ranks=4).memory
+    else:
+        with pytest.raises(SbpflowError, match=said):
+            flow.Plan.read(text).check(model, X, ranks=4)
+    assert not [key for part in model.modules() for key in part.__dict__ if key.startswith("_sbpflow")]

@@ -1,0 +1,106 @@
+"""The command line of plans, on models of a file and of transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sbpflow.__main__ import main
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+def build():
+    return Net(), torch.empty(64, 16)
+
+def nothing():
+    return 3
+"""
+STAGES = "grid (pipe=2, data=2)\npipe layers over pipe by 1f1b, 4 micro-batches\n"
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MODEL)
+    Path("stages.plan").write_text(STAGES)
+    Path("zero.plan").write_text("grid (data=4)\n**: data=S(0)\nexpect memory <= 1 MiB\n")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_is_checked(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, "plan", "mine.py:build", "zero.plan")
+    assert "zero.plan: " in said
+    assert "ok   expect memory <= 1 MiB" in said
+    found = json.loads(told(capsys, "plan", "mine.py:build", "zero.plan", "--json"))
+    assert found["expect"][0]["holds"]
+
+
+def test_a_plan_is_found_and_written(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "mine.py:build", "--ranks", "4", "-o", "found.plan"]) == 0
+    shown = capsys.readouterr()
+    assert "wrote found.plan" in shown.out
+    assert "ZeRO-3: " in shown.err  # progress
+    assert told(capsys, "plan", "mine.py:build", "found.plan").startswith("found.plan: ")
+
+
+def test_a_step_is_drawn_and_two_plans_are_compared(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told(capsys, "draw", "mine.py:build", "zero.plan", "-o", "step.svg")
+    told(capsys, "draw", "mine.py:build", "zero.plan", "-o", "step.html")
+    assert "<svg" in Path("step.svg").read_text()
+    assert "<html" in Path("step.html").read_text()
+    said = told(capsys, "diff", "zero.plan", "stages.plan", "--model", "mine.py:build")
+    assert "**: data=S(0)" in said
+    assert "stages.plan: " in said
+
+
+def test_a_pipeline_is_simulated(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1f1b" in told(capsys, "simulate", "mine.py:build", "stages.plan")
+
+
+def test_a_model_of_transformers_by_its_class_and_by_its_config(
+    where: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, architectures=["GPT2LMHeadModel"]).save_pretrained(".")
+    Path("dp.plan").write_text("grid (data=2)\n")
+    assert "dp.plan: " in told(capsys, "plan", "config.json", "dp.plan", "--batch", "4", "--tokens", "8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "mine.py:bild"], "did you mean 'build'?"),
+        (["plan", "mine.py:nothing"], "returns int"),
+        (["plan", "your.py:build"], "there is no file"),
+        (["plan", "no.such.module:build"], "cannot import"),
+        (["plan", "LamaForCausalLM"], "did you mean Llama"),
+        (["plan", "mine.py"], "is no config of transformers"),
+        (["plan", "mine.py:build", "nowhere.plan"], "nowhere.plan: No such file"),
+        (["draw", "mine.py:build", "zero.plan", "-o", "step.bmp"], "bmp"),
+        (["simulate", "mine.py:build", "zero.plan"], "has no pipeline"),
+        (["diff", "zero.plan", "nowhere.plan"], "nowhere.plan"),
+        (["plan", "mine.py:build", "zero.plan", "--cluster", "h100*2"], "no cluster is called"),
+    ],
+)
+def test_what_cannot_be_is_said_without_a_traceback(
+    where: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err

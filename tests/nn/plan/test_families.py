@@ -1,0 +1,34 @@
+"""Models of many families of transformers train under plans as on one device, as docs/plan_families.md says."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.nn.families import said, table
+from tests.nn.plan.families import PAGE, PLANS, WITH_A_PLAN, apart, outcome, staged
+
+# transformers says which kernels of others it does not find, and warns of its own names.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_the_page_has_every_family_and_plan() -> None:
+    assert table(PAGE).keys() == {(name, plan) for name in WITH_A_PLAN for plan in PLANS}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", WITH_A_PLAN)
+def test_a_family_trains_under_a_plan_as_the_page_says(name: str, plan: str) -> None:
+    assert said(outcome(name, PLANS[plan], train=PLANS[plan] is not staged)) == table(PAGE)[name, plan]
+
+
+def test_what_is_apart_is_told_by_what_changed() -> None:
+    before, one = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    one.load_state_dict({name: value + 1e-4 for name, value in before.state_dict().items()})
+    model = copy.deepcopy(one)
+    with torch.no_grad():
+        model.bias.add_(1e-5)
+    off = apart(model, one, before)
+    assert off["weight"] == 0
+    assert 0.08 < off["bias"] < 0.12

@@ -1,0 +1,50 @@
+"""The planner: its answer is a plan that runs, and costs no more than the plans that people write by hand."""
+
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = model(x)
+    return y.square().mean()
+
+
+def test_the_answer_costs_no_more_than_what_was_tried_and_says_why() -> None:
+    told: list[str] = []
+    with torch.device("meta"):
+        model, x = net(), torch.empty(4096, 64)
+    found = flow.plan(
+        model, x, plan="grid cuda (data=2, tensor=4)", cluster="h100x8", loss_fn=loss_fn, told=told.append
+    )
+    names = [one.name for one in found.runners_up]
+    assert len(told) == len(names) + 1 == 5
+    assert all(one.checked and one.checked.seconds >= found.checked.seconds for one in found.runners_up)
+    assert "?" not in str(found.without_comments())
+    again = flow.Plan.read(str(found)).check(model, x, cluster="h100x8", loss_fn=loss_fn)
+    assert again.seconds == found.checked.seconds
+    assert all(f"  {name}: " in found.table() for name in names)
+
+
+def test_a_limit_leaves_out_what_does_not_fit() -> None:
+    model, x = net(), torch.randn(32, 64)
+    free = flow.plan(model, x, plan="grid (data=4)", loss_fn=loss_fn)
+    others = [one.checked for one in free.runners_up if one.checked]
+    limit = 1.01 * min(one.memory for one in (free.checked, *others))
+    found = flow.plan(model, x, plan="grid (data=4)", memory=limit, loss_fn=loss_fn)
+    assert found.checked.memory <= limit
+    assert all("but takes" in one.why for one in found.runners_up if one.checked and one.checked.memory > limit)
+    assert "expect memory <= " in str(found)
+
+
+def test_without_a_grid_there_is_an_axis_for_each_level_of_the_cluster() -> None:
+    with torch.device("meta"):
+        model, x = net(), torch.empty(256, 64)
+    found = flow.plan(model, x, cluster="h100x8*2", loss_fn=loss_fn)
+    assert "grid cuda (node=2, device=8)" in str(found)
