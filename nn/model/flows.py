@@ -18,7 +18,7 @@ from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .annotate import Modules, note
 
-__all__ = ["Side", "flow", "flow_of", "flows_of", "flows_said"]
+__all__ = ["Side", "flow", "flow_of", "flows_of", "flows_said", "is_called"]
 
 Side = Literal["input", "result"]
 Flowing = TypeVar("Flowing", bound=nn.Module | Sequence[nn.Module])
@@ -51,7 +51,7 @@ def flow(
                 f"flow: expected a module or a list of modules, found {type(module).__name__}\n"
                 "  pass what is in the model, as in flow.nn.flow(model.norm, result=...)"
             )
-        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        if not is_called(module):
             raise SbpError(
                 f"flow: {type(module).__name__} is never called, so nothing goes into it or comes out of it\n"
                 "  say it of those in it, as in flow.nn.flow(list(model.layers), result=...)"
@@ -61,6 +61,11 @@ def flow(
         known = {**flow_of(module), **pins}
         note(module, FLOW, {side: pin for side, pin in known.items() if pin is not None} or None)
     return modules
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward: lists and dicts of modules have none."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _pin(side: Side, sbp: PartSbp | None) -> Pin | None:

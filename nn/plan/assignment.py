@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ...placement.errors import SbpError
 from ...sbp import Partial, Sbp, Split
+from ..model.flows import is_called
 from ..model.paths import met, near
 from .grids import Grids
 from .language.plan_text import PlanText
@@ -137,7 +138,7 @@ class _Assigning:
         if isinstance(line, Rest):
             self.rest(line)
         elif isinstance(line, Flow):
-            for path in self.met_modules(line, line.path):
+            for path in self.met_flowing(line, line.path):
                 self.pin(made.flows.setdefault((path, line.of), {}), line, line.entries)
                 self.fold(path, line, line.entries)
         elif isinstance(line, Input):
@@ -266,6 +267,11 @@ class _Assigning:
         if not modules:
             raise self.nothing(line, path, filter(None, self.modules))
         return modules
+
+    def met_flowing(self, line: Statement, path: str) -> list[str]:
+        """Modules that are called, where a pattern also meets the lists that hold them."""
+        modules = self.met_modules(line, path)
+        return [name for name in modules if is_called(self.modules[name])] or modules
 
     def nothing(self, line: Statement, path: str, names: Iterable[str]) -> SbpError:
         meant = near(path.replace("**", "*"), names)

@@ -112,6 +112,22 @@ def test_axes_of_a_line_are_merged_and_the_last_counts() -> None:
     assert laid["2.weight"] == (flow.S(0), flow.B)
 
 
+def test_flows_are_of_the_modules_that_are_called() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(net())
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    flow.compile(Listed().double(), loss_fn, plan="grid (data=2)\nlayers.** -> data=S(0)").plan(X, Y)
+    with pytest.raises(SbpError, match=r"(?s)line 2.*ModuleList is never called"):
+        flow.compile(Listed().double(), loss_fn, plan="grid (data=2)\nlayers -> data=S(0)")
+
+
 def test_notes_of_a_plan_are_all_there_or_none_and_the_next_plan_takes_them_back() -> None:
     model = net()
 

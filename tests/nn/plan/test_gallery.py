@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
+from tests.ranks import Ranks
 
 GALLERY = Path(__file__).resolve().parents[3] / "examples/plans"
 NAMES = sorted(path.stem for path in GALLERY.glob("*.plan"))
 LEFT = {"replica": 2, "tensor": 2, "context": 2, "x": 2, "rows": 2}  # beside these axes `*` is two ranks, else four
 WORDS = torch.randint(64, (8, 12), generator=torch.Generator().manual_seed(0))
 STEPS = 5
-ROUNDED = {"mixed_precision", "megatron_3d", "mt_nlg", "offload"}  # of weights in half precision
+EXPECTING = sorted(path.stem for path in GALLERY.glob("*.plan") if "\nexpect " in path.read_text())
+ON_PROCESSES = ["context", "decomposition", "fsdp", "mesh_tensorflow", "megatron_sequence", "slapo", "zero2", "zero3"]
+ROUNDED = {"fsdp", "mixed_precision", "megatron_3d", "mt_nlg", "offload"}  # of weights in half precision
 
 
 class Experts(nn.Module):
@@ -80,7 +83,7 @@ class Pictures(nn.Module):
 
 def model_for(name: str) -> nn.Module:
     torch.manual_seed(0)
-    if name == "experts":
+    if name == "gshard":
         return Sparse().double()
     if name == "one_weird_trick":
         return Pictures().double()
@@ -128,9 +131,19 @@ def alone(name: str) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_of_the_gallery_trains_as_one_device_does(name: str) -> None:
+    trains(name)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ON_PROCESSES)
+def test_a_plan_of_the_gallery_trains_on_processes(name: str, ranks4: Ranks) -> None:
+    ranks4(trains, name)
+
+
+def trains(name: str) -> None:
     model = model_for(name)
     step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-3), plan=text_of(name))
     losses, wanted = alone(name)
@@ -162,20 +175,22 @@ def test_bytes_at_rest_are_those_of_the_formula(name: str) -> None:
     assert {held.gradients for held in step.planned.held().values()} == {grads}  # they are gone after the step
 
 
-def test_sequence_parallel_has_two_gathers_and_two_reductions_a_layer() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", EXPECTING)
+def test_what_a_plan_expects_holds_of_a_large_model(name: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, vocab_size=32000))
-        words = torch.empty(4, 2048, dtype=torch.long)
-    plan = flow.Plan.load(GALLERY / "megatron_sequence.plan")
+        samples = 4 if "sequence" in name else 16  # few tokens go over an axis, beside many the weights do
+        words = torch.empty(samples, 2048, dtype=torch.long)
+    plan = flow.Plan.load(GALLERY / f"{name}.plan")
     checked = plan.check(model, {"input_ids": words, "labels": words}, cluster="h100x8", ranks=4)
-    assert [str(one) for one in checked.findings] == [
-        "ok   expect 2 all_gather and 2 reduce_scatter over tensor a layer forward: 2 all_gather and 2 reduce_scatter"
-    ]
+    assert checked.findings
+    assert all(one.holds for one in checked.findings)
 
 
 def test_experts_are_reached_by_two_all_to_alls_a_layer() -> None:
-    text = text_of("experts") + "input * <- data=S(0)\nexpect 2 all_to_all over expert a layer forward\n"
+    text = text_of("gshard") + "input * <- data=S(0)\nexpect 2 all_to_all over expert a layer forward\n"
     found = flow.Plan.read(text).check(Sparse(), WORDS).findings
     assert found[0].holds
