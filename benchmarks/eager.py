@@ -24,9 +24,9 @@ from benchmarks.parts.alone import Times
 from benchmarks.parts.eager_block import blocks, show_blocks
 from benchmarks.parts.eager_ops import first, ops, show_first, show_ops
 from benchmarks.parts.processes import launched, worker
+from benchmarks.parts.tables import put
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs" / "benchmarks.md"
 ROUNDS = 21
 
 Part: TypeAlias = tuple[Callable[[int], Times], tuple[int, ...], Callable[[Times], Iterator[str]]]
@@ -57,7 +57,7 @@ def main() -> None:
     report = "\n".join(lines)
     print(report)
     if options.write:
-        write(report)
+        put("eager", report)
 
 
 def measured(job: dict[str, Any]) -> None:
@@ -66,13 +66,6 @@ def measured(job: dict[str, Any]) -> None:
         return PARTS[job["part"]][0](job["rounds"])
 
     worker(job, measure)
-
-
-def write(report: str) -> None:
-    """Put the report between its markers in the docs."""
-    begin, end = "<!-- eager:begin -->", "<!-- eager:end -->"
-    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
-    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

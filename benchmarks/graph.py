@@ -25,9 +25,9 @@ import torch
 from benchmarks.parts import graph_peers, graph_planning, graph_steps
 from benchmarks.parts.alone import Times, aligned
 from benchmarks.parts.processes import launched, worker
+from benchmarks.parts.tables import judged, ms, put, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs" / "benchmarks.md"
 ROUNDS = 21
 
 # What autoparallel reports of its integer programs: model and grid, ops, capture, plan, of it solving, gap.
@@ -66,23 +66,11 @@ def main() -> None:
     report = "\n".join(lines)
     print(report)
     if options.write:
-        write(report)
+        put("graph", report)
 
 
 def measured(job: dict[str, Any]) -> None:
     worker(job, lambda: PARTS[job["part"]].measure(job["rounds"], *job["case"]))
-
-
-def ratio(ways: dict[str, list[float]], ours: str, theirs: str) -> float:
-    return statistics.median(a / b for a, b in zip(ways[ours], ways[theirs], strict=True))
-
-
-def ms(us: Sequence[float]) -> str:
-    return f"{statistics.median(us) / 1e3:.2f}"
-
-
-def judged(value: float, aim: float | None) -> list[str]:
-    return [f"{value:.2f}", "" if aim is None else f"{aim:.2f}", "" if aim is None else "yes" if value <= aim else "no"]
 
 
 def show_steps(times: Times) -> Iterator[str]:
@@ -97,7 +85,7 @@ def show_steps(times: Times) -> Iterator[str]:
             for other in ("eager", "torch.compile"):
                 # Each aim is for the backend that is meant to meet it.
                 aim = {"eager": 0.6 if what == "overhead-bound" else 1.0, "torch.compile": 1.05}[other]
-                told = judged(ratio(times[what], backend, other), aim)
+                told = judged(ratio(times[what][backend], times[what][other]), aim)
                 rows.append(
                     [f"{what}: {size}", backend, ms(times[what][backend]), other, ms(times[what][other]), *told]
                 )
@@ -127,7 +115,7 @@ def show_parallel(times: Times) -> Iterator[str]:
     for what, ways in times.items():
         kind, size = what.split(", ")
         for other, aim in graph_peers.PARALLEL[kind].items():
-            told = judged(ratio(ways, "sbpflow", other), aim)
+            told = judged(ratio(ways["sbpflow"], ways[other]), aim)
             rows.append([kind, size, ms(ways["sbpflow"]), other, ms(ways[other]), *told])
     yield from aligned(rows)
 
@@ -159,13 +147,6 @@ PARTS = {
     "C": Part(graph_planning.planning, show_planning, cases=graph_planning.CASES),
     "D": Part(graph_steps.fixed, show_fixed),
 }
-
-
-def write(report: str) -> None:
-    """Put the report between its markers in the docs."""
-    begin, end = "<!-- graph:begin -->", "<!-- graph:end -->"
-    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
-    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

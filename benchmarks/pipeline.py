@@ -26,9 +26,9 @@ from benchmarks.parts import pipeline_peers
 from benchmarks.parts.alone import Times, aligned
 from benchmarks.parts.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
 from benchmarks.parts.processes import launched, worker
+from benchmarks.parts.tables import judged, put
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs" / "benchmarks.md"
 ROUNDS = 31
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     report = "\n".join(lines)
     print(report)
     if options.write:
-        write(report)
+        put("pipeline", report)
 
 
 def measured(job: dict[str, Any]) -> None:
@@ -72,10 +72,6 @@ def fifth(us: Sequence[float]) -> float:
 
 def ms(us: Sequence[float]) -> str:
     return f"{statistics.median(us) / 1e3:.2f}/{fifth(us) / 1e3:.2f}"
-
-
-def judged(value: float, aim: float | None) -> list[str]:
-    return [f"{value:.2f}", "" if aim is None else f"{aim:.2f}", "" if aim is None else "yes" if value <= aim else "no"]
 
 
 def beside(mine: Sequence[float], other: Sequence[float], aim: float | None) -> list[str]:
@@ -171,13 +167,6 @@ PARTS = {
     "C": Part(pipeline_peers.hops, show_hops),
     "D": Part(pipeline_peers.fixed, show_fixed, ranks=(1, 2)),
 }
-
-
-def write(report: str) -> None:
-    """Put the report between its markers in the docs."""
-    begin, end = "<!-- pipeline:begin -->", "<!-- pipeline:end -->"
-    head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
-    DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

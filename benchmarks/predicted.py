@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ import sbpflow as flow
 from benchmarks.parts.alone import Times, aligned
 from benchmarks.parts.graph_models import Size, adamw, batch, loss_of, made
 from benchmarks.parts.processes import launched, worker
+from benchmarks.parts.tables import put
 from sbpflow import B, S
 from sbpflow.placement.cluster import Cluster
 from sbpflow.placement.measure import measure
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 ROUNDS = 15
 GPT = Size(layers=4, width=256, heads=8, batch=4, length=128)
 WIDE, ROWS, DEEP = 768, 128, 8
@@ -177,10 +176,7 @@ def main() -> None:
     lines += shown(times)
     print("\n".join(lines))
     if options.write:
-        begin, end = "<!-- predicted:begin -->", "<!-- predicted:end -->"
-        head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
-        text = "\n".join(lines)
-        DOCS.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+        put("predicted", "\n".join(lines))
 
 
 if __name__ == "__main__":
