@@ -49,6 +49,7 @@ _CLOSED = {
     (torch.export, "export"): ("torch.export", _COMPILE),
     (torch.fx.experimental.proxy_tensor._MakefxTracer, "trace"): ("make_fx", _COMPILE),
 }
+_script = torch.jit.script
 # Through these go all collectives of torch.distributed, where it was built.
 _SENT = ("_check_single_tensor", "_check_tensor_list")
 
@@ -60,6 +61,8 @@ def _close(module: Any, name: str, what: str, instead: str) -> None:
     def asked(*args: Any, **kwargs: Any) -> Any:
         if any(map(_is_global, (*args, *kwargs.values()))):
             raise SbpError(f"{what}: not for global tensors\n  {instead}")
+        if inner is _script:  # names of a function are looked up where it is called from, which is a frame further now
+            kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
         return inner(*args, **kwargs)
 
     setattr(module, name, asked)

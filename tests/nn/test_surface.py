@@ -6,6 +6,7 @@ come and go with torch's versions; so every function of these modules is called 
 
 # mypy: disallow-untyped-calls=False
 
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -149,6 +150,20 @@ PAST: dict[str, Callable[[], object]] = {
 def test_a_conversion_past_torch_function_is_an_error_and_no_empty_tensor(name: str) -> None:
     with pytest.raises(SbpError, match=r"(?s)\n  .*(full_tensor|flow\.|x\.clone)"):
         PAST[name]()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_plain_code_is_scripted_as_before() -> None:
+    """A function may call others of where it is written: torch.distributed.optim does."""
+
+    def doubled(t: Tensor) -> Tensor:
+        return t * 2
+
+    def shown(t: Tensor) -> Tensor:
+        return doubled(t) + 1
+
+    assert torch.jit.script(shown)(torch.ones(1)).item() == 3
+    assert importlib.import_module("torch.distributed.optim").ZeroRedundancyOptimizer
 
 
 @pytest.mark.filterwarnings("ignore")
