@@ -13,7 +13,7 @@ from ...sbp import Layout, State
 from ..picture.palette import SHORT
 from ..plan import BoxingPlan, plan
 from .blocks import Blocks
-from .buckets import exchange
+from .buckets import exchange, gathered
 from .physical import Back, Physical, Source, in_narrower
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "each_move",
     "moves_of",
     "totals",
+    "updates",
     "updates_of",
     "ways_of",
 ]
@@ -191,9 +192,24 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         yield row(first.into + more, "backward", exchange(together), first.of)
-    for source in graph.sources:
+    for names, way in updates(graph.sources):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield row(names[0] + more, "update", way, names[0])
+
+
+def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:
+    """Every move of an update, with the parameters that it is of: what optimizers changed goes home in buckets."""
+    homeward: list[tuple[str, BoxingPlan]] = []
+    for source in sources:
+        back = in_narrower(source.master, source.value.layout)
         for way in updates_of(source):
-            yield row(source.value.name, "update", way, source.value.name)
+            if source.whole is None and (way.src, way.dst) == back:
+                homeward.append((source.value.name, way))
+            else:
+                yield [source.value.name], way
+    for numbers in gathered([(way.src, way.dst) for _, way in homeward]):
+        names, ways = zip(*(homeward[number] for number in numbers), strict=True)
+        yield names, exchange(ways)
 
 
 def updates_of(source: Source) -> tuple[BoxingPlan, ...]:

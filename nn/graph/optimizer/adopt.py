@@ -16,6 +16,7 @@ from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import became, building
 from .on_shards import ALONE, forget
+from .settle import settle
 from .trained import Trained, alike
 
 __all__ = ["adopt", "clip", "refuse_closures", "served", "states_of", "stepped_whole"]
@@ -145,8 +146,7 @@ def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _settle(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not building():
-        for each in _now[optimizer].pieces:
-            each.settle()
+        settle(_now[optimizer].pieces)
 
 
 def _loaded(optimizer: Optimizer) -> None:

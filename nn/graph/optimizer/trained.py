@@ -6,12 +6,15 @@ Of these only the ends that differ are moved: where all are alike, the master is
 offloaded rests on the hosts of its devices.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from ....boxing import box
 from ....boxing.graph.physical import in_narrower
 from ....placement import Placement
+from ....placement.world import owned
 from ....sbp import Layout
 from ...tensors.autograd import accumulate
 from ...tensors.tensor import GlobalTensor, wrap
@@ -77,7 +80,12 @@ class Trained:
 
     def brought(self, shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """A gradient that has come home, as the optimizer wants it; on the host it may still be on its way."""
-        shards = shards if self.comes_there else _as(shards, self.home, self.rest, "gradient")
+        if not self.comes_there:
+            windows = _windows(self.home, self.rest)
+            if windows is None:
+                shards = _as(shards, self.home, self.rest, "gradient")
+            else:
+                shards = tuple([shard[window].contiguous() for shard, window in zip(shards, windows, strict=True)])
         return shards if self.host is None else self.host.brought(shards)
 
     def give(self, shards: tuple[Tensor, ...], *, keep: bool) -> None:
@@ -142,18 +150,23 @@ class Trained:
         if self.rest.dtype is self.lies.dtype:
             self._seen = []
 
-    def settle(self) -> None:
-        """After a step of the optimizer: the changed pieces go where the parameter lies."""
-        if self.master is self.parameter or self.idle:
-            return
-        with torch.no_grad():
-            there = tuple([shard.detach() for shard in self.master._shards])
-            if self.host is not None:
-                there = self.host.sent(there, self.parameter._shards)
-            if self.rest.state != self.lies.state:  # else writing casts
-                there = _as(there, self.rest, self.lies, "optimizer pieces")
-            for mine, new in zip(self.parameter._shards, there, strict=True):
-                mine.detach().copy_(new)
+    @property
+    def goes(self) -> tuple[Layout, Layout]:
+        """The ends of the way from the master to the parameter, in the narrower of their dtypes."""
+        return in_narrower(self.rest, self.lies)
+
+    def changed(self) -> tuple[Tensor, ...]:
+        """After a step of the optimizer: its pieces, in the dtype in which they go."""
+        there = tuple([shard.detach() for shard in self.master._shards])
+        if self.host is not None:
+            there = self.host.sent(there, self.parameter._shards)
+        if self.rest.state == self.lies.state:  # writing casts
+            return there
+        dtype = self.goes[0].dtype
+        return tuple([shard.to(dtype) for shard in there])
+
+    def settled(self) -> None:
+        """Know that the parameter has what was changed."""
         self.parameter._moved = None
         self._seen = self._stamp()
 
@@ -190,6 +203,22 @@ def _as(shards: tuple[Tensor, ...], src: Layout, dst: Layout, what: str) -> tupl
 def _alone(shard: Tensor) -> Tensor:
     """A piece without the memory of the whole."""
     return shard.clone() if shard.untyped_storage().nbytes() > shard.nbytes else shard
+
+
+@lru_cache(4096)
+def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
+    """Where each rank's shard of a layout lies in what it has already, if all do: a view, and nothing is moved."""
+    if src.placement is not dst.placement or src.dtype is not dst.dtype or src.state.partial or dst.state.partial:
+        return None
+    found = []
+    for rank in owned(src.placement):
+        held, wanted = src.spans(rank), dst.spans(rank)
+        if any(len(spans) != 1 for spans in (*held, *wanted)):
+            return None
+        if any(a[0][0] > b[0][0] or a[0][1] < b[0][1] for a, b in zip(held, wanted, strict=True)):
+            return None
+        found.append(tuple(slice(b[0][0] - a[0][0], b[0][1] - a[0][0]) for a, b in zip(held, wanted, strict=True)))
+    return found
 
 
 def alike(a: Layout, b: Layout) -> bool:

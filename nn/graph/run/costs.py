@@ -15,7 +15,7 @@ from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.buckets import exchange
-from ....boxing.graph.move_table import buckets, updates_of
+from ....boxing.graph.move_table import buckets, updates
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.graph.report.facts import Course
 from ....boxing.plan import plan
@@ -94,7 +94,7 @@ def once(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chun
     each_time = brought_each_time(graph, stages, where)
     ends = [b for b in graph.backs if (b.of == b.into or b.of in where.weights) and b.of not in each_time]
     moves += map(exchange, buckets(ends))
-    moves += [move for source in graph.sources for move in updates_of(source)]
+    moves += [move for _, move in updates(graph.sources)]
     for move in moves:
         found[group.get(move.src.placement, 0)] += move.price.time
     for at, node in enumerate(decided.formulated.nodes):
