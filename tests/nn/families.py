@@ -9,7 +9,7 @@ import copy
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ EXPERTS = {
     "experts_implementation": "batched_mm",
 }
 HALVED_KEYS = {  # one part of a key turns with its place, the other comes from few numbers for all heads
-    "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
 
 
@@ -55,10 +55,10 @@ class Family:
     sizes: dict[str, Any] = field(default_factory=dict)
     otherwise: dict[str, Any] = field(default_factory=dict)
 
-    def batch(self) -> dict[str, Tensor]:
-        tokens, classes = torch.randint(3, VOCABULARY, (ROWS, LENGTH)), torch.randint(CLASSES, (ROWS,))
+    def batch(self, rows: int = ROWS, length: int = LENGTH) -> dict[str, Tensor]:
+        tokens, classes = torch.randint(3, VOCABULARY, (rows, length)), torch.randint(CLASSES, (rows,))
         if self.auto == "AutoModelForImageClassification":
-            return {"pixel_values": torch.randn(ROWS, 3, IMAGE, IMAGE, dtype=torch.float64), "labels": classes}
+            return {"pixel_values": torch.randn(rows, 3, IMAGE, IMAGE, dtype=torch.float64), "labels": classes}
         return {"input_ids": tokens, "labels": classes if "Sequence" in self.auto else tokens}
 
 
@@ -104,12 +104,12 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def made(name: str, *, otherwise: bool = False) -> nn.Module:
-    """In float64, where what is rounded differently shows least."""
+def made(name: str, *, otherwise: bool = False, small: Mapping[str, int] | None = None) -> nn.Module:
+    """In float64, where what is rounded differently shows least; `small` goes before `SMALL`."""
     hub: Any = importlib.import_module("transformers")
     family, usual = FAMILIES[name], hub.AutoConfig.for_model(name)
-    sizes = {key: value for key, value in SMALL.items() if hasattr(usual, key)} | ENDS | family.sizes
-    sizes |= family.otherwise if otherwise else {}
+    known = {key: value for key, value in {**SMALL, **(small or {})}.items() if hasattr(usual, key)}
+    sizes = known | ENDS | family.sizes | (family.otherwise if otherwise else {})
     torch.manual_seed(0)
     model: nn.Module = getattr(hub, family.auto).from_config(hub.AutoConfig.for_model(name, **sizes))
     return model.double()
@@ -123,13 +123,13 @@ def loss_fn(model: nn.Module, **batch: Tensor) -> Tensor:
 Step = Callable[..., Tensor]
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
 
-def plain(model: nn.Module, lay: Callable[[Tensor], Tensor] = lambda value: value) -> Step:
+def plain(model: nn.Module, lay: Callable[[Tensor], Tensor] = lambda value: value, momentum: float = 0.0) -> Step:
     """The loop that everybody writes, on a batch that is laid out first."""
-    optimizer = sgd(model)
+    optimizer = sgd(model, momentum)
 
     def step(**batch: Tensor) -> Tensor:
         loss = loss_fn(model, **{name: lay(value) for name, value in batch.items()})

@@ -7,88 +7,130 @@ python -m tests.nn.plan.families llama t5   # of these alone
 import argparse
 import copy
 import importlib
-import re
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 import sbpflow as flow
-from sbpflow import B, S
-from sbpflow.nn.plan.taken import taken
-from tests.nn.families import FAMILIES, RIGHT, Step, distance, everything, loss_fn, losses_of, made, plain, rows_of, sgd
+from sbpflow.boxing.graph.move_table import moves_of
+from sbpflow.boxing.graph.physical import Op
+from tests.nn.families import FAMILIES, RIGHT, distance, everything, loss_fn, losses_of, made, plain, rows_of, sgd
 
-__all__ = ["PAGE", "PLANS", "WITH_A_PLAN", "apart", "compiled", "noted", "outcome"]
+__all__ = ["COLUMNS", "FEW", "PAGE", "WITH_A_PLAN", "Column", "Size", "apart", "compiled", "outcome"]
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plan_families.md"
-STEPS = 2
+STEPS, MOMENTUM = 2, 0.9
 WITH_A_PLAN = [  # a tp_plan
     "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
     "gpt_neox", "granite", "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2",
 ]  # fmt: skip
-OFF = 1e-3  # of what a step changes in a tensor: many models compute in float32 inside, whatever their weights are
+OFF = 1e-5  # of what a step changes in a tensor: many models compute in float32 inside, whatever their weights are
 
 
-def noted(model: nn.Module, lines: list[str]) -> nn.Module:
-    """The model with notes of what the lines say of weights; a star is one part of a path."""
-    names = [*dict(model.named_modules()), *dict(model.named_parameters(remove_duplicate=False))]
-    for line in lines:
-        said = line.partition("  #")[0]
-        if not said.startswith("#") and "->" not in said and "<-" not in said:
-            path, axis, entry = said.replace(": ", "=").split("=")
-            meets = re.compile(re.escape(path).replace(r"\*", "[^.]*")).fullmatch
-            flow.nn.shard(model, {name: {axis: entry} for name in filter(meets, names)})
-    return model
+@dataclass(frozen=True)
+class Size:
+    """How large a batch is, and a model."""
+
+    rows: int
+    length: int
+    small: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.length}"
 
 
-def compiled(model: nn.Module, grid: str) -> flow.nn.Graph:
-    return flow.compile(model, loss_fn, sgd(model), placement=flow.placement(grid))
+# So wide for so few tokens that it pays to move results, and not weights; most have 2 heads of keys, cut in halves.
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+MANY, FEW, EVEN = Size(22, 30), Size(5, 7, WIDE), Size(5, 8, WIDE)
 
 
-def data_parallel(model: nn.Module) -> Step:
-    where = flow.placement("cpu:[0-3] as (data=4)")
-    step = compiled(flow.nn.shard(model, {"*": B}), "cpu:[0-3] as (data=4)")
-    return lambda **batch: step(**{name: flow.tensor(x, placement=where, sbp=S(0)) for name, x in batch.items()})
+@dataclass(frozen=True)
+class Column:
+    """A plan, a size at which it pays, and what a step by it has to send: one that does not is no such plan."""
+
+    plan: str
+    size: Size
+    sends: tuple[str, ...] = ()
 
 
-def tensor_parallel(model: nn.Module) -> Step:
-    return compiled(noted(model, taken(model, "tensor")), "cpu:[0-3] as (tensor=4)")
-
-
-def staged(model: nn.Module) -> Step:
-    """Two stages, each cut over two ranks."""
-    grid = flow.placement("cpu:[0-3] as (pipe=2, tensor=2)")
-    noted(model, taken(model, "tensor"))
-    layers = max((part for part in model.modules() if isinstance(part, nn.ModuleList)), key=len)
-    flow.nn.pipeline(layers, [grid.at(pipe=0), grid.at(pipe=1)])
-    return flow.compile(model, loss_fn, sgd(model), micro_batches=2, schedule="1f1b")
-
-
-PLANS: dict[str, Callable[[nn.Module], Step]] = {
-    "data parallel": data_parallel,
-    "tensor parallel": tensor_parallel,
-    "2 stages x 2 tensor": staged,
+COLUMNS = {
+    "data parallel": Column(
+        "grid (data=4)\ninput * <- data=S(0)",
+        MANY,
+        ("backward all_reduce over data",),
+    ),
+    "ZeRO-2": Column(
+        "grid (data=4)\ninput * <- data=S(0)\n{grads,states} **: data=S(0)",
+        MANY,
+        ("backward reduce_scatter over data", "update all_gather over data"),
+    ),
+    "ZeRO-3": Column(
+        "grid (data=4)\ninput * <- data=S(0)\n**: data=S(0)",
+        MANY,
+        ("forward all_gather over data", "again all_gather over data", "backward reduce_scatter over data"),
+    ),
+    "tensor parallel": Column(
+        "grid (tensor=4)\ntake tp_plan over tensor",
+        FEW,
+        ("forward all_reduce over tensor", "backward all_reduce over tensor"),
+    ),
+    "tensor, sequence, recompute": Column(
+        """grid (tensor=4)
+take tp_plan over tensor
+**.layers.*.*norm* -> tensor=S(1)
+**.layers.* -> tensor=S(1)
+recompute **.layers.*.{self_attn,attention}.core""",
+        EVEN,
+        (
+            "forward all_gather over tensor",
+            "forward reduce_scatter over tensor",
+            "backward all_gather over tensor",
+            "backward reduce_scatter over tensor",
+        ),
+    ),
+    "2 stages x 2 tensor": Column(
+        """grid (pipe=2, tensor=2)
+take tp_plan over tensor
+pipe **.layers over pipe by 1f1b, 2 micro-batches""",
+        FEW,
+        ("forward all_reduce over tensor", "forward transfer", "backward transfer"),
+    ),
 }
 
 
-def outcome(name: str, plan: Callable[[nn.Module], Step], *, train: bool = True) -> str:
-    """`right`, or the first line of the error; losses, and what steps change, are compared. A wrong value raises."""
-    model = made(name).train(train)
-    batches = [FAMILIES[name].batch() for _ in range(STEPS)]
+def compiled(model: nn.Module, plan: str) -> flow.nn.Graph:
+    return flow.compile(model, loss_fn, sgd(model, MOMENTUM), plan=plan)
+
+
+def outcome(name: str, column: Column) -> str:
+    """`right`, or the first line of the error; losses, and what steps change, are compared. A wrong value raises, and
+    so does a step that is none by such a plan."""
+    size = column.size
+    model = made(name, small=size.small).train()
+    batches = [FAMILIES[name].batch(size.rows, size.length) for _ in range(STEPS)]
     one, before = copy.deepcopy(model), copy.deepcopy(model)
-    wanted = losses_of(plain(one), batches)
+    wanted = losses_of(plain(one, momentum=MOMENTUM), batches)
     try:
-        losses = losses_of(plan(model), batches)
+        step = compiled(model, column.plan)
+        losses = losses_of(step, batches)
     except flow.SbpflowError as error:
         return str(error).splitlines()[0]
-    assert max(abs(a - b) for a, b in zip(losses, wanted, strict=True)) < 1e-5, f"{losses} for {wanted}"
-    off = apart(model, one, before)
-    worst = max(off, key=lambda path: off[path])
-    assert off[worst] < OFF, f"{worst} changes by {off[worst]} of itself more or less than on one device"
+    assert all(abs(a - b) < 1e-5 for a, b in zip(losses, wanted, strict=True)), f"{losses} for {wanted}"
+    off = {path: by for path, by in apart(model, one, before).items() if not by < OFF}
+    assert not off, f"these change by so much of themselves more or less than on one device: {off}"
+    assert sent(step).issuperset(column.sends), f"it sends {sorted(sent(step))}"
+    assert ("recompute" in column.plan) == any(op.origin.recompute for op in step.physical.steps if isinstance(op, Op))
     return RIGHT
+
+
+def sent(step: flow.nn.Graph) -> set[str]:
+    """What a step sends, as `backward all_reduce over data`."""
+    rows = moves_of(step.physical, step.planned.program.again)
+    return {f"{row.direction} {way}".replace("_once", "") for row in rows if not row.free for way in row.ways}
 
 
 def apart(model: nn.Module, one: nn.Module, before: nn.Module) -> dict[str, float]:
@@ -102,17 +144,18 @@ def apart(model: nn.Module, one: nn.Module, before: nn.Module) -> dict[str, floa
 TOP = """# Families of models under plans
 
 Models of {count} families, as transformers {version} has them and nobody changed them, tiny and with random weights in
-float64, under plans. Each is trained for {steps} steps of SGD; losses, and what every tensor changes by, hence its
-gradients, are held to those of one device. `make sweep` runs all of them, `make test` a sample, and both hold them to
-this page, which is generated:
+float64, under six [plans](plans.md). Each is trained for {steps} steps of SGD with momentum; losses, and what every
+tensor changes by, hence its gradients, are held to those of one device. A step also has to send what its plan is for,
+such as forward and backward `all_gather` and `reduce_scatter` where sequences are cut. `make sweep` runs all of them,
+`make test` a sample, and both hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.plan.families
 ```
 
-- **data parallel**: weights `B`, the batch `S(0)`, on 4 ranks.
-- **tensor parallel**: what `take tp_plan over tensor` says of weights, on 4 ranks; most of these have 2 heads of keys.
-- **2 stages x 2 tensor**: the same on 2 ranks, layers in two stages, two micro-batches.
+Rows do not divide by four: ranks and micro-batches have unequal parts of the batch. The first three plans have batches
+of {many} tokens. The others have {few} or {even}, and wider models, so that it pays to move results and not
+weights; most of these have 2 heads of keys, fewer than ranks.
 
 """
 REFUSED = "*refused* is an error that names the op and the line; it is quoted below.\n\n"
@@ -120,8 +163,9 @@ REFUSED = "*refused* is an error that names the op and the line; it is quoted be
 
 def page(found: dict[tuple[str, str], str]) -> str:
     hub: Any = importlib.import_module("transformers")
-    top = TOP.format(count=len(WITH_A_PLAN), version=hub.__version__, steps=STEPS)
-    return top + REFUSED * (set(found.values()) != {RIGHT}) + rows_of(found, WITH_A_PLAN, PLANS)
+    top = TOP.format(count=len(WITH_A_PLAN), version=hub.__version__, steps=STEPS, many=MANY, few=FEW, even=EVEN)
+    top += "".join(f"**{name}**\n\n```text\n{column.plan}\n```\n\n" for name, column in COLUMNS.items())
+    return top + REFUSED * (set(found.values()) != {RIGHT}) + rows_of(found, WITH_A_PLAN, COLUMNS)
 
 
 def main() -> None:
@@ -130,11 +174,11 @@ def main() -> None:
     given = parser.parse_args()
     found = {}
     for name in given.families or WITH_A_PLAN:
-        for plan, run in PLANS.items():
+        for plan, column in COLUMNS.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found[name, plan] = outcome(name, run, train=run is not staged)
-            print(f"{name:20} {plan:20} {found[name, plan]}", flush=True)
+                found[name, plan] = outcome(name, column)
+            print(f"{name:20} {plan:30} {found[name, plan]}", flush=True)
     if not given.families:
         PAGE.write_text(page(found))
 

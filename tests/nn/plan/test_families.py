@@ -1,26 +1,34 @@
 """Models of many families of transformers train under plans as on one device, as docs/plan_families.md says."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.nn.families import said, table
-from tests.nn.plan.families import PAGE, PLANS, WITH_A_PLAN, apart, outcome, staged
+from tests.nn.plan.families import COLUMNS, PAGE, WITH_A_PLAN, Size, apart, outcome
 
 # transformers says which kernels of others it does not find, and warns of its own names.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_the_page_has_every_family_and_plan() -> None:
-    assert table(PAGE).keys() == {(name, plan) for name in WITH_A_PLAN for plan in PLANS}
+    assert table(PAGE).keys() == {(name, plan) for name in WITH_A_PLAN for plan in COLUMNS}
+    assert all(f"\n{column.plan}\n" in PAGE.read_text() for column in COLUMNS.values())
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", COLUMNS)
 @pytest.mark.parametrize("name", WITH_A_PLAN)
 def test_a_family_trains_under_a_plan_as_the_page_says(name: str, plan: str) -> None:
-    assert said(outcome(name, PLANS[plan], train=PLANS[plan] is not staged)) == table(PAGE)[name, plan]
+    assert said(outcome(name, COLUMNS[plan])) == table(PAGE)[name, plan]
+
+
+def test_a_step_that_is_none_by_its_plan_is_told() -> None:
+    """So few tokens are gathered and computed everywhere: right, but not what the column is for."""
+    with pytest.raises(AssertionError, match="it sends \\['forward all_gather over data'\\]"):
+        outcome("llama", replace(COLUMNS["data parallel"], size=Size(4, 2)))
 
 
 def test_what_is_apart_is_told_by_what_changed() -> None:

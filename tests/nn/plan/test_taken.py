@@ -14,8 +14,8 @@ import sbpflow as flow
 from sbpflow.nn.model.annotate import hints_of
 from sbpflow.nn.plan.taken import STYLES, taken
 from sbpflow.placement.errors import SbpError
-from tests.nn.families import FAMILIES, Step, made
-from tests.nn.plan.families import WITH_A_PLAN, compiled, noted, outcome
+from tests.nn.families import FAMILIES, made
+from tests.nn.plan.families import FEW, WITH_A_PLAN, Column, compiled, outcome
 
 # transformers says which kernels of others it does not find, and warns of its own names.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +24,14 @@ CASES = [
     *((name, "tp_plan") for name in WITH_A_PLAN),
     *((name, "ep_plan") for name in ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")),
 ]
+ON_TWO = "grid (tensor=2)\ntake tp_plan over tensor"
 LIKE_LLAMA = ["arcee", "glm4", "granite", "llama", "mistral", "nemotron", "olmo", "qwen2", "qwen3", "smollm3"]
+
+
+def noted(model: nn.Module, lines: list[str]) -> nn.Module:
+    """The model with notes of what the lines say of its weights, on two ranks."""
+    flow.compile(model, plan="\n".join(["grid (tensor=2)", *lines]))
+    return model
 
 
 @pytest.fixture
@@ -130,8 +137,10 @@ def test_an_embedding_by_words_or_by_width() -> None:
 def test_a_style_for_a_parameter_alone_goes_before_that_of_its_module() -> None:
     model = Styled(_0="rowwise")
     model._tp_plan["layers.*.0.bias"] = "colwise"
-    noted(model, taken(model, "t"))
-    assert hints_of({"": model}) == {"layers.0.0.weight": {"t": flow.S(1)}, "layers.0.0.bias": {"t": flow.S(0)}}
+    noted(model, taken(model, "tensor"))
+    hints = hints_of({"": model})
+    assert hints["layers.0.0.weight"] == {"tensor": flow.S(1)}
+    assert hints["layers.0.0.bias"] == {"tensor": flow.S(0)}
 
 
 def test_every_style_of_transformers_is_known() -> None:
@@ -164,7 +173,8 @@ def test_a_model_without_a_plan_is_an_error_with_lines_by_hand(name: str, lines:
     said = [line.strip() for line in str(caught.value).splitlines()]
     assert f"such plans come from transformers: base_model_tp_plan of {type(model.config).__name__} is not set" in said
     assert said[-2:] == lines
-    assert len(hints_of({"": noted(model, lines)})) == 2 * len(lines)  # of two layers
+    cut = [path for path, hint in hints_of({"": noted(model, lines)}).items() if hint]
+    assert len(cut) == 2 * len(lines)  # of two layers
 
 
 def test_a_plan_of_heads_alone_is_an_error() -> None:
@@ -201,20 +211,16 @@ def test_weights_lie_as_transformers_cuts_them(name: str, what: str, mesh: Devic
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("name", "what"), CASES)
 def test_a_step_gives_what_one_device_gives(name: str, what: str, ranks: int) -> None:
-    def plan(model: nn.Module) -> Step:
-        return compiled(noted(model, taken(model, "tensor", what)), f"cpu:[0-{ranks - 1}] as (tensor={ranks})")
-
-    assert outcome(name, plan) == "right"
+    assert outcome(name, Column(f"grid (tensor={ranks})\ntake {what} over tensor", FEW)) == "right"
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LIKE_LLAMA)
 def test_a_layer_sums_twice_forward(name: str) -> None:
     """Each rank has whole heads and columns, and what rows leave is summed: that is all that a layer sends."""
-    model: Any = noted(made(name), taken(made(name), "tensor"))
-    planned = compiled(model, "cpu:[0-1] as (tensor=2)").plan(**FAMILIES[name].batch()).explain()
+    model: Any = made(name)
     sent = Counter[str]()
-    for row in planned.moves:
+    for row in compiled(model, ON_TWO).plan(**FAMILIES[name].batch()).explain().moves:
         if row.direction == "forward" and not row.free and "layers." in row.name:
             sent[row.route] += row.count
     assert sent == {"all_reduce_once over tensor": 2 * model.config.num_hidden_layers}
@@ -224,8 +230,7 @@ def test_a_layer_sums_twice_forward(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "phi3"])
 def test_packed_projections_are_cut_in_their_halves(name: str) -> None:
     """S of the rows, gate above up, does not say where a rank's rows are: here it has some of each."""
-    model = noted(made(name), taken(made(name), "tensor"))
-    graph = compiled(model, "cpu:[0-1] as (tensor=2)").plan(**FAMILIES[name].batch()).physical
+    graph = compiled(made(name), ON_TWO).plan(**FAMILIES[name].batch()).physical
     packed = {"mixtral": "mlp.experts.gate_up_proj", "phi3": "mlp.gate_up_proj.weight"}[name]
     layout = graph.layout(f"model.layers.1.{packed}")
     rows = 1 if name == "mixtral" else 0
