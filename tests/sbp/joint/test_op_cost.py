@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from sbpflow.nn.graph.capture.trace import trace
 from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.joint.op_cost import flops
+from sbpflow.sbp.joint.op_cost import flops, is_view
 
 aten = torch.ops.aten
 X, Y, Z = torch.ones(3, 4, 5), torch.ones(3, 5, 6), torch.ones(6, 7)
@@ -51,3 +53,25 @@ def test_flops_of_products_in_groups_of_batches_and_of_bilinear_forms() -> None:
 
 def test_a_sum_of_one_operand_is_no_product() -> None:
     assert flops(Call(aten.einsum.default, ("bij->i", [X]), {}, (torch.ones(4),))) == 0
+
+
+def test_a_view_is_one_by_its_schema_and_its_memory() -> None:
+    """Layers that are alike share fakes, so that the sum at the end of one is the fake that went into it."""
+    assert is_view(Call(aten.view.default, (X, [12, 5]), {}, (X.view(12, 5),)))
+    assert not is_view(Call(aten.reshape.default, (X.mT, [60]), {}, (X.mT.reshape(60),)))
+    assert not is_view(Call(aten.add.Tensor, (X, Y.mT[..., :5]), {}, (X,)))
+
+
+def test_sums_at_the_end_of_alike_layers_are_computed_in_each() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x + self.inner(x)
+            return y
+
+    model = nn.Sequential(*(Layer() for _ in range(5)))
+    logical, _ = trace(model, (torch.ones(3, 4),), {}, {"": model})
+    assert [is_view(logical.call(op)) for op in logical.ops] == [False] * 10
