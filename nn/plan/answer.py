@@ -15,6 +15,7 @@ from ...boxing.graph.physical import Physical
 from ...boxing.picture.palette import duration, volume
 from ...placement import Placement
 from ...sbp import Broadcast, Layout, Sbp
+from ..graph.choose.blocks_again import blocks_of_ops
 from ..graph.step import Step
 from .assignment import Assignment
 from .language.statements import AxisEntries, ExpectAtMost, Flow, Grid, GridAxis, Input, Kind, Limit, Rest, Seek
@@ -96,7 +97,7 @@ def _chosen(step: Step, given: Assignment | None) -> Iterator[str]:
 def _again(step: Step) -> Iterator[str]:
     """The blocks that the backward runs again so that all fits, those of one list that are all there as one line."""
     blocks = step.plan.decided.again
-    every = {op.origin.block for op in step.plan.logical.ops if op.origin.block}
+    every = {block for block in blocks_of_ops(step.plan.decided.logical) if block}
     for family in dict.fromkeys(map(_family, blocks)):
         mine, whole = ([block for block in of if _family(block) == family] for of in (blocks, every))
         yield from (f"recompute {path}" for path in ([family] if len(mine) == len(whole) else mine))

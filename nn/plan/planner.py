@@ -41,15 +41,26 @@ class OtherPlan:
 
 
 class FoundPlan(Plan):
-    """The plan that the planner found; `checked` is what it costs, `runners_up` what else was tried."""
+    """The plan that the planner found; `checked` is what it costs, `runners_up` what else was tried.
+
+    No plan that has equal layers alike takes less than `floor` seconds, with however much memory; 0: not known.
+    """
 
     checked: Checked
     runners_up: tuple[OtherPlan, ...] = ()
+    floor: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """The share of its seconds that a better plan could save at most."""
+        return max(0.0, 1 - self.floor / self.checked.seconds) if self.checked.seconds else 0.0
 
     def table(self) -> str:
         """All that was tried, the best first."""
         best = f"{duration(self.checked.seconds)} a step, {volume(self.checked.memory)} on the fullest rank"
-        return "\n".join([f"found: {best}", *(f"  {one}" for one in self.runners_up)])
+        less = f"however much memory there is, none is below {duration(self.floor)}, {self.gap:.1%} less"
+        proved = "" if not self.floor else f"; {less}" if self.gap > 1e-9 else "; no plan takes less"
+        return "\n".join([f"found: {best}{proved}", *(f"  {one}" for one in self.runners_up)])
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ class _Tried:
     checked: Checked | None
     answer: str
     error: str
+    floor: float = 0.0
 
 
 def plan(
@@ -93,6 +105,7 @@ def plan(
     assert best.checked is not None
     made = FoundPlan.read(best.answer)
     object.__setattr__(made, "checked", best.checked)
+    object.__setattr__(made, "floor", tried[0].floor)
     others = sorted((one for one in tried if one is not best), key=lambda one: _rank(one, limit))
     listed = tuple(OtherPlan(one.name, one.plan, one.checked, _why(one, best, limit)) for one in others)
     object.__setattr__(made, "runners_up", listed)
@@ -161,7 +174,8 @@ def _tried(name: str, one: Plan, model: nn.Module, batch: Any, *how: Any) -> _Tr
     loss_fn, optimizer, ranks = how
     try:
         step, checked = stepped(one, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
-        return _Tried(name, one, checked, answer(step, assignment(one, model, grids_of(one, ranks))), "")
+        floor = 0.0 if step.plan.pieces else step.plan.decided.floor  # in pipelines it is of one micro-batch
+        return _Tried(name, one, checked, answer(step, assignment(one, model, grids_of(one, ranks))), "", floor)
     except SbpflowError as error:
         return _Tried(name, one, None, "", str(error))
 

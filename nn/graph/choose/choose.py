@@ -1,7 +1,7 @@
 """Choosing: a captured graph, its placements and limits in; the physical graph that costs least out."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -17,12 +17,12 @@ from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
 from ....sbp.joint.move_cost import local_bytes
 from ....sbp.joint.placements import Homes, homes
 from ....sbp.joint.problem import Vector
-from ....sbp.joint.solver.solve import Solution, solve
+from ....sbp.joint.solver.solve import Solution, Solver
 from ....sbp.joint.uses import weights
 from ....sbp.logical import Logical, LogicalOp
 from ..lower.last_used import LastUsed
 from ..memory.account import account
-from .blocks_again import fewest, run_again, worthwhile
+from .blocks_again import cheapest, run_again, worthwhile
 from .composed import Uses, composed
 from .decompose import expand, formula_of
 from .memory_limit import fitted
@@ -42,7 +42,8 @@ class Decided:
     formulated: Formulated
     solution: Solution
     names: Mapping[int, str]  # of the logical graph's values in the graph
-    again: tuple[str, ...] = ()  # blocks that the backward runs again, as nothing else fitted
+    again: tuple[str, ...] = ()  # blocks that the backward runs again to fit
+    floor: float = 0.0  # seconds: with all memory there is, no plan that treats equal blocks alike takes less
 
 
 def decide(
@@ -62,9 +63,9 @@ def decide(
 
     `pins` is asked which sources must lie how, once it is known where they live, and `rests` of parameters how their
     gradients and what an optimizer keeps of them must. With a limit in bytes a rank, all these may lie in pieces, and
-    where that is not enough, the backward runs blocks again. `regather` says whether what was gathered of parameters is
-    gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from its caller, and
-    `uses` which modules compute by composites.
+    the backward runs blocks again where that is not enough, or takes less. `regather` says whether what was gathered of
+    parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
+    its caller, and `uses` which modules compute by composites.
     """
     first = homes(logical, placement)
     if uses:
@@ -83,19 +84,20 @@ def decide(
     if known is not None:
         return known
 
-    def chosen(logical: Logical, posed: Formulated, again: Sequence[str] = ()) -> Decided:
+    def chosen(logical: Logical, solver: Solver, posed: Formulated, again: Sequence[str] = ()) -> Decided:
         def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
             _check(solution, pinned)
             return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
         if limit is None:
-            solution = solve(posed.problem)
+            solution = solver.solve(posed.problem.memory, None)
             graph, names = made(solution)
         else:
             found = fitted(
                 posed,
                 where,
                 limit,
+                solver,
                 made,
                 lambda made: account(bucketed(made[0]), states, regather=regather),
                 lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
@@ -106,19 +108,28 @@ def decide(
 
     def with_again(blocks: Sequence[str]) -> Decided:
         other = run_again(logical, blocks)
-        return chosen(other, posed_of(other), blocks)
+        posed = posed_of(other)
+        return chosen(other, Solver(posed.problem), posed, blocks)
 
     def posed_of(logical: Logical) -> Formulated:
         return formulate(logical, where, default_cluster, demands, _Formulas(logical))
 
     posed = posed_of(logical)
-    try:
-        decided = chosen(logical, posed)
-    except ShortageError:
-        blocks = worthwhile(logical, posed, solve(posed.problem)) if logical.losses else []
-        if not blocks:
-            raise
-        decided = fewest(blocks, with_again)
+    solver = Solver(posed.problem)
+    if limit is None:
+        decided = chosen(logical, solver, posed)
+        decided = replace(decided, floor=decided.solution.bound)
+    else:
+        free = solver.solve(posed.problem.memory, None, branches=0)
+        blocks = worthwhile(logical, posed, free) if logical.losses and free.choice else []
+        plain: Decided | None = None
+        try:
+            plain = chosen(logical, solver, posed)
+        except ShortageError:
+            if not blocks:
+                raise
+        decided = cheapest(plain, free.bound, blocks, with_again, lambda found: found.solution.cost)
+        decided = replace(decided, floor=free.bound)
     return _known.put(key, decided)
 
 

@@ -40,6 +40,7 @@ def fitted(
     posed: Formulated,
     where: Homes,
     limit: float,
+    solver: Solver,
     make: Callable[[Solution], Made],
     account: Callable[[Made], Mapping[int, Held]],
     names: Callable[[Made, int], str],
@@ -55,7 +56,6 @@ def fitted(
         rank = max(held, key=lambda rank: held[rank].total)
         return Fitted(solution, made, held[rank].total, rank), held[rank]
 
-    solver = Solver(posed.problem)
     solution = solver.solve(counted.memory, None, branches=0)
     if not solution.choice:
         return Fitted(solution, make(solution), 0.0)

@@ -1,6 +1,7 @@
 """Blocks that the backward runs again for a limit of memory: as few as it takes, and values are the same."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
+from sbpflow.nn.graph.choose.blocks_again import Worth, cheapest
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import SbpError, ShortageError
 from tests.nn.graph.memory.test_liveness import Live
@@ -94,3 +96,40 @@ def test_a_pipeline_meets_its_limit_so() -> None:
     step = need(limit)
     assert total(step) <= limit
     assert step.explain().memory.again
+
+
+class Bent(nn.Module):
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, n), nn.GELU(), nn.Linear(n, 16)) for n in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_layers_that_are_unlike_are_run_again_too() -> None:
+    limit = 0.85 * total(planned(Bent((64, 96, 80)), None))
+    step = planned(Bent((64, 96, 80)), limit)
+    assert total(step) <= limit
+    assert {*step.explain().memory.again} <= {"layers.0", "layers.1", "layers.2"}
+    assert step.explain().memory.again
+
+
+def test_more_blocks_are_run_again_where_that_is_cheaper() -> None:
+    """Of a number of blocks each has a price; what cannot be below the best is not tried, nor what has no room."""
+    prices, tried = {0: 9.0, 1: 8.0, 2: 7.0, 4: 8.5}, list[int]()
+
+    def attempt(blocks: Sequence[str]) -> int:
+        tried.append(len(blocks))
+        if len(blocks) not in prices:
+            raise ShortageError("none fits")
+        return len(blocks)
+
+    worth = [Worth(str(n), 1.0) for n in range(8)]
+    assert cheapest(0, 5.0, worth, attempt, prices.__getitem__) == 2
+    assert tried == [1, 2]  # with two 5 + 2 seconds is all that there could be
+    assert cheapest(None, 0.0, worth[:2], attempt, prices.__getitem__) == 2
+    assert cheapest(0, 8.5, worth, attempt, prices.__getitem__) == 0
