@@ -1,6 +1,6 @@
 """Where tensors live: placements, the clusters that price them, and every error of the package."""
 
-from .cluster import Cluster, Device, Level, cluster, default_cluster, use_cluster
+from .cluster import Cluster, Device, Level, RankDevice, RankLink, cluster, default_cluster, use_cluster
 from .errors import (
     DtypeError,
     FileError,
@@ -23,6 +23,8 @@ __all__ = [
     "MissingError",
     "Placement",
     "PlacementError",
+    "RankDevice",
+    "RankLink",
     "SbpError",
     "SbpflowError",
     "ShapeError",

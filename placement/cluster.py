@@ -10,11 +10,12 @@ device    312 TFLOP/s      80 GB
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
+from math import inf
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from .errors import PlacementError
 from .grid import Placement
 
-__all__ = ["Cluster", "Device", "Level", "cluster", "default_cluster", "use_cluster"]
+__all__ = ["Cluster", "Device", "Level", "RankDevice", "RankLink", "cluster", "default_cluster", "use_cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,41 @@ class Device:
     disk_bandwidth: float = 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class RankLink:
+    """The link between two ranks, where it is unlike that of the level which joins them."""
+
+    ranks: tuple[int, int]
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        two = len(self.ranks) == 2 and len({*self.ranks}) == 2 and all(type(r) is int and r >= 0 for r in self.ranks)
+        if not (two and self.latency >= 0 and self.bandwidth > 0):
+            raise PlacementError(
+                f"a link cannot be\n  found {self}\n"
+                "  ranks are two, as in [1, 2], latency seconds from 0, bandwidth bytes/s above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevice:
+    """The device of some ranks, where it is unlike that of all others."""
+
+    ranks: tuple[int, ...]
+    device: Device
+
+    def __post_init__(self) -> None:
+        if not self.ranks or not all(type(rank) is int and rank >= 0 for rank in self.ranks):
+            raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
+
+
 # Compared and hashed by identity: plans are remembered per cluster, and a dict key must cost nothing.
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """Levels from the innermost outward, and the device they join; ranks fill a node, then the next node.
+
+    `links` are those of pairs of ranks that are unlike their level's, `devices` those of ranks that have others.
 
     >>> dgx = cluster("a100x8")
     >>> [level.name for level in dgx.levels], dgx.level_of([0, 7]), dgx.level_of([7, 8])
@@ -75,6 +107,8 @@ class Cluster:
     name: str
     levels: tuple[Level, ...]
     device: Device
+    links: tuple[RankLink, ...] = ()
+    devices: tuple[RankDevice, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -118,6 +152,8 @@ class Cluster:
             return known
         level = self.levels[max(map(self.level_of, placement.groups(axes)))]
         found = (level.latency, level.bandwidth)
+        if self.links:
+            found = min((self._slowest(group, group) for group in placement.groups(axes)), key=lambda link: link[1])
         placement.memo[key] = found
         return found
 
@@ -128,8 +164,54 @@ class Cluster:
         >>> cluster("a100x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
         (4e-06, 20000000000.0)
         """
-        level = self.levels[self.level_of({*here.flat, *there.flat})]
-        return level.latency, level.bandwidth
+        return self._slowest(here.flat, there.flat)
+
+    def _slowest(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, float]:
+        """The slowest link from some ranks to others: that of the level that holds all, unless every pair of ranks has
+        one of its own."""
+        first, second = {*here}, {*there}
+        both = len(first & second)
+        pairs = len(first) * len(second) - both - both * (both - 1) // 2
+        own = {
+            frozenset(link.ranks): (link.latency, link.bandwidth)
+            for link in self.links
+            if any(a in first and b in second for a, b in (link.ranks, link.ranks[::-1]))
+        }
+        level = self.levels[self.level_of(first | second)]
+        rest = [(level.latency, level.bandwidth)] if len(own) < pairs or not own else []
+        return min((*own.values(), *rest), key=lambda link: (link[1], -link[0]))
+
+    def device_of(self, placement: Placement) -> Device:
+        """The device that others wait for on a placement: of several kinds the least of each figure.
+
+        >>> from .grid import placement
+        >>> mixed = replace(cluster("h100x8"), devices=(RankDevice((4, 5), cluster("a100x8").device),))
+        >>> [mixed.device_of(placement("cuda", ranks)).name for ranks in ([3], [4], [3, 4])]
+        ['H100', 'A100', 'A100 and H100']
+        """
+        if not self.devices:
+            return self.device
+        known = placement.memo.get(("cluster.device", self))
+        if not isinstance(known, Device):
+            known = placement.memo["cluster.device", self] = self._least(placement.flat)
+        return known
+
+    def _least(self, ranks: Iterable[int]) -> Device:
+        of = {rank: each.device for each in self.devices for rank in each.ranks}
+        found = {id(device): device for device in (of.get(rank, self.device) for rank in ranks)}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        kinds = list(found.values())
+        names = dict.fromkeys(name for kind in kinds for name in kind.flops)
+        rates = {name: min(_rate(kind, name) for kind in kinds) for name in names}
+        return Device(
+            " and ".join(sorted(dict.fromkeys(kind.name for kind in kinds))),
+            rates,
+            min(kind.memory for kind in kinds),
+            min(kind.memory_bandwidth for kind in kinds),
+            min(kind.host_bandwidth for kind in kinds),
+            min(kind.disk_bandwidth for kind in kinds),
+        )
 
     def with_node(self, size: int) -> "Cluster":
         """The same cluster with another number of devices in the innermost level.
@@ -148,13 +230,11 @@ class Cluster:
                 "[[levels]]",
                 *(f"{f.name} = {_toml(getattr(level, f.name))}" for f in fields(level)),
             ]
-        plain = [f.name for f in fields(self.device) if f.name != "flops"]
-        lines += ["", "[device]", *(f"{name} = {_toml(getattr(self.device, name))}" for name in plain)]
-        lines += [
-            "",
-            "[device.flops]",
-            *(f"{_toml(name)} = {_toml(rate)}" for name, rate in self.device.flops.items()),
-        ]
+        for link in self.links:
+            lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
+        lines += _device_lines("device", self.device)
+        for each in self.devices:
+            lines += ["", "[[devices]]", f"ranks = {_toml(each.ranks)}", *_device_lines("devices.device", each.device)]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod
@@ -254,14 +334,27 @@ def _presets() -> dict[str, Cluster]:
 def _read(table: Mapping[str, object], where: str) -> Cluster:
     """A cluster from its TOML table; `where` says in an error which table was read."""
     top = _fields(table, Cluster, where)
-    levels, device = top["levels"], _fields(top["device"], Device, f"device of {where}")
-    if not isinstance(levels, list):
-        raise PlacementError(f"levels of {where} are written as [[levels]]\n  found {levels!r}")
+    for name in ("levels", "links", "devices"):
+        if not isinstance(top.get(name, []), list):
+            raise PlacementError(f"{name} of {where} are written as [[{name}]]\n  found {top[name]!r}")
+    links = [_fields(link, RankLink, f"link {k} of {where}") for k, link in enumerate(top.get("links", []))]
+    others = [_fields(each, RankDevice, f"device {k} of {where}") for k, each in enumerate(top.get("devices", []))]
     return Cluster(
         str(top["name"]),
-        tuple(Level(**_fields(level, Level, f"level {k} of {where}")) for k, level in enumerate(levels)),
-        Device(**device),
+        tuple(Level(**_fields(level, Level, f"level {k} of {where}")) for k, level in enumerate(top["levels"])),
+        Device(**_fields(top["device"], Device, f"device of {where}")),
+        tuple(RankLink(**{**link, "ranks": _ranks(link["ranks"], where)}) for link in links),
+        tuple(
+            RankDevice(_ranks(each["ranks"], where), Device(**_fields(each["device"], Device, f"a device of {where}")))
+            for each in others
+        ),
     )
+
+
+def _ranks(given: object, where: str) -> Any:
+    if not isinstance(given, list):
+        raise PlacementError(f"ranks in {where} are a list, as in [1, 2]\n  found {given!r}")
+    return tuple(given)
 
 
 def _fields(table: object, of: type, where: str) -> dict[str, Any]:
@@ -280,6 +373,17 @@ def _fields(table: object, of: type, where: str) -> dict[str, Any]:
         if wanted[name] in (int, float, Mapping[str, float]) and not all(isinstance(v, int | float) for v in parts):
             raise PlacementError(f"{name} in {where} is a number\n  found {value!r}")
     return table
+
+
+def _rate(device: Device, dtype: str) -> float:
+    """FLOP/s; where nothing is said of a dtype, those of float32."""
+    return device.flops.get(dtype) or device.flops.get("float32", inf)
+
+
+def _device_lines(name: str, device: Device) -> list[str]:
+    plain = [f.name for f in fields(device) if f.name != "flops"]
+    rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
+    return ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
 
 
 def _toml(value: object) -> str:

@@ -41,7 +41,7 @@ def report(
 def _copying(graph: Physical, memory: int, files: int) -> float:
     """Seconds in which so many bytes go to the host's memory, and by way of it to files."""
     first = next(iter(graph.values.values())).layout.placement
-    device = default_cluster(first).device
+    device = default_cluster(first).device_of(first)
     return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
 
 

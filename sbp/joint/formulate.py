@@ -162,7 +162,7 @@ class _Formulation:
         key = "source", shape, types, there, trained, source.kind, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
-            device, links = self.cluster(there).device, self.links(there)
+            device, links = self.cluster(there).device_of(there), self.links(there)
             made = stored(source, wished, pinned, rest, states, sharded, device, links)
             grain = source.grads.itemsize if source.grads is not None else 0
             lying = Lies(tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates), grain)
@@ -204,7 +204,7 @@ class _Formulation:
         found = options_of(op, call, reach, grads)
         if index in self.pinned:
             found = pinned(found, self.pinned[index], call)
-        device = self.cluster(there).device
+        device = self.cluster(there).device_of(there)
         backward = any(grads)
         view = is_view(call)
         times = [backward] + [False] * (backward and bool(op.origin.recompute))  # the forward alone once more

@@ -15,6 +15,8 @@ from sbpflow.placement import (
     Device,
     Level,
     PlacementError,
+    RankDevice,
+    RankLink,
     cluster,
     default_cluster,
     placement,
@@ -155,7 +157,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
             "sise = 8",
             "level 0 of FILE needs name, size, latency, bandwidth\n  found missing size; unknown sise",
         ),
-        ('name = "mine"', "", "FILE needs name, levels, device\n  found missing name"),
+        ('name = "mine"', "", "FILE needs name, levels, device, links, devices\n  found missing name"),
         ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),
         ("float32 = 1", "float32 = 'x'", "flops in device of FILE is a number\n  found {'float32': 'x'}"),
         (
@@ -228,3 +230,60 @@ def test_what_is_saved_is_plain_toml(tmp_path: Path) -> None:
     TREE.save(tmp_path / "c.toml")
     table = tomllib.loads((tmp_path / "c.toml").read_text())
     assert table["levels"][1] == {"name": "node", "size": 3, "latency": 2.0, "bandwidth": 4.0}
+
+
+LINKED = replace(
+    TREE,
+    links=(RankLink((0, 1), 5.0, 0.5), RankLink((1, 2), 0.5, 16.0)),
+    devices=(RankDevice((1, 3), Device("other", {"float32": 0.5, "int8": 4.0}, 2.0, 3.0)),),
+)
+
+
+def test_two_ranks_pay_for_the_link_that_is_theirs() -> None:
+    ranks = [placement("cpu", [n]) for n in range(4)]
+    assert LINKED.between(ranks[0], ranks[1]) == LINKED.between(ranks[1], ranks[0]) == (5.0, 0.5)
+    assert LINKED.between(ranks[1], ranks[2]) == (0.5, 16.0)  # quicker than that of the node
+    assert LINKED.between(ranks[0], ranks[2]) == (2.0, 4.0)
+    assert LINKED.link(placement("cpu", range(2)), (0,)) == (5.0, 0.5)
+    assert LINKED.link(placement("cpu", range(1, 3)), (0,)) == (0.5, 16.0)
+
+
+def test_many_ranks_pay_for_the_slowest_link_between_two_of_them() -> None:
+    assert LINKED.link(placement("cpu", range(1, 4)), (0,)) == (2.0, 4.0)  # others go by the level
+    assert LINKED.link(placement("cpu", range(4)), (0,)) == (5.0, 0.5)
+    assert LINKED.between(placement("cpu", [0, 2]), placement("cpu", [1])) == (5.0, 0.5)
+    assert LINKED.between(placement("cpu", [0, 2]), placement("cpu", [3])) == (2.0, 4.0)
+    assert TREE.link(placement("cpu", range(4)), (0,)) == (2.0, 4.0)
+
+
+def test_ranks_wait_for_the_least_of_their_devices() -> None:
+    other = LINKED.devices[0].device
+    assert LINKED.device_of(placement("cpu", [0, 2])) is UNIT
+    assert LINKED.device_of(placement("cpu", [1, 3])) is other
+    both = LINKED.device_of(placement("cpu", range(4)))
+    assert (both.flops, both.memory, both.memory_bandwidth) == ({"float32": 0.5, "int8": 1.0}, 1.0, 1.0)
+
+
+def test_unlike_links_and_devices_are_written_and_read(tmp_path: Path) -> None:
+    LINKED.save(tmp_path / "c.toml")
+    again = cluster(tmp_path / "c.toml")
+    assert (again.levels, again.device) == (LINKED.levels, LINKED.device)
+    assert (again.links, again.devices) == (LINKED.links, LINKED.devices)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("[[links]]\nranks = [1, 1]\nlatency = 0\nbandwidth = 1", "a link cannot be\n  found RankLink(ranks=(1, 1)"),
+        ("[[links]]\nranks = 3\nlatency = 0\nbandwidth = 1", "ranks in FILE are a list, as in [1, 2]\n  found 3"),
+        ("[[links]]\nranks = [1, 2]\nbandwidth = 1", "link 0 of FILE needs ranks, latency, bandwidth\n  found missing"),
+        ("[links]\nranks = [1, 2]", "links of FILE are written as [[links]]\n  found {'ranks': [1, 2]}"),
+        ("[[devices]]\nranks = []\ndevice = 3", "a device of FILE is a table of name"),
+    ],
+)
+def test_an_unlike_link_or_device_that_does_not_fit_says_where(more: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"{GOOD}\n{more}\n", encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    assert str(refused.value).replace(f"cluster file {str(path)!r}", "FILE").startswith(message)

@@ -63,7 +63,7 @@ class _Replicas:
                 spent += 0.0 if had else self.sending(n, self.where.sources[n], there)
             elif self.where.ops[at] is not there and (n, there) not in self.known:
                 call = self.logical.call(self.logical.ops[at])
-                spent += 0.0 if is_view(call) else alone(call, default_cluster(there).device, False)
+                spent += 0.0 if is_view(call) else alone(call, default_cluster(there).device_of(there), False)
                 left += [x for x in self.logical.ops[at].inputs if x not in met]
                 met.update(self.logical.ops[at].inputs)
         return spent <= self.sending(number, self.where.ops[self.makers[number]], there)
