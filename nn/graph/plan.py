@@ -105,7 +105,7 @@ def plan_step(
             f"{name} has loss_scale={options.loss_scale} and no optimizer: gradients would be left with the scale\n"
             "  give it the optimizer, or leave loss_scale= out and scale the loss by a torch.amp.GradScaler"
         )
-    balance = even_stages(logical, modules, many)
+    balance = even_stages(logical, modules, options.policy, many, passes.states, sliced=options.slices not in (None, 1))
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is None:

@@ -18,15 +18,21 @@ from ...placement import Placement
 from ...placement.errors import PlacementError
 from .annotate import CHUNK, CUT, PART, PLACE, LayerMoves, note
 
-__all__ = ["LayerCut", "LayerWork", "balanced", "by_stage", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+__all__ = ["LayerCut", "LayerWork", "balanced", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
+
+WORTH = 1.1
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCut:
-    """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it."""
+    """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it.
+
+    A step that is planned leaves them as they are where it does not take longer than the best one by more than `worth`.
+    """
 
     placements: tuple[Placement, ...]
     layers: int
+    worth: float = WORTH
 
 
 def pipeline(
@@ -36,6 +42,7 @@ def pipeline(
     *,
     chunks: int = 0,
     costs: Sequence[float] | None = None,
+    worth: float = WORTH,
 ) -> None:
     """Place layers that run one after the other as the stages of a schedule, in runs that take as long as each other,
     as far as they can.
@@ -44,7 +51,8 @@ def pipeline(
     it is not the usual 2; they are placed round and round, or there and back again.
 
     A step that is planned cuts the layers by what they take in it, with what is before, between and behind them; until
-    then they are cut by their weights. `costs` cuts by numbers of one's own, one for each layer, and that remains.
+    then they are cut by their weights, and they stay so where the best cut is not `worth` it: the step takes at most so
+    many times as long. `costs` cuts by numbers of one's own, one for each layer, and that remains.
     """
     plan = schedule if isinstance(schedule, Schedule) else published(schedule)
     shape = plan.shape(len(placements), 1, v=chunks)
@@ -63,7 +71,7 @@ def pipeline(
         )
     given = _weights(listed) if costs is None else costs
     work = LayerWork(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
-    cut = LayerCut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed))
+    cut = LayerCut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed), worth)
     settle(runs(cut, listed, work.ends(cut.placements)))
     for at, layer in enumerate(listed):
         note(layer, CUT, (cut, at) if costs is None else None)

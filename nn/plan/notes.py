@@ -115,7 +115,7 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
         stages = [grid.at(**{pipe.over: at}) for at in range(made.grids.size(pipe.over))]
         layers = [modules[path] for path in made.layers]
         chunks = dict(pipe.marks).get("v", 0)
-        yield pipe, partial(pipeline, layers, stages, pipe.schedule, chunks=chunks)
+        yield pipe, partial(pipeline, layers, stages, pipe.schedule, chunks=chunks, worth=1.0)
     for path in outermost(made.folded):
         how = made.grids.folds[made.folded[path]]
         yield None, partial(fold, modules[path], str(how.folds), how.name, int(how.size))

@@ -18,7 +18,7 @@ from .options import source_states
 from .pins import allows, stated
 from .problem import Vector
 
-__all__ = ["Sources", "Stored", "stored"]
+__all__ = ["Sources", "Stored", "stored", "update_seconds"]
 
 
 class Stored(NamedTuple):
@@ -71,11 +71,11 @@ def stored(
             memory.append(float(here * held + (come + stays) * trained))
             ways = ((grads, master, min(wide, most)), (master, state, min(most, size)))
             back = sum(float(moved([a], [b], shape, grain, links)[0, 0]) for a, b, grain in ways if a != b)
-            cost.append(_update(there, kept, source.offload, device) + back if trained else 0.0)
+            cost.append(update_seconds(there, kept, source.offload, device) + back if trained else 0.0)
     return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
 
 
-def _update(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
+def update_seconds(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
     """Seconds of an optimizer's step over so many bytes: it reads and writes the parameter and what it keeps, and reads
     the gradient. On the host that goes through a device's share of the host's memory, and from disk through that of
     the disk; gradient and changed parameter go over the link between."""

@@ -4,5 +4,6 @@ choose       all of it: decompose ops, copy what is made of arguments (replicas)
 parameters   where a model's parameters live, how they are to lie, and how they are made to
 memory_limit the cheapest plan below a limit; shortage: the error where there is none
 blocks_again blocks that are run again where nothing fits without, or that takes less
-stage_balance  layers of a pipeline cut by what they take in the captured step
+stage_balance  layers of a pipeline cut by what they take in the captured step: stage_costs says what, and
+stage_work   what step a schedule makes of a cut
 """

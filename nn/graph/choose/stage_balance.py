@@ -8,21 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import torch
 from torch import nn
 
-from ....boxing.plan import plan
-from ....placement import Placement, default_cluster
-from ....sbp import B, layout
-from ....sbp.joint.op_cost import alone, is_view
+from ....actors.schedules.schedule import Schedule
+from ....placement import Placement
 from ....sbp.logical import Logical, LogicalOp
 from ...model.annotate import LayerMoves, placement_of
-from ...model.balance import LayerCut, LayerWork, by_stage, ends_of, open_cuts, runs
+from ...model.balance import LayerCut, LayerWork, ends_of, open_cuts, runs
 from ...tensors.tensor import GlobalTensor
+from .stage_costs import stage_costs
+from .stage_work import StageWork
 
 __all__ = ["Balance", "even_stages", "layer_of_each", "paths_of"]
 
-WORTH = 1.1  # a cut stays if the step does not take longer than with the best one by more
 NAMED = 8  # runs whose layers are listed
 
 
@@ -48,8 +46,17 @@ def layer_of_each(inside: Iterable[str], paths: Sequence[str]) -> Iterator[int]:
         yield last
 
 
-def even_stages(logical: Logical, modules: Mapping[str, nn.Module], micro_batches: int) -> Balance:
-    """How the open pipelines in some modules are cut best for a step that was captured and not placed yet."""
+def even_stages(
+    logical: Logical,
+    modules: Mapping[str, nn.Module],
+    schedule: Schedule,
+    micro_batches: int,
+    states: int,
+    *,
+    sliced: bool,
+) -> Balance:
+    """How the open pipelines in some modules are cut best for a step that was captured and not placed yet; an optimizer
+    keeps so many `states` of each parameter, and sequences may be `sliced`."""
     cuts = open_cuts(modules.values())
     if not cuts:
         return Balance()
@@ -57,18 +64,20 @@ def even_stages(logical: Logical, modules: Mapping[str, nn.Module], micro_batche
     listed = [paths[id(layer)] for _, layers in cuts for layer in layers]
     ops = list(_ops(logical, modules, cuts, listed))
     at = list(layer_of_each((module for module, _ in ops), listed))
-    costs, hops = _costs(logical, ops, at, cuts[0][0].placements, len(listed))
     moved: dict[nn.Module, tuple[Placement, int]] = {}
     said: list[str] = []
     first = 0
     for cut, layers in cuts:
-        end = first + cut.layers
+        inside = slice(first, first := first + cut.layers)
         many = max(micro_batches, len(cut.placements))  # fewer fill no pipeline, and others may use the model
-        work = LayerWork(costs[first:end], hops[first : end - 1], many)
-        first = end
-        best, now = work.ends(cut.placements), ends_of(layers)
-        better, shares = (_shares(by_stage(work.layers, ends, cut.placements)) for ends in (best, now))
-        worth = work.seconds(now, cut.placements) > WORTH * work.seconds(best, cut.placements)
+        found = stage_costs(logical, [op for _, op in ops], at, len(listed), cut.placements, many, states)
+        costs = [each[inside] for each in found]
+        work = StageWork(costs, cut.placements, schedule, many, bool(logical.losses) and not sliced)
+        now = ends_of(layers)
+        guess = LayerWork([cost.busy for cost in costs[0]], [2 * cost.hop for cost in costs[0][:-1]], many)
+        best = work.best(guess.ends(cut.placements))
+        better, shares = (_shares(work.busy(ends)) for ends in (best, now))
+        worth = work.seconds(now) > cut.worth * work.seconds(best)
         if any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters()):
             other = f", and would have {better} if {_runs(best)} had been cut before they were global" if worth else ""
             said.append(f"{_runs(now)} layers where their parameters are: stages have {shares} of the computing{other}")
@@ -103,43 +112,6 @@ def _ops(
             yield module, op
         elif there in ends:
             yield ends[there], op
-
-
-def _costs(
-    logical: Logical,
-    ops: Sequence[tuple[str, LogicalOp]],
-    layers: Sequence[int],
-    placements: Sequence[Placement],
-    many: int,
-) -> tuple[list[float], list[float]]:
-    """The seconds that each layer takes, as on one device, and those in which what it makes goes to the next."""
-    device = default_cluster(placements[0]).device
-    there = next((place for place in placements if place is not placements[0]), placements[0])
-    prices: dict[tuple[tuple[int, ...], torch.dtype], float] = {}
-    costs, hops = [0.0] * many, [0.0] * many
-    given = {n for n, source in enumerate(logical.sources) if source.kind != "parameter"}
-    makers: dict[int, int] = {}  # value -> its layer; not of what is made of arguments and buffers alone
-    sent: dict[int, int] = {}  # value -> the layer that it has come to
-    for (_, op), at in zip(ops, layers, strict=True):
-        call = logical.call(op)
-        back = bool(logical.losses) and not logical.wants_grad.isdisjoint(op.numbers)
-        if not is_view(call):
-            costs[at] += alone(call, device, back)
-            costs[at] += alone(call, device, False) if back and op.origin.recompute else 0.0
-        if given.issuperset(op.inputs):
-            given.update(op.numbers)
-        else:
-            makers.update(dict.fromkeys(op.numbers, at))
-        for n in op.inputs:
-            for behind in range(sent.get(n, makers.get(n, at)), at):
-                fake = logical.fakes[n]
-                key = tuple(fake.shape), fake.dtype
-                if key not in prices:
-                    here, away = (layout(place, B, *key) for place in (placements[0], there))
-                    prices[key] = plan(here, away).price.time
-                hops[behind] += prices[key] * (2 if logical.losses and n in logical.wants_grad else 1)
-            sent[n] = max(at, sent.get(n, at))
-    return costs, hops
 
 
 def _runs(ends: Sequence[int]) -> str:

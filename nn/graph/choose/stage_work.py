@@ -1,0 +1,114 @@
+"""The work of stages: what a micro-batch takes in each, wherever layers are cut, and what step a schedule makes of it.
+
+Devices of stages and the links between them may be unlike, so that a layer takes what it takes on the stage that has
+it. A cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import combinations, pairwise
+from math import comb
+
+from ....actors.protocol.simulate import simulate
+from ....actors.schedules.definition import Shape
+from ....actors.schedules.pipeline import Costs, network_of
+from ....actors.schedules.schedule import Schedule
+from ....placement import Placement
+
+__all__ = ["LayerCost", "StageWork", "shape_on"]
+
+COUNTED = 2000  # cuts that are looked at, all there are; of more only those near a good one
+SIMULATED = 24  # of these, the first by a formula
+LONG = 20_000  # firings of a network beyond which the formula has to do
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Seconds of one layer on one stage, for a micro-batch; `hop` is what it hands on to the next stage, and `update`
+    is spent once a step."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    weight: float = 0.0
+    hop: float = 0.0
+    update: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        return self.forward + self.backward + self.weight
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The costs of each layer by the number of the chunk that might have it, and where chunks are."""
+
+    each: Sequence[Sequence[LayerCost]]
+    placements: Sequence[Placement]
+    schedule: Schedule
+    micro_batches: int
+    simulated: bool  # whether it is a step that the schedule knows, as training is
+
+    def busy(self, ends: Sequence[int]) -> list[float]:
+        """The computing of each stage for a micro-batch, in the order of their first runs."""
+        found = dict.fromkeys(self.placements, 0.0)
+        for number, place, run in self._runs(ends):
+            found[place] += sum(self.each[number][layer].busy for layer in run)
+        return list(found.values())
+
+    def quick(self, ends: Sequence[int]) -> float:
+        """About the seconds of a step: the first micro-batch goes through all chunks, the others come behind it as
+        fast as the busiest stage lets them."""
+        busy = self.busy(ends)
+        hops = sum(self.each[n][end - 1].hop for n, end in enumerate(ends[:-1]))
+        return self.micro_batches * max(busy) + sum(busy) - max(busy) + 2 * hops + self._update(ends)
+
+    def seconds(self, ends: Sequence[int]) -> float:
+        """Those of the step, as its course is predicted."""
+        shape = shape_on(self.schedule, self.placements, self.micro_batches) if self.simulated else None
+        if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
+            return self.quick(ends)
+        run = simulate(network_of(self.schedule, shape, self._costs(ends)))
+        return run.end + self._update(ends)
+
+    def best(self, near: Sequence[int]) -> list[int]:
+        """Where runs end in the shortest step that was found; `near` is a good cut to begin with."""
+        layers, parts = len(self.each[0]), len(self.placements)
+        cuts = [list(near)]
+        if comb(layers - 1, parts - 1) <= COUNTED:
+            cuts += [[*inner, layers] for inner in combinations(range(1, layers), parts - 1)]
+        else:
+            for n, (before, after) in enumerate(zip([0, *near], near[1:], strict=False)):
+                cuts += [[*near[:n], end, *near[n + 1 :]] for end in range(before + 1, after)]
+        first = nsmallest(SIMULATED, cuts, key=self.quick)
+        return min((list(near), *first), key=self.seconds)
+
+    def _costs(self, ends: Sequence[int]) -> list[Costs]:
+        found = []
+        for number, _, run in self._runs(ends):
+            mine = [self.each[number][layer] for layer in run]
+            sums = (sum(getattr(cost, name) for cost in mine) for name in ("forward", "backward", "weight"))
+            forward, backward, weight = sums
+            found.append(Costs(forward, backward, weight, mine[-1].hop))
+        return found
+
+    def _update(self, ends: Sequence[int]) -> float:
+        found = dict.fromkeys(self.placements, 0.0)
+        for number, place, run in self._runs(ends):
+            found[place] += sum(self.each[number][layer].update for layer in run)
+        return max(found.values())
+
+    def _runs(self, ends: Sequence[int]) -> list[tuple[int, Placement, range]]:
+        runs = enumerate(zip(self.placements, pairwise([0, *ends]), strict=True))
+        return [(number, place, range(first, end)) for number, (place, (first, end)) in runs]
+
+
+def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches: int) -> Shape | None:
+    """The pipeline of such chunks, if the schedule has it."""
+    order = {place: number for number, place in enumerate(dict.fromkeys(placements))}
+    stages, chunks = len(order), len(placements)
+    least = 2 if schedule.way == "vee" else 1
+    shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
+    wanted = [schedule.device(shape, chunk) for chunk in range(chunks)]
+    fits = schedule.way != "routes" and shape.p * shape.v == chunks
+    return shape if fits and [order[place] for place in placements] == wanted else None
