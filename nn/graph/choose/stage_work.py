@@ -15,6 +15,7 @@ from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, network_of
 from ....actors.schedules.schedule import Schedule
 from ....placement import Placement
+from ....placement.errors import ScheduleError
 
 __all__ = ["LayerCost", "StageWork", "shape_on"]
 
@@ -108,7 +109,10 @@ def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches:
     order = {place: number for number, place in enumerate(dict.fromkeys(placements))}
     stages, chunks = len(order), len(placements)
     least = 2 if schedule.way == "vee" else 1
-    shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
+    try:
+        shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
+    except ScheduleError:  # as of a table for other numbers; who runs it says so
+        return None
     wanted = [schedule.device(shape, chunk) for chunk in range(chunks)]
     fits = schedule.way != "routes" and shape.p * shape.v == chunks
     return shape if fits and [order[place] for place in placements] == wanted else None

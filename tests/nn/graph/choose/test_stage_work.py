@@ -111,6 +111,7 @@ def test_what_no_schedule_has_goes_by_the_formula() -> None:
     assert shape_on(one, [a, b], 4) is not None
     assert shape_on(flow.actors.published("interleaved"), [a, b, a, b], 4) is not None
     assert shape_on(one, [a, b, b], 4) is None
+    assert shape_on(flow.actors.Schedule("pair", table=("F0 F1 B0 B1", "F0 B0 F1 B1")), [a, b], 4) is None
     each = [[LayerCost(1.0, 1.0, 1.0, 0.5, 2.0)] * 4] * 3
     work = StageWork(each, [a, b, b], one, 10, True)
     assert work.seconds([2, 3, 4]) == work.quick([2, 3, 4]) == 10 * 6 + 6 + 2 * 1.0 + 4
