@@ -70,7 +70,7 @@ class StageWork:
         if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
             return self.quick(ends)
         run = simulate(network_of(self.schedule, shape, self._costs(ends)))
-        return run.end + self._update(ends)
+        return run.end + self._update(ends) if run.finished else self.quick(ends)
 
     def best(self, near: Sequence[int]) -> list[int]:
         """Where runs end in the shortest step that was found; `near` is a good cut to begin with."""
@@ -111,6 +111,7 @@ def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches:
     least = 2 if schedule.way == "vee" else 1
     try:
         shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
+        schedule.rows(shape)
     except ScheduleError:  # as of a table for other numbers; who runs it says so
         return None
     wanted = [schedule.device(shape, chunk) for chunk in range(chunks)]
