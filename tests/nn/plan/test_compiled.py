@@ -41,7 +41,7 @@ def alone(steps: int = 5) -> tuple[list[float], nn.Module]:
 PLANS = {
     "ddp": "grid (data=4)\ninput * <- data=S(0)\nexpect no all_gather",
     "zero1": "grid (data=4)\nstates **: data=S(0)\ninput * <- data=S(0)\nexpect 3 all_gather over data update",
-    "zero2": "grid (data=4)\n{grads,states} **: data=S(0)\nexpect 4 all_gather update",
+    "zero2": "grid (data=4)\n{grads,states} **: data=S(0)\nexpect 3 all_gather update",
     "zero3": "grid (data=4)\n**: data=S(0)",
     "hsdp": "grid (replica=2, data=2)\n**: data=S(0)\ninput * <- replica=S(0), data=S(0)",
     "uneven": "grid (data=3)\n**: data=S(0)",
