@@ -93,7 +93,10 @@ class _Chunker:
         self, graph: Physical, stages: Sequence[Stage], said: Mapping[str, int], placed: Collection[str]
     ) -> None:
         self.graph, self.stages, self.said, self.placed = graph, stages, said, placed
-        self.groups = groups([*map(_place, stages), *(s.value.layout.placement for s in graph.sources)])
+        # What nothing reads, as a buffer that a model only keeps, lies on all ranks, and would make one group of them.
+        read = {name for stage in stages for name in stage.inputs}
+        sources = [s.value.layout.placement for s in graph.sources if s.value.name in read]
+        self.groups = groups([*map(_place, stages), *sources])
         self.makers = {name: at for at, stage in enumerate(stages) for name in made_by(stage)}
         weights = {s.value.name for s in graph.sources if s.kind != "input"}
         inputs = {s.value.name for s in graph.sources if s.kind == "input"}

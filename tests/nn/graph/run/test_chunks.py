@@ -63,6 +63,16 @@ def test_placements_that_share_ranks_are_one_group() -> None:
     assert groups([a, c, PAIR, b, d]) == {a: 0, c: 1, PAIR: 0, b: 0, d: 4}
 
 
+def test_a_buffer_that_nothing_reads_joins_no_groups() -> None:
+    """Llama's `rotary_emb.original_inv_freq` lies on all ranks, and made one stage of four."""
+    b = Build(PLACES[0])
+    x = layers(b, b.input("x", (2, 4), B), [PLACES[0], PLACES[1]])
+    b.source("kept", (4,), B, where=PAIR)
+    where, _ = cut(b.graph(total(b, x, B)))
+    assert where.group == (0, 1)
+    assert [where.ranks(n) for n in (0, 1)] == [(0,), (1,)]
+
+
 @pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (0, 1, 0, 1), (0, 0, 1)])
 @pytest.mark.parametrize("split", [False, True])
 def test_every_chunk_goes_forward_and_backward(numbers: tuple[int, ...], split: bool) -> None:
