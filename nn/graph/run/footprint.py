@@ -1,5 +1,6 @@
 """The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
 
+import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,8 @@ from .tasks import Hop
 from .variant import Variant
 
 __all__ = ["footprint", "left", "less", "outgrown"]
+
+TASK = re.compile(r"[FBW](\d+)")
 
 
 def footprint(program: Pipelined, *, regather: bool) -> dict[int, RankMemory]:
@@ -49,13 +52,14 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     for rank, peak in one.items():
         mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
         numbers = [c + route * program.count for c in mine]
-        slots = _mean([_slots(program.proof, c) for c in numbers])
-        more = max(0.0, slots - 1) if mine else 0.0
+        slots = _at_once(program, numbers)
         versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
         sequences = -(-slots // program.slices)  # that have begun and not ended
-        extra = round(more * stays[rank].bytes + max(0.0, versions - 1) * peak.parameters)
-        extra += round(sequences * left(variant, rank))
-        extra += summed(variant, rank) if many > 1 else 0
+        more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
+        # There are no sums before a first micro-batch has ended, and behind that one less is kept.
+        added = summed(variant, rank) if many > 1 else 0
+        extra = round(max(more * stays[rank].bytes, behind * stays[rank].bytes + added))
+        extra += round(max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
         there = partial(_kept_slots, program, stays[rank].values, shift)
         extra += sum(_hopping(way, rank, there) for way in hops)
         # On the host every slot has what a micro-batch stows.
@@ -163,6 +167,21 @@ def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str
 def _slots(run: Simulation, chunk: int) -> int:
     """How many micro-batches a chunk has begun and not ended, at most."""
     return max(run.peak.get(f"{name}.{chunk}", 1) for name in ("act", "stash"))
+
+
+def _at_once(program: Pipelined, chunks: Sequence[int]) -> float:
+    """The same of all chunks of a rank together, in the mean of these: where it keeps to an order, at one time."""
+    most = _mean([_slots(program.proof, chunk) for chunk in chunks])
+    if not program.ordered or program.slices > 1 or len(chunks) < 2:
+        return most
+    ends: dict[tuple[int, int], tuple[float, float]] = {}  # of micro-batches by chunk
+    for ran in program.proof.firings:
+        if task := TASK.fullmatch(ran.case or ran.actor):
+            key = int(task[1]), ran.label
+            first, last = ends.get(key, (ran.start, ran.end))
+            ends[key] = min(first, ran.start), max(last, ran.end)
+    mine = [span for (chunk, _), span in ends.items() if chunk in chunks]
+    return min(most, max(sum(first <= at < last for first, last in mine) for at, _ in mine) / len(chunks))
 
 
 def _mean(numbers: Sequence[int]) -> float:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from threading import RLock
 from typing import Any
 
 import pytest
@@ -19,13 +20,51 @@ from tests.ranks import Ranks
 from ..graphs import GRID, LINE, Build, aten, sharded_parameters, shards_of, total, wholes
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of storages that ops make, until they are gone."""
+class Bytes:
+    """The bytes of storages that are counted, until they are gone; by any thread."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self.known: set[int] = set()
+        self.lock = RLock()  # a storage may go while another is counted
+
+    def made(self, storage: torch.UntypedStorage) -> None:
+        with self.lock:
+            if storage._cdata not in self.known:
+                self.known.add(storage._cdata)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+
+    def gone(self, key: int, nbytes: int) -> None:
+        with self.lock:
+            self.known.discard(key)
+            self.live -= nbytes
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of storages that ops make, until they are gone; in one thread, but for `beside`."""
+
+    def __init__(self, count: Bytes | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = count or Bytes()
+
+    @property
+    def known(self) -> set[int]:
+        return self.count.known
+
+    @property
+    def peak(self) -> int:
+        return self.count.peak
+
+    def beside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with what it makes counted too, whichever thread calls it."""
+
+        def counted(*args: Any) -> Any:
+            with Live(self.count):
+                return function(*args)
+
+        return counted
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,17 +73,8 @@ class Live(TorchDispatchMode):
         self.known.update(x.untyped_storage()._cdata for x in tensors_in((args, kwargs)))
         out = func(*args, **(kwargs or {}))
         for x in tensors_in(out):
-            storage = x.untyped_storage()
-            if storage._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+            self.count.made(x.untyped_storage())
         return out
-
-    def gone(self, key: int, nbytes: int) -> None:
-        self.known.discard(key)
-        self.live -= nbytes
 
 
 def measured(graph: Physical, program: Program) -> int:
