@@ -91,7 +91,7 @@ class AdoptedModel:
         self.hold()
         for name, shards in grads.items():
             if name not in self.trained:
-                plain = shards if self.scale is None else unscaled(shards, self.scale.value)
+                plain = shards if self.scale is None else tuple([x / self.scale.value for x in shards])
                 _leave(given[name], plain, self.sources[name].home)
         self.update(grads)
 
@@ -112,7 +112,7 @@ class AdoptedModel:
             hooked = any(each.parameter._hooks is not None for each in self.trained.values())
             if hooked or not self.optimizers:
                 if self.scale is not None:
-                    come = [(each, unscaled(shards, factor)) for each, shards in come]
+                    come = _unscaled(come, factor)
                 for each, shards in come:
                     each.give(shards, keep=not self.optimizers)
                 steps = list(self.optimizers)
@@ -122,7 +122,7 @@ class AdoptedModel:
                     assert each.host is not None
                     each.host.arrive()
                 if self.scale is not None:
-                    brought = [(each, unscaled(shards, factor)) for each, shards in brought]
+                    brought = _unscaled(brought, factor)
                 mine = {id(each.master): shards for each, shards in brought}
                 steps = list(self.optimizers)
                 if self.limit is None:
@@ -141,6 +141,11 @@ class AdoptedModel:
                 optimizer.zero_grad(set_to_none=True)
             for each in self.pieces.values():
                 each.idle = False
+
+
+def _unscaled(come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
+    plain = unscaled([shards for _, shards in come], scale)
+    return [(each, shards) for (each, _), shards in zip(come, plain, strict=True)]
 
 
 def _host(source: Source, folder: Folder | None) -> StateMemory | None:

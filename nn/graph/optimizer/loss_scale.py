@@ -85,6 +85,22 @@ def _flag(grads: Sequence[Tensor], where: torch.device) -> Tensor:
     return (~largest.isfinite()).any().float()
 
 
-def unscaled(shards: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-    """A gradient without the scale."""
-    return tuple([x / scale for x in shards])
+def unscaled(grads: Sequence[tuple[Tensor, ...]], scale: float) -> list[tuple[Tensor, ...]]:
+    """Gradients without the scale: in their own memory, or they would be there twice; but for those that share it."""
+    ends: dict[int, list[tuple[int, int, int]]] = {}  # of shards, by storage
+    shards = [x for of in grads for x in of]
+    for at, x in enumerate(shards):
+        first = x.storage_offset() * x.itemsize
+        last = first + (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1) * x.itemsize
+        ends.setdefault(x.untyped_storage()._cdata, []).append((first, last, at))
+    alone = set[int]()
+    for spans in ends.values():
+        spans.sort()
+        reached = 0
+        for (first, last, at), after in zip(spans, [*spans[1:], None], strict=True):
+            dense = last - first == shards[at].nbytes
+            if dense and first >= reached and (after is None or last <= after[0]):
+                alone.add(at)
+            reached = max(reached, last)
+    plain = iter([x.div_(scale) if at in alone else x / scale for at, x in enumerate(shards)])
+    return [tuple(next(plain) for _ in of) for of in grads]

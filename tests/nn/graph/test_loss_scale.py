@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B
+from sbpflow.nn.graph.optimizer.loss_scale import unscaled
 from sbpflow.placement.errors import SbpError, ScheduleError
 from tests.nn.graph.by_hand import BF16, FP16, FP32, ByHand, batches, masters, mixed, net, square_loss, trained
 from tests.ranks import Ranks
@@ -234,3 +235,14 @@ def test_a_grad_scaler_in_a_graph_that_steps_by_itself_is_an_error() -> None:
     with pytest.raises(SbpError, match=r"GradScaler.step at .*test_loss_scale"):
         flow.compile(model, steps, placement=where)(batches()[0])
     assert torch.amp.GradScaler("cpu").scale(torch.ones(())).item() == 65536.0  # torch's own again
+
+
+def test_gradients_lose_their_scale_where_they_are_unless_others_share_the_memory() -> None:
+    packed, sums = torch.arange(8.0), torch.arange(6.0)
+    given = [(packed[:3], packed[3:8]), (sums,), (sums[2:4],), (torch.ones(1).expand(4),), (torch.empty(0),)]
+    wanted = [tuple(x / 4 for x in shards) for shards in given]
+    found = unscaled(given, 4.0)
+    new, plain, old = ([x for of in each for x in of] for each in (found, wanted, given))
+    assert all(map(torch.equal, new, plain))
+    kept = [x.data_ptr() == y.data_ptr() for x, y in zip(new, old, strict=True)]
+    assert kept[:5] == [True, True, False, False, False]
