@@ -31,9 +31,12 @@ def shortage(head: str, limit: float, worst: Held, kept: str, pieces: int = 1, m
     """`head` says what does not fit, `kept` what takes most of what the backward keeps, and `more` what would help
     besides; a batch is in so many pieces, or 0 where smaller ones would not help."""
     kinds = {kind: getattr(worst, kind) for kind in ("parameters", "gradients", "states", "activations")}
+    step = worst.total - sum(kinds.values())  # beside activations, which are gone by then
+    if step > 0:
+        kinds["the optimizer's step"] = step + worst.activations
     said = ", ".join(f"{kind} {volume(size)}" for kind, size in sorted(kinds.items(), key=lambda kind: -kind[1]))
     rest = worst.total - worst.activations
-    if rest >= limit:
+    if rest >= limit or step > 0:
         helps = [
             "parameters, gradients and states are in pieces already: use more ranks, or an optimizer that keeps less"
         ]

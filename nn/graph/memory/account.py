@@ -15,6 +15,7 @@ from ..lower.segments import segments
 from .equal_ranks import is_view
 from .liveness import RankMemory, memory
 
+MOMENTS = 2  # tensors that Adam's family keeps of each parameter
 PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
 
 __all__ = ["account", "held_by_rank", "trained", "with_states"]
@@ -38,7 +39,8 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
 def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:
     """Bytes that a step takes, with those that an optimizer keeps of parameters besides: so many tensors of each, and
     its own piece of it, unless that is a part of the parameter's memory. What it has whole for its step is there when
-    activations are gone. On the host there are always a piece of its own and the buffer for its gradient too."""
+    activations are gone; so are the roots of second moments, which Adam's family takes of all parameters at once. On
+    the host there are always a piece of its own and the buffer for its gradient too."""
     sources, ranks = list(of), {}
     rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
     away = Counter((s.master, s.offload) for s in sources if s.offload)
@@ -48,7 +50,8 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
         wide, wide_away = (
             sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
         )
-        total = max(held.total, held.parameters + held.gradients + wide) + states
+        roots = sum(n * _bytes(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
+        total = max(held.total, held.parameters + held.gradients + max(wide, roots)) + states
         cpu, disk = (sum(n * _bytes(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
         host = held.host + (kept + 2) * cpu + disk + wide_away
         ranks[rank] = Held(

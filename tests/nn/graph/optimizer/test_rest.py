@@ -274,8 +274,8 @@ def test_a_limit_chooses_what_is_not_said() -> None:
     model = said(net(4, 64, 64, 4), "data parallel")
     flow.nn.shard(model, {"2.weight": WHOLE}, kind="states")
     whole = 8 * sum(p.numel() for p in model.parameters())
-    limit = 145_000
-    assert limit < 4 * whole
+    limit = 160_000
+    assert limit < 5 * whole  # parameters, gradients, two moments, and their roots in the step
     step = flow.compile(model, loss_fn, optim.AdamW(model.parameters()), placement=DATA, memory=limit)
     step.plan(*cut(DATA, *batch(0, out=4)))
     assert lies(step, "2.weight")[::2] == ["(B,)", "(B,)"]
