@@ -22,9 +22,10 @@ ROUNDED = {"fsdp", "mixed_precision", "megatron_3d", "mt_nlg", "offload"}  # of 
 
 
 class Experts(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Parameter(torch.randn(8, 16, 32) / 4), nn.Parameter(torch.randn(8, 32, 16) / 6)
+        self.up = nn.Parameter(torch.randn(8, width, 2 * width) / 4)
+        self.down = nn.Parameter(torch.randn(8, 2 * width, width) / 6)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(x, self.up).relu(), self.down)
@@ -33,9 +34,9 @@ class Experts(nn.Module):
 class Mlp(nn.Module):
     """Every sample has room for all its tokens at each expert."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(16, 8), Experts()
+        self.gate, self.experts = nn.Linear(width, 8), Experts(width)
 
     def forward(self, x: Tensor) -> Tensor:
         share = self.gate(x).softmax(-1)
@@ -48,9 +49,9 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = Mlp()
+        self.mlp = Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.mlp(x)
@@ -58,26 +59,27 @@ class Layer(nn.Module):
 
 
 class Sparse(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16, layers: int = 2) -> None:
         super().__init__()
-        self.words = nn.Embedding(64, 16)
-        self.model = nn.ModuleDict({"layers": nn.ModuleList([Layer(), Layer()])})
+        self.words = nn.Embedding(64, width)
+        self.model = nn.ModuleDict({"layers": nn.ModuleList(Layer(width) for _ in range(layers))})
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x: Tensor = self.words(input_ids)
-        for name in ("0", "1"):
+        for name, _ in self.model["layers"].named_children():
             x = self.model["layers"].get_submodule(name)(x)
         return x
 
 
 class Pictures(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, words: int = 12, width: int = 32) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
-        self.classifier = nn.Sequential(nn.Linear(4 * 96, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.classifier = nn.Sequential(nn.Linear(32 * words, width), nn.ReLU(), nn.Linear(width, 8))
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x: Tensor = self.classifier(self.features(input_ids.double().view(8, 1, 12, 1).expand(-1, -1, -1, 8) / 64))
+        points = input_ids.to(self.classifier[0].weight.dtype)[:, None, :, None].expand(-1, -1, -1, 8) / 64
+        x: Tensor = self.classifier(self.features(points))
         return x
 
 
@@ -173,6 +175,30 @@ def test_bytes_at_rest_are_those_of_the_formula(name: str) -> None:
     weights, grads, states = (n * sum(value.numel() for value in model.parameters()) for n in FORMULAS[name])
     assert {(held.parameters, held.states) for held in step.memory_at_rest().values()} == {(weights, states)}
     assert {held.gradients for held in step.planned.held().values()} == {grads}  # they are gone after the step
+
+
+MASTERS = "cast ** to bf16\ncast states ** to fp32\n"  # 2 bytes of weights, 12 of a master and two moments
+MIXED = {  # bytes of a number, as above; gradients are of two bytes, or cast to fp32 too
+    "ddp": (2, 1, 12),
+    "zero1": (2, 1, 12 / 4),
+    "zero2": (2, 1 / 4, 12 / 4),
+    "zero3": (2 / 4, 1 / 4, 12 / 4),
+}
+
+
+@pytest.mark.parametrize("wide", [2, 4], ids=["bf16 gradients", "fp32 gradients"])
+@pytest.mark.parametrize("name", MIXED)
+def test_bytes_at_rest_of_mixed_precision_are_those_of_the_formula(name: str, wide: int) -> None:
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.GELU(), nn.Linear(32, 8))
+    text = text_of(name) + MASTERS + ("cast grads ** to fp32\n" if wide == 4 else "")
+    adamw = torch.optim.AdamW(model.parameters())
+    step = flow.compile(model, lambda m, x: m(x).float().square().mean(), adamw, plan=text)
+    step(torch.randn(8, 16).bfloat16())
+    count = sum(value.numel() for value in model.parameters())
+    weights, share, states = (n * count for n in MIXED[name])
+    assert {(held.parameters, held.states) for held in step.memory_at_rest().values()} == {(weights, states)}
+    told = {(held.parameters, held.gradients, held.states) for held in step.planned.held().values()}
+    assert told == {(weights, wide * share, states)}
 
 
 @pytest.mark.sampled(1)
