@@ -90,8 +90,9 @@ def unscaled(grads: Sequence[tuple[Tensor, ...]], scale: float) -> list[tuple[Te
     ends: dict[int, list[tuple[int, int, int]]] = {}  # of shards, by storage
     shards = [x for of in grads for x in of]
     for at, x in enumerate(shards):
-        first = x.storage_offset() * x.itemsize
-        last = first + (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1) * x.itemsize
+        reach = sum((int(n) - 1) * int(step) for n, step in zip(x.shape, x.stride(), strict=True))
+        first = int(x.storage_offset()) * x.itemsize
+        last = first + (reach + 1) * x.itemsize
         ends.setdefault(x.untyped_storage()._cdata, []).append((first, last, at))
     alone = set[int]()
     for spans in ends.values():

@@ -78,7 +78,7 @@ class Pictures(nn.Module):
         self.classifier = nn.Sequential(nn.Linear(32 * words, width), nn.ReLU(), nn.Linear(width, 8))
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        points = input_ids.to(self.classifier[0].weight.dtype)[:, None, :, None].expand(-1, -1, -1, 8) / 64
+        points = input_ids.to(next(self.parameters()).dtype)[:, None, :, None].expand(-1, -1, -1, 8) / 64
         x: Tensor = self.classifier(self.features(points))
         return x
 

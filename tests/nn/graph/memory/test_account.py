@@ -14,7 +14,7 @@ from .test_liveness import Live
 
 @pytest.mark.parametrize("rest", [B, S(0)], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam])
-def test_a_step_whose_peak_is_the_optimizers_is_told(kind: type[torch.optim.Optimizer], rest: Any) -> None:
+def test_a_step_whose_peak_is_the_optimizers_is_told(kind: Any, rest: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(4)))
     flow.nn.shard(model, {"*": rest}, kind="states")

@@ -105,8 +105,8 @@ def megatron(layers: int, ranks: int, selective: bool) -> tuple[int, int]:
     return peak(step, model, torch.randn(ROWS, TOKENS, WIDTH).half())
 
 
-# What stays of a layer, in s b h bytes of fp16. The paper's 34 has GELU's result (8), those of both norms (4), which are
-# made again here of what stays, and masks of one byte a number, which have two here: 34 - 8 - 4 + 2.
+# What stays of a layer, in s b h bytes of fp16. The paper's 34 has GELU's result (8) and those of both norms (4), which
+# are made again here of what stays, and masks of one byte a number, which have two here: 34 - 8 - 4 + 2.
 KEPT = {"input of a norm": 2 * 2, "q, k, v": 6, "context": 2, "before GELU": 8, "masks of dropout": 2 * 2}
 CORE = 6  # a s / h: of attention's core softmax, its mask and what is dropped, where the paper has 5
 
