@@ -13,18 +13,26 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from ...placement.errors import PlacementError, SbpError
+from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .annotate import Modules, note
 
-__all__ = ["Side", "flow", "flow_of", "flows_of", "flows_said", "is_called"]
+__all__ = ["FlowError", "Side", "flow", "flow_of", "flows_of", "flows_said", "is_called"]
 
 Side = Literal["input", "result"]
 Flowing = TypeVar("Flowing", bound=nn.Module | Sequence[nn.Module])
 
 FLOW = "_sbpflow_flow"  # what goes in and what comes out, each as it was said
 ARROWS: dict[Side, str] = {"input": "<-", "result": "->"}
+
+
+class FlowError(SbpError, ShapeError):
+    """A flow that cannot be: `of` a module by its path, on one side of it, or of an argument by its name."""
+
+    def __init__(self, message: str, *, of: str, side: Side | Literal["argument"]) -> None:
+        super().__init__(message)
+        self.of, self.side = of, side
 
 
 def flow(

@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ...placement.errors import SbpError
+from ...placement.errors import SbpError, SbpflowError
 from ...sbp import Partial, Sbp, Split
-from ..model.flows import is_called
+from ..model.flows import FlowError, is_called
 from ..model.paths import met, near
 from .grids import Grids
 from .language.plan_text import PlanText
@@ -91,6 +91,14 @@ class Assignment:
         if first is second:
             return self.plan.wrong(first, "what", message)
         return self.plan.conflict(first, second, message)
+
+    def shown(self, error: FlowError) -> SbpflowError:
+        """The error of a flow that was found when a step was captured, at the line that says it."""
+        axes = self.inputs.get(error.of) if error.side == "argument" else self.flows.get((error.of, error.side))
+        if not axes:  # it was noted by hand
+            return error
+        axis, pinned = next(reversed(axes.items()))
+        return self.wrong(pinned.by, f"axis:{axis}", str(error))
 
     @cached_property
     def left_open(self) -> frozenset[str]:

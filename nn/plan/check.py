@@ -19,6 +19,7 @@ from ...placement import Cluster, cluster, use_cluster
 from ...placement.errors import SbpError
 from ..graph.compiled import CompiledGraph
 from ..graph.step import Step
+from ..model.flows import FlowError
 from .assignment import assignment
 from .expect import Expectation, expected, findings
 from .grids import grids_of
@@ -128,7 +129,10 @@ def planned_step(
         noted(made, model)
         listed: Any = optimizer if optimizer is not None else _usual(model)
         graph: CompiledGraph[Any, ..., Any] = CompiledGraph(model, loss_fn or _usual_loss, listed, options_of(made))
-        return graph.step_for(*args, **kwargs)
+        try:
+            return graph.step_for(*args, **kwargs)
+        except FlowError as error:
+            raise made.shown(error) from None
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

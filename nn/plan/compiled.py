@@ -11,6 +11,7 @@ from ...placement.errors import SbpError
 from ..graph.compiled import Args, CompiledGraph, M, Result
 from ..graph.options import GivenOptions
 from ..graph.step import Step
+from ..model.flows import FlowError
 from ..tensors.tensor import GlobalTensor
 from .answer import answer
 from .assignment import Assignment, assignment
@@ -35,7 +36,10 @@ class _Compiled(CompiledGraph[M, Args, Result]):
     given: Assignment | None = None
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
-        step = super().step_for(*args, **kwargs)
+        try:
+            step = super().step_for(*args, **kwargs)
+        except FlowError as error:
+            raise (error if self.given is None else self.given.shown(error)) from None
         if step.runner is None and self.given is not None:
             expected(self.given.plan, findings(self.given.plan, step))
         return step

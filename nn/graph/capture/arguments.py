@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ....boxing import box
-from ....placement.errors import SbpError, ShapeError
+from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp import Layout
 from ....sbp.text import Pin
+from ...model.flows import FlowError
 from ...model.paths import met
 from ...tensors.factories import check_dense
 from ...tensors.moves import shards_as
@@ -94,15 +95,19 @@ def input_flows(
         if not inside:
             like = get_close_matches(name, titles.values(), 1)
             meant = f"did you mean {like[0]}?" if like else "say it of one of these"
-            raise SbpError(
+            raise FlowError(
                 f"{graph}: inputs= says how {name} lies, and there is no such argument\n"
-                f"  its tensors are {', '.join(titles.values()) or 'none'}\n  {meant}"
+                f"  its tensors are {', '.join(titles.values()) or 'none'}\n  {meant}",
+                of=name,
+                side="argument",
             )
         if not fits:
             said_of = ", ".join(f"{titles[path]} {tuple(inputs[path].shape)}" for path in inside)
-            raise ShapeError(
+            raise FlowError(
                 f"{graph}: inputs= says that {name} lies as {pin}\n  it is {said_of}, without these dims\n"
-                f"  give it dims that it has, as in inputs={{{name!r}: {{axis: S(0)}}}}"
+                f"  give it dims that it has, as in inputs={{{name!r}: {{axis: S(0)}}}}",
+                of=name,
+                side="argument",
             )
         found.update(dict.fromkeys(fits, pin))
     return found

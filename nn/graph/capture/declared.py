@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ....boxing.record import user_line
 from ....placement import Placement
-from ....placement.errors import SbpError, ShapeError
+from ....placement.errors import SbpError
 from ....sbp import SbpLike, layout
-from ...model.flows import Side, flow_of
+from ...model.flows import FlowError, Side, flow_of
 from ...tensors.factories import declared_by
 from .arguments import tensors_by_path
 from .interceptor import Interceptor
@@ -44,9 +44,11 @@ class Declared:
         first = next((x for x in met.values() if _has_dims(x, pin.dims)), None)
         if first is None:
             said = ", ".join(f"{path} {tuple(x.shape)}" for path, x in met.items()) or "no tensor"
-            raise ShapeError(
+            raise FlowError(
                 f"{what} is to flow as {pin}, and no tensor in it has these dims\n  there is {said}\n"
-                f"  say it anew, as in flow.nn.flow(module, {side}=...), or take it back by {side}=None"
+                f"  say it anew, as in flow.nn.flow(module, {side}=...), or take it back by {side}=None",
+                of=self.watch.module,
+                side=side,
             )
         self.tape.origin = self.watch.here()
         with self.watch.paused():

@@ -176,3 +176,34 @@ def test_an_expectation_that_fails_is_an_error_of_the_first_step() -> None:
     with pytest.raises(SbpError, match=r"line 3: this does not hold: 3 all_gather\n  3 . expect no all_gather"):
         step(X, Y)
     assert not any(isinstance(value, flow.GlobalTensor) for value in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("line", "at", "said"),
+    [
+        ("0 -> data=S(5)", 5, "the result of 0 is to flow as {data: S(5)}, and no tensor in it has these dims"),
+        ("2 <- data=S(-3)  # far", 5, "the input of 2 is to flow"),
+        ("input x <- data=S(2)", 11, "says that x lies as {data: S(2)}"),
+        ("input z <- data=S(0)", 11, "and there is no such argument"),
+    ],
+)
+def test_a_flow_that_a_tensor_has_no_dims_for_is_shown_at_its_line(line: str, at: int, said: str) -> None:
+    text = f"grid (data=2)\n1 -> data=S(0)\n{line}"
+    for go in (
+        lambda: flow.compile(net(), loss_fn, plan=text)(X, Y),
+        lambda: flow.Plan.read(text).check(net(), (X, Y), loss_fn=loss_fn),
+    ):
+        with pytest.raises(SbpError) as told:
+            go()
+        first, shown, caret, *_ = str(told.value).split("\n")
+        assert first.startswith("plan, line 3: ")
+        assert said in first
+        assert shown == f"  3 | {line}"
+        assert caret.index("^") == 6 + at
+
+
+def test_a_flow_that_was_noted_by_hand_is_told_as_before() -> None:
+    model = net()
+    flow.nn.flow(model[0], result={"data": flow.S(5)})
+    with pytest.raises(SbpError, match=r"^the result of 0 is to flow as \{data: S\(5\)\}"):
+        flow.compile(model, loss_fn, plan="grid (data=2)")(X, Y)
