@@ -1,6 +1,6 @@
 """Where tensors live: placements, the clusters that price them, and every error of the package."""
 
-from .cluster import Cluster, Device, Level, RankDevice, RankLink, cluster, default_cluster, use_cluster
+from .cluster import Cluster, cluster, default_cluster, use_cluster
 from .errors import (
     DtypeError,
     FileError,
@@ -13,6 +13,7 @@ from .errors import (
     caret,
 )
 from .grid import Placement, placement
+from .hardware import Device, Level, RankDevice, RankLink
 
 __all__ = [
     "Cluster",

@@ -8,88 +8,22 @@ device    312 TFLOP/s      80 GB
 """
 
 import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 from math import inf
 from operator import mul
 from pathlib import Path
-from typing import Any
 
+from .cluster_file import parts_of, written
 from .errors import PlacementError
 from .grid import Placement
+from .hardware import Device, Level, RankDevice, RankLink
 
-__all__ = ["Cluster", "Device", "Level", "RankDevice", "RankLink", "cluster", "default_cluster", "use_cluster"]
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One ring of the hierarchy: `size` units of the level below, joined by links of one kind.
-
-    Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send.
-    """
-
-    name: str
-    size: int
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
-        if not fit:
-            raise PlacementError(
-                f"level {self.name!r} cannot be\n  found {self}\n"
-                "  size is a whole number from 1, latency seconds from 0, bandwidth bytes/s above 0"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory.
-
-    Bytes per second to the host's memory are by default those that PCIe 4 x16 reaches of its 32 GB/s, which is also
-    about a device's share of the memory of a host with eight; to the host's disk, a share of a few NVMe drives.
-    """
-
-    name: str
-    flops: Mapping[str, float]
-    memory: float
-    memory_bandwidth: float
-    host_bandwidth: float = 25e9
-    disk_bandwidth: float = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class RankLink:
-    """The link between two ranks, where it is unlike that of the level which joins them."""
-
-    ranks: tuple[int, int]
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        two = len(self.ranks) == 2 and len({*self.ranks}) == 2 and all(type(r) is int and r >= 0 for r in self.ranks)
-        if not (two and self.latency >= 0 and self.bandwidth > 0):
-            raise PlacementError(
-                f"a link cannot be\n  found {self}\n"
-                "  ranks are two, as in [1, 2], latency seconds from 0, bandwidth bytes/s above 0"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class RankDevice:
-    """The device of some ranks, where it is unlike that of all others."""
-
-    ranks: tuple[int, ...]
-    device: Device
-
-    def __post_init__(self) -> None:
-        if not self.ranks or not all(type(rank) is int and rank >= 0 for rank in self.ranks):
-            raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
+__all__ = ["Cluster", "cluster", "default_cluster", "use_cluster"]
 
 
 # Compared and hashed by identity: plans are remembered per cluster, and a dict key must cost nothing.
@@ -223,18 +157,7 @@ class Cluster:
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
-        lines = [f"name = {_toml(self.name)}"]
-        for level in self.levels:
-            lines += [
-                "",
-                "[[levels]]",
-                *(f"{f.name} = {_toml(getattr(level, f.name))}" for f in fields(level)),
-            ]
-        for link in self.links:
-            lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
-        lines += _device_lines("device", self.device)
-        for each in self.devices:
-            lines += ["", "[[devices]]", f"ranks = {_toml(each.ranks)}", *_device_lines("devices.device", each.device)]
+        lines = written(self.name, self.levels, self.device, self.links, self.devices)
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod
@@ -332,60 +255,9 @@ def _presets() -> dict[str, Cluster]:
 
 
 def _read(table: Mapping[str, object], where: str) -> Cluster:
-    """A cluster from its TOML table; `where` says in an error which table was read."""
-    top = _fields(table, Cluster, where)
-    for name in ("levels", "links", "devices"):
-        if not isinstance(top.get(name, []), list):
-            raise PlacementError(f"{name} of {where} are written as [[{name}]]\n  found {top[name]!r}")
-    links = [_fields(link, RankLink, f"link {k} of {where}") for k, link in enumerate(top.get("links", []))]
-    others = [_fields(each, RankDevice, f"device {k} of {where}") for k, each in enumerate(top.get("devices", []))]
-    return Cluster(
-        str(top["name"]),
-        tuple(Level(**_fields(level, Level, f"level {k} of {where}")) for k, level in enumerate(top["levels"])),
-        Device(**_fields(top["device"], Device, f"device of {where}")),
-        tuple(RankLink(**{**link, "ranks": _ranks(link["ranks"], where)}) for link in links),
-        tuple(
-            RankDevice(_ranks(each["ranks"], where), Device(**_fields(each["device"], Device, f"a device of {where}")))
-            for each in others
-        ),
-    )
-
-
-def _ranks(given: object, where: str) -> Any:
-    if not isinstance(given, list):
-        raise PlacementError(f"ranks in {where} are a list, as in [1, 2]\n  found {given!r}")
-    return tuple(given)
-
-
-def _fields(table: object, of: type, where: str) -> dict[str, Any]:
-    """The entries of a TOML table, which must be those of the dataclass `of` but for defaults, each of its type."""
-    wanted = {f.name: f.type for f in fields(of)}
-    if not isinstance(table, dict):
-        raise PlacementError(f"{where} is a table of {', '.join(wanted)}\n  found {table!r}")
-    needed = {f.name for f in fields(of) if f.default is MISSING}
-    missing, unknown = needed - table.keys(), table.keys() - wanted.keys()
-    if missing or unknown:
-        pairs = (("missing", missing), ("unknown", unknown))
-        found = "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in pairs if names)
-        raise PlacementError(f"{where} needs {', '.join(wanted)}\n  found {found}")
-    for name, value in table.items():
-        parts = value.values() if isinstance(value, dict) else [value]
-        if wanted[name] in (int, float, Mapping[str, float]) and not all(isinstance(v, int | float) for v in parts):
-            raise PlacementError(f"{name} in {where} is a number\n  found {value!r}")
-    return table
+    return Cluster(**parts_of(table, where, Cluster))
 
 
 def _rate(device: Device, dtype: str) -> float:
     """FLOP/s; where nothing is said of a dtype, those of float32."""
     return device.flops.get(dtype) or device.flops.get("float32", inf)
-
-
-def _device_lines(name: str, device: Device) -> list[str]:
-    plain = [f.name for f in fields(device) if f.name != "flops"]
-    rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
-    return ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
-
-
-def _toml(value: object) -> str:
-    # JSON's strings and numbers are TOML's too, but for infinity, which JSON lacks.
-    return "inf" if value == float("inf") else json.dumps(value, ensure_ascii=False)

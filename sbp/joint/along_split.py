@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from ...placement.cluster import Device
+from ...placement.hardware import Device
 from ...placement.links import Links
 from ..call import Call, refs_in
 from ..logical import Logical

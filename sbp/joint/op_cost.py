@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from ...placement.cluster import Device
+from ...placement.hardware import Device
 from ..call import Call
 from ..state import Lie, local_numel
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...placement.cluster import Device
+from ...placement.hardware import Device
 from ...placement.links import Links
 from ..logical import OffloadPlace, Source
 from ..signature import S, Sbp, Split

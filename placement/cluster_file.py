@@ -1,0 +1,85 @@
+"""Files of clusters, in TOML: what is in one, and how it is written."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from .errors import PlacementError
+from .hardware import Device, Level, RankDevice, RankLink
+
+__all__ = ["parts_of", "written"]
+
+
+def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any]:
+    """The fields of a cluster, the dataclass `of`, from its TOML table; `where` says in an error where that stood."""
+    top = _fields(table, of, where)
+    for name in ("levels", "links", "devices"):
+        if not isinstance(top.get(name, []), list):
+            raise PlacementError(f"{name} of {where} are written as [[{name}]]\n  found {top[name]!r}")
+    links = [_fields(link, RankLink, f"link {k} of {where}") for k, link in enumerate(top.get("links", []))]
+    others = [_fields(each, RankDevice, f"device {k} of {where}") for k, each in enumerate(top.get("devices", []))]
+    return {
+        "name": str(top["name"]),
+        "levels": tuple(Level(**_fields(each, Level, f"level {k} of {where}")) for k, each in enumerate(top["levels"])),
+        "device": Device(**_fields(top["device"], Device, f"device of {where}")),
+        "links": tuple(RankLink(**{**link, "ranks": _ranks(link["ranks"], where)}) for link in links),
+        "devices": tuple(
+            RankDevice(_ranks(each["ranks"], where), Device(**_fields(each["device"], Device, f"a device of {where}")))
+            for each in others
+        ),
+    }
+
+
+def written(
+    name: str,
+    levels: Iterable[Level],
+    device: Device,
+    links: Iterable[RankLink],
+    devices: Iterable[RankDevice],
+) -> list[str]:
+    """The lines of a cluster's file."""
+    lines = [f"name = {_toml(name)}"]
+    for level in levels:
+        lines += ["", "[[levels]]", *(f"{f.name} = {_toml(getattr(level, f.name))}" for f in fields(level))]
+    for link in links:
+        lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
+    lines += _device_lines("device", device)
+    for each in devices:
+        lines += ["", "[[devices]]", f"ranks = {_toml(each.ranks)}", *_device_lines("devices.device", each.device)]
+    return lines
+
+
+def _ranks(given: object, where: str) -> Any:
+    if not isinstance(given, list):
+        raise PlacementError(f"ranks in {where} are a list, as in [1, 2]\n  found {given!r}")
+    return tuple(given)
+
+
+def _fields(table: object, of: type, where: str) -> dict[str, Any]:
+    """The entries of a TOML table, which must be those of the dataclass `of` but for defaults, each of its type."""
+    wanted = {f.name: f.type for f in fields(of)}
+    if not isinstance(table, dict):
+        raise PlacementError(f"{where} is a table of {', '.join(wanted)}\n  found {table!r}")
+    needed = {f.name for f in fields(of) if f.default is MISSING}
+    missing, unknown = needed - table.keys(), table.keys() - wanted.keys()
+    if missing or unknown:
+        pairs = (("missing", missing), ("unknown", unknown))
+        found = "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in pairs if names)
+        raise PlacementError(f"{where} needs {', '.join(wanted)}\n  found {found}")
+    for name, value in table.items():
+        parts = value.values() if isinstance(value, dict) else [value]
+        if wanted[name] in (int, float, Mapping[str, float]) and not all(isinstance(v, int | float) for v in parts):
+            raise PlacementError(f"{name} in {where} is a number\n  found {value!r}")
+    return table
+
+
+def _device_lines(name: str, device: Device) -> list[str]:
+    plain = [f.name for f in fields(device) if f.name != "flops"]
+    rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
+    return ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
+
+
+def _toml(value: object) -> str:
+    # JSON's strings and numbers are TOML's too, but for infinity, which JSON lacks.
+    return "inf" if value == float("inf") else json.dumps(value, ensure_ascii=False)

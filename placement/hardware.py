@@ -1,0 +1,74 @@
+"""The parts of a cluster: levels and what joins them, devices, and what is unlike the others of its kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import PlacementError
+
+__all__ = ["Device", "Level", "RankDevice", "RankLink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One ring of the hierarchy: `size` units of the level below, joined by links of one kind.
+
+    Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send.
+    """
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
+        if not fit:
+            raise PlacementError(
+                f"level {self.name!r} cannot be\n  found {self}\n"
+                "  size is a whole number from 1, latency seconds from 0, bandwidth bytes/s above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory.
+
+    Bytes per second to the host's memory are by default those that PCIe 4 x16 reaches of its 32 GB/s, which is also
+    about a device's share of the memory of a host with eight; to the host's disk, a share of a few NVMe drives.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    memory: float
+    memory_bandwidth: float
+    host_bandwidth: float = 25e9
+    disk_bandwidth: float = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RankLink:
+    """The link between two ranks, where it is unlike that of the level which joins them."""
+
+    ranks: tuple[int, int]
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        two = len(self.ranks) == 2 and len({*self.ranks}) == 2 and all(type(r) is int and r >= 0 for r in self.ranks)
+        if not (two and self.latency >= 0 and self.bandwidth > 0):
+            raise PlacementError(
+                f"a link cannot be\n  found {self}\n"
+                "  ranks are two, as in [1, 2], latency seconds from 0, bandwidth bytes/s above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevice:
+    """The device of some ranks, where it is unlike that of all others."""
+
+    ranks: tuple[int, ...]
+    device: Device
+
+    def __post_init__(self) -> None:
+        if not self.ranks or not all(type(rank) is int and rank >= 0 for rank in self.ranks):
+            raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
