@@ -1,6 +1,7 @@
 """How long planning takes, how far the bytes of plans are from the lower bound, and what search gains on two levels.
 
     python benchmarks/planning.py [--quick] [--write]
+    python benchmarks/planning.py --models [--write]       what flow.plan takes for models of transformers
 
 One process and no wire: planning is pure. Pairs are of signatures, S(0), S(1), B or P on each axis, for a matrix.
 """
@@ -20,6 +21,7 @@ from typing import TypeAlias
 import torch
 
 import sbpflow as flow
+from benchmarks.parts.found_plans import CASES, found_rows
 from sbpflow.sbp import Sbp
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -37,7 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few pairs of each grid: whether all runs")
     parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--models", action="store_true", help="find plans of models of transformers instead")
     options = parser.parse_args()
+    if options.models:
+        report = "\n".join(aligned(list(found_rows(CASES[:1] if options.quick else CASES))))
+        print(report)
+        if options.write:
+            write(report, "planner")
+        return
     most = 40 if options.quick else None
     report = "\n".join([*planning_times(most or MANY), "", *bytes_moved(most), "", *two_levels(most)])
     print(report)
@@ -199,9 +208,9 @@ def aligned(table: Sequence[Row]) -> Iterator[str]:
             yield "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|"
 
 
-def write(report: str) -> None:
+def write(report: str, part: str = "planning") -> None:
     """Put the report between its markers in the docs."""
-    begin, end = "<!-- planning:begin -->", "<!-- planning:end -->"
+    begin, end = f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
     head, _, rest = DOCS.read_text(encoding="utf-8").partition(begin)
     DOCS.write_text(f"{head}{begin}\n{report}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 

@@ -16,6 +16,7 @@ from ..placement.world import owned, world
 from ..sbp import Layout
 from .picture.draw import picture, plan_graph
 from .reductions import check_carried, check_reducible
+from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
@@ -86,8 +87,17 @@ class BoxingPlan:
         return crc32(f"{self.src!r}{self.dst!r}{[(m.kind, m.dst.state) for m in self.moves]}".encode())
 
     @cached_property
+    def _evenly(self) -> list[Received] | None:
+        """Elements that each move brings, where all ranks hold as much: then no rank has to be looked at."""
+        found = [received_evenly(move) for move in self.moves]
+        return None if None in found else [one for one in found if one is not None]
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes that the busiest rank receives, exactly."""
+        each = self._evenly
+        if each is not None and sum(not one.alike for one in each) <= 1:  # else another rank may be busiest in each
+            return sum(one.most for one in each) * self.src.dtype.itemsize
         return max((self.received(rank) for rank in self.ranks), default=0)
 
     @property
@@ -99,6 +109,8 @@ class BoxingPlan:
     @cached_property
     def total(self) -> int:
         """Bytes that all ranks send, exactly."""
+        if self._evenly is not None:
+            return sum(one.total for one in self._evenly) * self.src.dtype.itemsize
         return sum(self.sent(rank) for rank in self.ranks)
 
     def sent(self, rank: int) -> int:

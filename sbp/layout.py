@@ -163,6 +163,13 @@ class Layout:
         """The shape of what `rank` holds; a dim shorter than its ranks leaves some with 0."""
         return tuple(sum(hi - lo for lo, hi in dim) for dim in self.spans(rank))
 
+    @cached_property
+    def even(self) -> bool:
+        """Whether every rank holds as much, and of the same shape, as all cuts leave no remainder."""
+        sizes = self.placement.shape
+        cuts = (prod(sizes[f] if f >= 0 else -f for f in factors) for factors in self.state.dims)
+        return all(n % cut == 0 for n, cut in zip(self.shape, cuts, strict=True))
+
     def offset(self, rank: int) -> tuple[int, ...]:
         """Where `rank`'s piece begins in the logical tensor, one index a dim (0 for an empty piece)."""
         return tuple(dim[0][0] if dim else 0 for dim in self.spans(rank))
@@ -210,6 +217,7 @@ class RunLayout(Layout):
     """How a tensor lies on ranks that hold runs of samples; nothing is sent by it, so it is not interned."""
 
     runs: Runs
+    even = False  # runs may be of unequal lengths
 
     def __new__(cls, runs: Runs, state: State, shape: tuple[int, ...], dtype: torch.dtype) -> "RunLayout":
         made = object.__new__(cls)

@@ -90,7 +90,7 @@ class MoveRow:
     @property
     def free(self) -> bool:
         """Whether nothing is sent."""
-        return not self.total
+        return not self.plan.sends or not self.total
 
     @property
     def spent(self) -> float:

@@ -1,8 +1,11 @@
 """The elements that ranks need and do not hold: what a move has to send."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import lcm, prod
+
+import numpy as np
 
 from ...sbp.state import Factors, extent, overlap, pieces, spans
 
@@ -46,13 +49,23 @@ def _kept(have: Factors, need: Factors, sizes: tuple[int, ...]) -> float:
     if all(f >= 0 for f in have + need):
         return 0.0  # first piece of one cut, last of another: some rank holds nothing of what it needs
     axes = sorted({f for f in have + need if f >= 0})
-    cells = prod(sizes[f] if f >= 0 else -f for f in have) * prod(sizes[f] if f >= 0 else -f for f in need)
+    cells = lcm(_cells(have, sizes), _cells(need, sizes))
     worst = cells
     for at in product(*({0, 1, sizes[a] - 1} for a in axes)):  # the extremes are at the ends of an axis
-        coords = [0] * len(sizes)
-        for a, i in zip(axes, at, strict=True):
-            coords[a] = i
-        where = tuple(coords)
-        shared = overlap(spans(cells, have, where, sizes), spans(cells, need, where, sizes))
-        worst = min(worst, sum(n for _, _, n in shared))
+        where = dict(zip(axes, at, strict=True))
+        worst = min(worst, int((_held(have, where, sizes, cells) & _held(need, where, sizes, cells)).sum()))
     return worst / cells
+
+
+def _cells(factors: Factors, sizes: tuple[int, ...]) -> int:
+    """In how many pieces all factors cut a dim."""
+    return prod(sizes[f] if f >= 0 else -f for f in factors)
+
+
+def _held(
+    factors: Factors, where: Mapping[int, int], sizes: tuple[int, ...], cells: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Of so many cells of a dim, those that the rank at these coordinates holds."""
+    held = np.zeros([sizes[f] if f >= 0 else -f for f in factors], dtype=np.bool_)
+    held[tuple(where[f] if f >= 0 else slice(None) for f in factors)] = True
+    return np.repeat(held.reshape(-1), cells // held.size)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...placement.errors import SbpError
 from .capture.arguments import parameter_names
+from .captures import Captures
 from .graph import Graph
 from .options import GivenOptions
 
@@ -26,10 +27,17 @@ class CompiledGraph(Graph, Generic[M, Args, Result]):
 
     model: M
 
-    def __init__(self, model: M, loss: Callable[..., Any] | None, optimizer: Any, options: GivenOptions) -> None:
+    def __init__(
+        self,
+        model: M,
+        loss: Callable[..., Any] | None,
+        optimizer: Any,
+        options: GivenOptions,
+        captures: Captures | None = None,
+    ) -> None:
         options["name"] = options.get("name") or type(model).__name__
         super().__init__(**options)
-        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.model, self.loss, self.optimizer, self._captures = model, loss, optimizer, captures
 
     def _names(self) -> tuple[str, ...]:
         return parameter_names(self.model.forward) if self.loss is None else parameter_names(self.loss)[1:]

@@ -21,6 +21,7 @@ from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
+from .captures import Captures
 from .choose.parameters import building
 from .choose.stage_balance import paths_of
 from .optimizer.at_rest import AtRest, at_rest
@@ -54,6 +55,7 @@ class Graph:
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
         self._last: Step | None = None
         self._scale = LossScale(self._options.loss_scale)
+        self._captures: Captures | None = None  # of other graphs that differ in notes alone
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The computation of a step; every subclass has its own."""
@@ -82,7 +84,8 @@ class Graph:
         if step is None:
             known[:] = [step for step in known if step.stands()]
             optimizers = list(self._optimizers())
-            plan = plan_step(self.build, args, kwargs, modules, optimizers, self._options, self._names(), self._scale)
+            how = modules, optimizers, self._options, self._names(), self._scale, self._captures
+            plan = plan_step(self.build, args, kwargs, *how)
             step = Step(plan, optimizers)
             known.append(step)
         self._last = step
@@ -118,7 +121,7 @@ class Graph:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A graph of copies of the modules and optimizers, that was not called yet."""
         made = memo[id(self)] = object.__new__(type(self))
-        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_options": self._options}
+        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_options": self._options, "_captures": None}
         made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
         return made
 

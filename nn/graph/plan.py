@@ -22,6 +22,7 @@ from ...sbp.logical import Logical
 from ..model.cast import Types, types_of
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import input_flows, input_titles, tensors_by_path
+from .captures import Captures
 from .choose.choose import Decided
 from .choose.parameters import named_values, said_of
 from .choose.stage_balance import Balance, even_stages
@@ -86,15 +87,17 @@ def plan_step(
     options: Options,
     names: Sequence[str] = (),
     scale: LossScale | None = None,
+    captures: Captures | None = None,
 ) -> Planned:
-    """The plan of a step for arguments like these, which the user calls so: `PASSES` up to *physical*, one by one."""
+    """The plan of a step for arguments like these, which the user calls so: `PASSES` up to *physical*, one by one.
+    `captures` are those that other plans of the same step have made."""
     many, name = options.micro_batches, str(options.name)
     batch = Batch.of(args, kwargs, many, name, options.slices) if options.piped else None
     inputs = tensors_by_path(args, kwargs)
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
     passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale)
-    logical = passes.captured(build, args, kwargs)
+    logical = (captures or Captures()).of(passes, build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:
         raise SbpError(
             f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"

@@ -153,13 +153,19 @@ def shard(
     known = _parameters({"": model})
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     said: dict[int, Hint | None] = {}
+    below: dict[str, list[TensorSlot]] = {}  # parameters by their own names, and by those of the modules they are in
+    for slot in known:
+        for name in (slot.full, *_around(slot.full)):
+            below.setdefault(name, []).append(slot)
     for pattern, sbp in patterns.items():
         hint = None if sbp is None else _read(sbp)
         if kinds != ("weights",):
             _refuse_addends(pattern, hint, kinds)
-        meets = PathPattern.of(pattern, dots=True).regex([*paths, *(slot.full for slot in known)]).fullmatch
-        inside = {path for path in paths if meets(path)}
-        fits = [s for s in known if meets(s.full) or inside.intersection(_around(s.full))]
+        fits = below.get(pattern)
+        if fits is None:  # no name, but a pattern: all names are looked at
+            meets = PathPattern.of(pattern, dots=True).regex([*paths, *(slot.full for slot in known)]).fullmatch
+            inside = {path for path in paths if meets(path)}
+            fits = [s for s in known if meets(s.full) or inside.intersection(_around(s.full))]
         if not fits:
             raise _nothing_called(pattern, model, known, paths)
         for slot in fits:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from ...boxing.graph.blocks import Blocks
 from ...boxing.graph.move_table import each_move
 from ...boxing.graph.physical import Physical
+from ...boxing.graph.report.report import Report
 from ...boxing.picture.palette import duration, volume
 from ...placement import Placement
 from ...sbp import Broadcast, Layout, Sbp
@@ -25,10 +26,10 @@ __all__ = ["answer"]
 Rests: TypeAlias = dict[str, AxisEntries]  # by names of parameters
 
 
-def answer(step: Step, given: Assignment | None) -> str:
-    """The text of the plan by which a step runs; `given` is what was asked for."""
-    report = step.explain()
-    most = max((held.total for held in step.held().values()), default=0)
+def answer(step: Step, given: Assignment | None, known: Report | None = None) -> str:
+    """The text of the plan by which a step runs; `given` is what was asked for, and `known` its report."""
+    report = known or step.explain()
+    most = report.memory.fullest if report.memory else 0
     head = f"# {duration(report.predicted or 0.0)} a step, {volume(most)} on the fullest rank, as predicted"
     lines = [head, *(_said(given) if given is not None else _by_hand(step))]
     chosen = [*_chosen(step, given), *_again(step)]

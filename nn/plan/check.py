@@ -6,6 +6,7 @@ What the account of memory, the price of moves and the course of micro-batches s
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...boxing.graph.report.report import Report
 from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, use_cluster
 from ...placement.errors import SbpError
+from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
 from ..graph.step import Step
 from ..model.flows import FlowError
@@ -40,8 +42,12 @@ class Checked:
     report: Report
     seconds: float
     memory: int
-    moves: Sequence[MoveTotal]
     findings: Sequence[Expectation]
+
+    @cached_property
+    def moves(self) -> Sequence[MoveTotal]:
+        """Totals of the moves, by direction and collective."""
+        return totals(self.report.moves)
 
     def __str__(self) -> str:
         lines = [
@@ -92,9 +98,10 @@ def stepped(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
+    captures: Captures | None = None,
 ) -> tuple[Step, Checked]:
     """The planned step of a plan, and what is found of it."""
-    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=captures)
     report = step.explain()
     seconds = report.predicted or 0.0
     others: dict[str, float] = {}
@@ -104,8 +111,7 @@ def stepped(
             there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
             others[line.of] = there.explain().predicted or 0.0
     found = findings(plan, step, others)
-    most = max((held.total for held in step.held().values()), default=0)
-    return step, Checked(plan, report, seconds, most, totals(report.moves), found)
+    return step, Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found)
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:
@@ -121,14 +127,17 @@ def planned_step(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
+    captures: Captures | None = None,
 ) -> Step:
-    """The step that a plan gives, of which nothing runs; the notes of the model are afterwards what they were."""
+    """The step that a plan gives, of which nothing runs; the notes of the model are afterwards what they were.
+    `captures` are those of other plans for the same model, batch and loss."""
     args, kwargs = arguments(batch)
     with kept_notes(model):
         made = assignment(plan, model, grids_of(plan, ranks))
         noted(made, model)
         listed: Any = optimizer if optimizer is not None else _usual(model)
-        graph: CompiledGraph[Any, ..., Any] = CompiledGraph(model, loss_fn or _usual_loss, listed, options_of(made))
+        how = model, loss_fn or _usual_loss, listed, options_of(made), captures
+        graph: CompiledGraph[Any, ..., Any] = CompiledGraph(*how)
         try:
             return graph.step_for(*args, **kwargs)
         except FlowError as error:

@@ -5,8 +5,9 @@ Signatures are chosen all together by the graph's own chooser. Beside that the p
 more than one of them that fits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch.optim import Optimizer
 from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.errors import SbpError, SbpflowError
-from ..graph.capture.likeness import blocks_of
+from ...sbp.joint.solver.search import CLOSE
+from ..graph.captures import Captures
+from ..graph.step import Step
 from .answer import answer
-from .assignment import assignment
+from .assignment import Assignment, assignment
+from .candidates import Candidate, candidates, holds, resting
 from .check import Checked, Loss, priced_by, stepped
 from .grids import grids_of
-from .language.statements import Grid, Limit, Rest, Seek, TakePlan
+from .language.statements import ExpectAtMost, Limit, Seek
 from .plan import Plan
 
 __all__ = ["FoundPlan", "OtherPlan", "plan"]
@@ -41,12 +45,13 @@ class OtherPlan:
 
 
 class FoundPlan(Plan):
-    """The plan that the planner found; `checked` is what it costs, `runners_up` what else was tried.
+    """The plan that the planner found; `checked` is what it costs, `runners_up` what else was tried or ruled out.
 
     No plan that has equal layers alike takes less than `floor` seconds, with however much memory; 0: not known.
     """
 
     checked: Checked
+    found: str  # what it is called among those that were tried
     runners_up: tuple[OtherPlan, ...] = ()
     floor: float = 0.0
 
@@ -63,14 +68,26 @@ class FoundPlan(Plan):
         return "\n".join([f"found: {best}{proved}", *(f"  {one}" for one in self.runners_up)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Tried:
-    name: str
-    plan: Plan
-    checked: Checked | None
-    answer: str
-    error: str
-    floor: float = 0.0
+    of: Candidate
+    step: Step | None = None
+    checked: Checked | None = None
+    why: str = ""  # it was not planned, or could not be
+
+    @property
+    def seconds(self) -> float:
+        return self.checked.seconds if self.checked is not None else inf
+
+    @property
+    def bound(self) -> float:
+        """Seconds below which no plan is that says more than this one, and is a case of it, whatever memory it has."""
+        if self.step is None or self.step.plan.pieces is not None:  # what is known there is of one micro-batch
+            return -inf
+        return self.step.plan.decided.floor
+
+    def fits(self, limit: float | None) -> bool:
+        return self.checked is not None and (limit is None or self.checked.memory <= limit)
 
 
 def plan(
@@ -92,24 +109,82 @@ def plan(
     """
     with priced_by(cluster):
         given = _given(plan, cluster, ranks)
+        seek = next((s for s in given.statements if isinstance(s, Seek)), None)
+        if seek is not None:
+            raise given.wrong(seek, "what", "seek is not built yet")
         limits = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
         limit = next((each for each in limits if each is not None), None)
-        tried = []
-        for name, one in _candidates(given, model, limit):
-            tried.append(_tried(name, one, model, batch, loss_fn, optimizer, ranks))
-            told(f"{name}: {_said(tried[-1])}")
-    fits = [one for one in tried if one.checked is not None and (limit is None or one.checked.memory <= limit)]
-    if not fits:
-        raise SbpError(tried[0].error or f"no plan that was tried fits into {volume(limit or 0)} a rank")
-    best = min(fits, key=lambda one: one.checked.seconds if one.checked else 0.0)
-    assert best.checked is not None
-    made = FoundPlan.read(best.answer)
+        trying = _Trying(model, batch, loss_fn, optimizer, ranks, limit)
+        for one in candidates(given, model, limit):
+            told(f"{one.name}: {_said(trying.add(one))}")
+        best, tried = trying.best, trying.tried
+        if best is None or best.step is None or best.checked is None:
+            raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
+        said = answer(best.step, trying.meaning(best.of.plan), best.checked.report)
+    within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}\n"
+    made = FoundPlan.read(said if within in said else said + within)
     object.__setattr__(made, "checked", best.checked)
-    object.__setattr__(made, "floor", tried[0].floor)
+    object.__setattr__(made, "found", best.of.name)
+    object.__setattr__(made, "floor", max(0.0, tried[0].bound))
     others = sorted((one for one in tried if one is not best), key=lambda one: _rank(one, limit))
-    listed = tuple(OtherPlan(one.name, one.plan, one.checked, _why(one, best, limit)) for one in others)
+    listed = tuple(OtherPlan(one.of.name, one.of.plan, one.checked, _why(one, best, limit)) for one in others)
     object.__setattr__(made, "runners_up", listed)
     return made
+
+
+class _Trying:
+    """The candidates that were tried, for one model and batch; what all of them need is captured once.
+
+    Planned are those that may be the answer. A plan that says more than the open one costs no less than the bound of
+    all that is possible there: where that is as near to the best as the chooser looks, no more is planned. One whose
+    weights, gradients and states alone take too much does not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss_fn: Loss | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        ranks: int | None,
+        limit: float | None,
+    ) -> None:
+        self.model, self.batch, self.ranks, self.limit = model, batch, ranks, limit
+        self.how: Any = {"loss_fn": loss_fn, "optimizer": optimizer, "ranks": ranks, "captures": Captures()}
+        self.tried: list[_Tried] = []
+        self.best: _Tried | None = None
+
+    def add(self, one: Candidate) -> _Tried:
+        """Try one more."""
+        try:
+            why = "" if one.shown else self.ruled_out(one)
+            made = _Tried(one, why=why) if why else _Tried(one, *stepped(one.plan, self.model, self.batch, **self.how))
+        except SbpflowError as error:
+            made = _Tried(one, why=str(error))
+        if made.fits(self.limit) and (self.best is None or made.seconds < self.best.seconds):
+            self.best = made
+        self.tried.append(made)
+        return made
+
+    def ruled_out(self, one: Candidate) -> str:
+        """Why a candidate cannot be the answer, as far as that is known before it is planned."""
+        opened = next((each for each in self.tried if each.of.opened), None)
+        if opened is None or opened.step is None:
+            return ""
+        meaning = self.meaning(one.plan)
+        least = resting(meaning, self.model, opened.step.plan.passes.states)
+        if self.limit is not None and least > self.limit:
+            return f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
+        if self.best is None or opened.bound < self.best.seconds * (1 - CLOSE):
+            return ""
+        if not holds(opened.step.plan.decided, meaning):
+            return ""
+        less = max(0.0, 1 - opened.bound / self.best.seconds)
+        proved = f"{self.best.of.name!r} takes at most {less:.2%} more" if less > 1e-9 else "proved the least of all"
+        return f"no less than {duration(opened.bound)}: {proved}"
+
+    def meaning(self, one: Plan) -> Assignment:
+        return assignment(one, self.model, grids_of(one, self.ranks))
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
@@ -127,62 +202,9 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
     return Plan.read(f"grid cuda (node={size // node}, device={node})")
 
 
-def _candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[tuple[str, Plan]]:
-    """Plans to try: the given one with all left open that it does not say, and if it says nothing of weights those that
-    people write."""
-    if any(isinstance(s, Seek) for s in given.statements):
-        raise given.wrong(next(s for s in given.statements if isinstance(s, Seek)), "what", "seek is not built yet")
-    text = "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
-    within = f"\nlimit memory {int(limit)} B" if limit is not None else ""
-    says = any(isinstance(s, Rest | TakePlan) for s in given.statements)
-    layers = _layers(model)
-    again = f"\nrecompute {layers}" if layers else ""
-    grid = next(s for s in given.statements if isinstance(s, Grid))
-    axes = [axis.name for axis in grid.axes if axis.folds is None]
-    if says:
-        yield "as said", Plan.read(text + within)
-        return
-    yield "chosen", Plan.read(f"{text}\n**: ?{within}")
-    everywhere = ", ".join(f"{axis}=S(0)" for axis in axes)
-    hand = {
-        "data parallel": "",
-        "ZeRO-1": f"states **: {everywhere}",
-        "ZeRO-2": f"{{grads,states}} **: {everywhere}",
-        "ZeRO-3": f"**: {everywhere}",
-    }
-    if getattr(model, "_tp_plan", None) or getattr(getattr(model, "config", None), "base_model_tp_plan", None):
-        hand["tensor parallel by its config"] = f"take tp_plan over {axes[-1]}"
-        if len(axes) > 1:
-            rest = ", ".join(f"{axis}=S(0)" for axis in axes[:-1])
-            hand["tensor parallel by its config, ZeRO-1"] = f"take tp_plan over {axes[-1]}\nstates **: {rest}"
-    yield from ((name, Plan.read(f"{text}\n{lines}")) for name, lines in hand.items())
-    if limit is not None and again:
-        yield from ((f"{name}, blocks run again", Plan.read(f"{text}\n{lines}{again}")) for name, lines in hand.items())
-
-
-def _layers(model: nn.Module) -> str:
-    """The pattern of the outermost repeated layers, if there are some."""
-    held = list(model.modules())
-    paths = {id(part): path for path, part in model.named_modules()}
-    found = sorted(set(blocks_of(paths, held).values()), key=lambda path: path.count("."))
-    outer = [path for at, path in enumerate(found) if not any(path.startswith(f"{up}.") for up in found[:at])]
-    families = dict.fromkeys(path.rpartition(".")[0] for path in outer)
-    return f"{{{','.join(families)}}}.*" if len(families) > 1 else "".join(f"{family}.*" for family in families)
-
-
-def _tried(name: str, one: Plan, model: nn.Module, batch: Any, *how: Any) -> _Tried:
-    loss_fn, optimizer, ranks = how
-    try:
-        step, checked = stepped(one, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
-        floor = 0.0 if step.plan.pieces else step.plan.decided.floor  # in pipelines it is of one micro-batch
-        return _Tried(name, one, checked, answer(step, assignment(one, model, grids_of(one, ranks))), "", floor)
-    except SbpflowError as error:
-        return _Tried(name, one, None, "", str(error))
-
-
 def _said(one: _Tried) -> str:
     if one.checked is None:
-        return one.error.partition("\n")[0]
+        return one.why.partition("\n")[0]
     return f"{duration(one.checked.seconds)}, {volume(one.checked.memory)}"
 
 
@@ -195,7 +217,7 @@ def _rank(one: _Tried, limit: float | None) -> tuple[bool, float]:
 def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
     """The cost of another plan beyond the best, and in which part of the step."""
     if one.checked is None or best.checked is None:
-        return one.error.partition("\n")[0]
+        return one.why.partition("\n")[0]
     if limit is not None and one.checked.memory > limit:
         return f"{duration(one.checked.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit)}"
     more = one.checked.seconds - best.checked.seconds

@@ -56,6 +56,11 @@ class MemoryReport:
     again: Sequence[str] = ()  # blocks that the backward runs again, as nothing else fitted
 
     @property
+    def fullest(self) -> int:
+        """Bytes of the rank that takes most."""
+        return max((held.total for held in self.ranks.values()), default=0)
+
+    @property
     def doubt(self) -> str:
         many = len(self.estimates)
         return f"memory of {many} segment{'s' * (many > 1)} is an estimate: {self.estimates[0]}" if many else ""

@@ -12,7 +12,7 @@ from ....sbp import Layout
 from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
-from .equal_ranks import is_view
+from .equal_ranks import alike, is_view
 from .liveness import RankMemory, memory
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
@@ -45,7 +45,15 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
     rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
     away = Counter((s.master, s.offload) for s in sources if s.offload)
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
+    layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
+    ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
+    group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
+    made: dict[tuple[int, int], Held] = {}  # by group, and by what lives there: equal ranks share that
     for rank, held in live.items():
+        key = group.get(rank, -1), id(held)
+        if key in made:
+            ranks[rank] = made[key]
+            continue
         states = sum(n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items())
         wide, wide_away = (
             sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
@@ -53,15 +61,14 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
         roots = sum(n * _bytes(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
         total = max(held.total, held.parameters + held.gradients + max(wide, roots)) + states
         cpu, disk = (sum(n * _bytes(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
-        host = held.host + (kept + 2) * cpu + disk + wide_away
-        ranks[rank] = Held(
+        ranks[rank] = made[key] = Held(
             held.parameters,
             held.gradients,
             states,
             held.activations,
             total,
             held.moment,
-            host,
+            held.host + (kept + 2) * cpu + disk + wide_away,
             held.disk + (kept + 1) * disk,
         )
     return ranks

@@ -1,12 +1,13 @@
 """Equal ranks: those that hold as much of every tensor, so that memory is worked out for the first of them alone."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from ....boxing.graph.physical import Physical
 from ....boxing.plan import BoxingPlan
 from ....boxing.routes.moves import LOCAL
+from ....sbp import Layout
 
-__all__ = ["equal_ranks", "is_view"]
+__all__ = ["alike", "equal_ranks", "is_view"]
 
 
 def equal_ranks(graph: Physical) -> list[list[int]]:
@@ -14,13 +15,35 @@ def equal_ranks(graph: Physical) -> list[list[int]]:
     layouts = dict.fromkeys(value.layout for value in graph.values.values())
     layouts |= dict.fromkeys(of for source in graph.sources for of in (source.home, source.master))
     layouts |= dict.fromkeys(layout for back in graph.backs for layout in (back.src, back.dst))
-    ways = dict.fromkeys([*map(graph.plan, graph.boxes), *(back.plan for back in graph.backs)])
+    return alike(layouts, dict.fromkeys([*map(graph.plan, graph.boxes), *(back.plan for back in graph.backs)]))
+
+
+def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[int]]:
+    """The ranks of these layouts in groups that hold as much of each, and see the same of it after these moves.
+
+    Ranks are asked one by one only of what differs among them: there may be thousands.
+    """
+    listed = list(layouts)
+    places = list(dict.fromkeys(of.placement for of in listed))
+    uneven = [of for of in listed if not of.even]
+    differ = [way for way in ways if _differs(way)]
     groups: dict[Hashable, list[int]] = {}
-    for rank in sorted({rank for layout in layouts for rank in layout.placement.flat}):
-        held = tuple(of.local_shape(rank) if rank in of.placement else None for of in layouts)
-        seen = tuple(is_view(way, rank) for way in ways)
-        groups.setdefault((held, seen), []).append(rank)
+    for rank in sorted({rank for place in places for rank in place.flat}):
+        there = tuple(rank in place for place in places)
+        held = tuple(of.local_shape(rank) if rank in of.placement else None for of in uneven)
+        seen = tuple(is_view(way, rank) for way in differ)
+        groups.setdefault((there, held, seen), []).append(rank)
     return list(groups.values())
+
+
+def _differs(way: BoxingPlan) -> bool:
+    """Whether some ranks may have a view after a move and others not: of what was cut evenly and in one piece, and got
+    no addends, they have it all, or none of them."""
+    if not all(move.kind in LOCAL for move in way.moves):
+        return False
+    stops = [way.src, *(move.dst for move in way.moves)]
+    plain = all(of.even and all(f >= 0 for factors in of.state.dims for f in factors) for of in stops)
+    return not plain or any(move.kind == "to_partial" for move in way.moves)
 
 
 def is_view(way: BoxingPlan, rank: int) -> bool:

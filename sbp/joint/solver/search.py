@@ -23,7 +23,7 @@ from .multipliers import At, Climb, climbed
 from .polish import polished
 from .presolve import Model
 
-__all__ = ["BRANCHES", "Found", "Near", "Search"]
+__all__ = ["BRANCHES", "CLOSE", "Found", "Near", "Search"]
 
 CLOSE = 1e-3  # share of the cost that a better plan may save unseen, where it takes another look to see it
 ENOUGH = 1e-2  # where it takes branches

@@ -24,8 +24,9 @@ def test_the_answer_costs_no_more_than_what_was_tried_and_says_why() -> None:
         model, x, plan="grid cuda (data=2, tensor=4)", cluster="h100x8", loss_fn=loss_fn, told=told.append
     )
     names = [one.name for one in found.runners_up]
-    assert len(told) == len(names) + 1 == 5
-    assert all(one.checked and one.checked.seconds >= found.checked.seconds for one in found.runners_up)
+    assert names == ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3", "HSDP"]
+    assert len(told) == len(names) + 1
+    assert all(one.checked.seconds >= found.checked.seconds for one in found.runners_up if one.checked)
     assert "?" not in str(found.without_comments())
     again = flow.Plan.read(str(found)).check(model, x, cluster="h100x8", loss_fn=loss_fn)
     assert again.seconds == found.checked.seconds

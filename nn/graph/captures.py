@@ -1,0 +1,44 @@
+"""Captures: what several plans of one step share, so that a planner that tries many captures once.
+
+A capture looks at what is cast, run again in the backward, and said to flow; how parameters rest comes later. So it is
+known by these, and by the placement that factories in the program are told.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...sbp.logical import Logical
+from ..model.cast import types_of, works_of
+from ..model.flows import flows_of
+from ..model.recompute.recomputation import recomputed_of
+from .passes import Passes
+
+__all__ = ["Captures"]
+
+
+class Captures:
+    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, Logical, Passes]] = []
+
+    def of(self, passes: Passes, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
+        """The capture for these passes: one that was made, or a new one."""
+        key = _noted(passes.modules), passes.rest, passes.learns, passes.options.piped, passes.scale
+        found = next((each for each in self.made if each[0] == key), None)
+        if found is None:
+            logical = passes.captured(build, args, kwargs)
+            self.made.append((key, logical, passes))
+            return logical
+        _, logical, of = found
+        passes.constants |= of.constants
+        passes.reads.names |= of.reads.names
+        passes.dump("captured", lambda: str(logical))
+        return logical
+
+
+def _noted(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
+    """All notes that a capture looks at."""
+    return types_of(modules), works_of(modules), flows_of(modules), recomputed_of(modules)

@@ -1,0 +1,177 @@
+"""Candidates of the planner: plans with all left open but where gradients and states rest, and those that people write.
+
+Of the first each holds some of the second: a plan that says more costs no less, so that of the second only those are
+planned that a bound does not rule out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from ...placement import Placement
+from ...placement.errors import SbpError
+from ...sbp import B, Broadcast, S, Sbp, Split, State
+from ...sbp.joint.pins import allows
+from ...sbp.joint.source_options import Stored
+from ...sbp.logical import Source
+from ..graph.capture.likeness import blocks_of
+from ..graph.choose.choose import Decided
+from .assignment import Assignment
+from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
+from .plan import Plan
+
+__all__ = ["Candidate", "candidates", "holds", "resting"]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan to try: `opened` has all others as cases; `shown` is planned whatever it costs, to compare with."""
+
+    name: str
+    plan: Plan
+    opened: bool = False
+    shown: bool = False
+
+
+def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[Candidate]:
+    """The given plan with all left open that it does not say, and if it says nothing of weights those that people
+    write; open ones first."""
+    text = "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
+    within = f"\nlimit memory {int(limit)} B" if limit is not None else ""
+    if any(isinstance(s, Rest | TakePlan) for s in given.statements):
+        yield Candidate("as said", Plan.read(text + within))
+        return
+    axes = [axis.name for s in given.statements if isinstance(s, Grid) for axis in s.axes if axis.folds is None]
+    layers = _layers(model)
+    yield Candidate("chosen", Plan.read(f"{text}\n{OPEN}"), opened=True)
+    if limit is not None:
+        yield Candidate("chosen within the limit", Plan.read(f"{text}\n**: ?{within}"))
+    hand = list(_by_hand(axes, takes=_takes(model, axes), norms=_norms(model, layers)))
+    for name, lines in hand:
+        yield Candidate(name, Plan.read(f"{text}\n{lines}"), shown=limit is None and name in SHOWN)
+    if limit is not None and layers:
+        for name, lines in hand:
+            yield Candidate(f"{name}, blocks run again", Plan.read(f"{text}\n{lines}\nrecompute {layers}"))
+
+
+OPEN = "{weights,grads,states} **: ?"
+ALL = "ZeRO-3"
+KINDS = {"ZeRO-1": "states", "ZeRO-2": "{grads,states}"}
+SHOWN = ("data parallel",)
+
+
+def _by_hand(axes: list[str], *, takes: bool, norms: str) -> Iterator[tuple[str, str]]:
+    """The lines of plans that people write, by names."""
+    inner, outer = axes[-1], axes[:-1]
+    yield "data parallel", ""
+    yield from _zeros("", "", axes)
+    if outer:
+        yield "HSDP", f"**: {_cut([inner])}"
+    take, between = f"take tp_plan over {inner}", f"{norms} -> {inner}=S(1)"
+    for name, more in (("tensor parallel by its config", ""), ("the same and sequence parallel", between)):
+        if takes and (norms or not more):
+            yield name, f"{take}\n{more}"
+            if outer:
+                yield from _zeros(f"{name}, ", f"{take}\n{more}\n", outer)
+
+
+def _zeros(name: str, lines: str, over: list[str]) -> Iterator[tuple[str, str]]:
+    """A plan with states in pieces over some axes, with gradients too, and with weights too."""
+    cut = ", ".join(f"{axis}=S(0)" for axis in over)
+    for zero, kind in KINDS.items():
+        yield f"{name}{zero}", f"{lines}{kind} **: {cut}"
+    yield f"{name}{ALL}", f"**: {cut}\n{lines}"
+
+
+def _cut(over: list[str]) -> str:
+    return ", ".join(f"{axis}=S(0)" for axis in over)
+
+
+def _takes(model: nn.Module, axes: list[str]) -> bool:
+    """Whether the model's config brings a plan that fits it."""
+    if not (getattr(model, "_tp_plan", None) or getattr(getattr(model, "config", None), "base_model_tp_plan", None)):
+        return False
+    try:
+        Plan.taken(model, axes[-1])
+    except SbpError:
+        return False
+    return True
+
+
+def _layers(model: nn.Module) -> str:
+    """The pattern of the outermost repeated layers, if there are some."""
+    held = list(model.modules())
+    paths = {id(part): path for path, part in model.named_modules()}
+    found = sorted(set(blocks_of(paths, held).values()), key=lambda path: path.count("."))
+    outer = [path for at, path in enumerate(found) if not any(path.startswith(f"{up}.") for up in found[:at])]
+    families = dict.fromkeys(path.rpartition(".")[0] for path in outer)
+    return f"{{{','.join(families)}}}.*" if len(families) > 1 else "".join(f"{family}.*" for family in families)
+
+
+def _norms(model: nn.Module, layers: str) -> str:
+    """The norms of layers between which Megatron's sequence parallelism cuts tokens, as models of transformers call
+    them; none where these are called otherwise."""
+    names = {path.rpartition(".")[2] for path, _ in model.named_modules()}
+    known = {"input_layernorm", "post_attention_layernorm"} <= names and "{" not in layers
+    return f"{layers}.{{input,post_attention}}_layernorm" if known and layers else ""
+
+
+def holds(of: Decided, made: Assignment) -> bool:
+    """Whether a plan is a case of one in which all was left open: how it has weights, gradients and states rest could
+    have been chosen there. (A cut that leaves remainders is never chosen.)"""
+    grid = made.grids.whole
+    for node in of.formulated.nodes:
+        source = of.logical.sources[node.index] if node.kind == "source" else None
+        if source is None or source.kind != "parameter":
+            continue
+        weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
+        grads, states = (weights | _entries(made, kind, source) for kind in RESTS)
+        stored = (each for each in node.candidates if isinstance(each, Stored))
+        if not any(
+            all(_lies(said, lie.state, grid) for said, lie in zip((weights, grads, states), each, strict=True))
+            for each in stored
+        ):
+            return False
+    return True
+
+
+RESTS: tuple[Kind, ...] = ("grads", "states")
+
+
+def _entries(made: Assignment, kind: Kind, source: Source) -> dict[str, Sbp | None]:
+    """The entries that a plan says of a parameter, by axes; dims are counted from the front."""
+    ndim = source.fake.ndim
+    said = {axis: pinned.entry for axis, pinned in made.rests[kind].get(source.name, {}).items()}
+    return {axis: S(entry.dim % ndim) if isinstance(entry, Split) and ndim else entry for axis, entry in said.items()}
+
+
+def _lies(said: Mapping[str, Sbp | None], state: State, grid: Placement) -> bool:
+    entries = (said[name] for name in grid.names or ())
+    return allows(tuple(None if n == 1 else entry for entry, n in zip(entries, grid.shape, strict=True)), state)
+
+
+def resting(made: Assignment, model: nn.Module, kept: int) -> int:
+    """Bytes of weights, gradients and so many states that a rank holds at least, by what a plan says; 0 where it casts
+    or offloads any of them."""
+    if any(isinstance(s, Cast | Offload) for s in made.plan.statements):
+        return 0
+    sizes = {axis: made.grids.size(axis) for axis in made.grids.axes}
+    total = 0
+    for name, value in model.named_parameters():
+        cut = {kind: _axes(made, kind, name) for kind in made.rests}
+        here = cut["weights"]
+        parts = [(here, 1)]
+        if value.requires_grad:
+            parts += [(here | cut["grads"], 1), (here | cut["states"], kept)]
+        total += sum(n * value.nbytes // prod(sizes[axis] for axis in over) for over, n in parts)
+    return total
+
+
+def _axes(made: Assignment, kind: Kind, name: str) -> frozenset[str]:
+    """The axes that may cut a parameter: named ones, and those that are left open."""
+    axes: Mapping[str, object] = made.rests[kind].get(name, {})
+    if name in made.free:
+        return frozenset(made.grids.axes)
+    return frozenset(axis for axis in axes if not isinstance(made.rests[kind][name][axis].entry, Broadcast))
