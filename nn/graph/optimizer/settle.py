@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ....boxing import box
 from ....boxing.graph.buckets import Packed, Pair, gathered, packed
+from ....placement.world import owned
 from .trained import Trained
 
 __all__ = ["settle"]
@@ -16,8 +17,9 @@ WHAT = "optimizer pieces"
 
 
 def settle(pieces: Sequence[Trained]) -> None:
-    """Bring what an optimizer changed to the parameters; those that are idle were not in its step."""
-    going = [each for each in pieces if not each.idle]
+    """Bring what an optimizer changed to the parameters; those that are idle were not in its step, and those of other
+    ranks, such as other stages, are theirs."""
+    going = [each for each in pieces if not each.idle and owned(each.rest.placement)]
     with torch.no_grad():
         for numbers in _together(tuple([each.goes for each in going])):
             members = [going[number] for number in numbers]

@@ -218,7 +218,7 @@ def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
         if any(a[0][0] > b[0][0] or a[0][1] < b[0][1] for a, b in zip(held, wanted, strict=True)):
             return None
         found.append(tuple(slice(b[0][0] - a[0][0], b[0][1] - a[0][0]) for a, b in zip(held, wanted, strict=True)))
-    return found
+    return found or None  # who owns none has a token in the place of shards
 
 
 def alike(a: Layout, b: Layout) -> bool:

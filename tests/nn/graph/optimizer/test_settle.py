@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from sbpflow import B, S
 from sbpflow.boxing import box, plan
 from sbpflow.boxing.graph.buckets import gathered, packed
 from sbpflow.sbp import Layout, Sbp, layout
+from tests.ranks import Ranks
 
+X = torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 GRID = flow.placement("cpu:[0-3] as (data=2, tensor=2)")
 WAYS: list[tuple[tuple[Sbp, ...], tuple[Sbp, ...]]] = [  # how pieces lie, and how the parameter does
     ((S(0), B), (B, B)),
@@ -68,22 +71,35 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("grid", ["(data=4)", "(data=2, tensor=2)"])
 def test_zero_1_gathers_once_for_many_parameters(grid: str) -> None:
-    model, x = deep(), torch.randn(16, 8, dtype=torch.float64)
+    step = trained(f"grid {grid}\n**: data=B\nstates **: data=S(0)")
+    with flow.record() as moves:
+        step(X)
+    sent = Counter(m.plan.route for m in moves if m.plan.sends)
+    told = Counter(row.plan.route for row in step.plan(X).explain().moves for _ in range(row.count) if row.total)
+    assert sent == told
+    assert sent["all_gather"] <= 3  # all that divide, and one or two that do not
+
+
+def test_stages_gather_on_their_ranks(ranks4: Ranks) -> None:
+    ranks4(staged)
+
+
+def staged() -> None:
+    trained("grid (pipe=2, data=2)\npipe {0,1,2,3,4,5,6} over pipe by 1f1b, 2 micro-batches\nstates **: data=S(0)")
+
+
+def trained(plan: str) -> Any:
+    """A step that has trained as one device does."""
+    model = deep()
     alone = copy.deepcopy(model)
-    step = flow.compile(
-        model, loss_fn, torch.optim.AdamW(model.parameters()), plan=f"grid {grid}\n**: data=B\nstates **: data=S(0)"
-    )
+    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=plan)
     optimizer = torch.optim.AdamW(alone.parameters())
     for _ in range(3):
-        with flow.record() as moves:
-            step(x)
-        loss_fn(alone, x).backward()  # type: ignore[no-untyped-call]
+        step(X)
+        loss_fn(alone, X).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert isinstance(mine, flow.GlobalTensor)
         assert torch.allclose(mine.full_tensor(), other, rtol=0, atol=1e-12)
-    sent = Counter(m.plan.route for m in moves if m.plan.sends)
-    told = Counter(row.plan.route for row in step.plan(x).explain().moves for _ in range(row.count) if row.total)
-    assert sent == told
-    assert sent["all_gather"] <= 3  # all that divide, and one or two that do not
+    return step
