@@ -119,7 +119,10 @@ def _dim(src: Layout, dst: Layout, axes: tuple[int, ...]) -> int | None:
 
 @dataclass(frozen=True)
 class Packed:
-    """The one move of a bucket, and how gradients get into and out of it on each rank."""
+    """The one move of a bucket, and how its members get into and out of it on each rank.
+
+    What comes out of a gather is a view in which the dim that was cut is two: the ranks, and what each had.
+    """
 
     src: Layout
     dst: Layout
@@ -177,8 +180,7 @@ def _row_of_pieces(pairs: Sequence[Pair]) -> Packed:
 
     def unpack(whole: Tensor) -> list[Tensor]:
         pieces = torch.split(whole.view(ranks, -1), sizes, 1)
-        cut = [x.view(ranks, *shape).movedim(0, d) for x, shape, d in zip(pieces, shapes, dims, strict=True)]
-        return [x.flatten(d, d + 1) for x, d in zip(cut, dims, strict=True)]
+        return [x.view(ranks, *shape).movedim(0, d) for x, shape, d in zip(pieces, shapes, dims, strict=True)]
 
     return Packed(rows, rows.with_state(State(((), others))), pack, unpack)
 

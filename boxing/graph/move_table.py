@@ -23,6 +23,7 @@ __all__ = [
     "CollectiveKind",
     "axes_of",
     "buckets",
+    "buckets_home",
     "each_move",
     "moves_of",
     "totals",
@@ -199,17 +200,29 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
 
 def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:
     """Every move of an update, with the parameters that it is of: what optimizers changed goes home in buckets."""
-    homeward: list[tuple[str, BoxingPlan]] = []
-    for source in sources:
-        back = in_narrower(source.master, source.value.layout)
-        for way in updates_of(source):
-            if source.whole is None and (way.src, way.dst) == back:
-                homeward.append((source.value.name, way))
-            else:
-                yield [source.value.name], way
-    for numbers in gathered([(way.src, way.dst) for _, way in homeward]):
-        names, ways = zip(*(homeward[number] for number in numbers), strict=True)
-        yield names, exchange(ways)
+    every = list(sources)
+    homeward = {s.value.name: way for s in every if (way := _way_home(s))}
+    for source in every:
+        yield from (
+            ([source.value.name], way) for way in updates_of(source) if way is not homeward.get(source.value.name)
+        )
+    names = list(homeward)
+    for numbers in gathered([(way.src, way.dst) for way in homeward.values()]):
+        members = [names[number] for number in numbers]
+        yield members, exchange([homeward[name] for name in members])
+
+
+def buckets_home(sources: Iterable[Source]) -> list[list[tuple[Layout, Layout]]]:
+    """The ends of the moves by which what optimizers changed goes home, those of one bucket together."""
+    ends = [(way.src, way.dst) for way in map(_way_home, sources) if way and way.moves]
+    return [[ends[number] for number in numbers] for numbers in gathered(ends)]
+
+
+def _way_home(source: Source) -> BoxingPlan | None:
+    """The move of what an optimizer changed in pieces to where the parameter lies."""
+    back = in_narrower(source.master, source.value.layout)
+    ways = updates_of(source) if source.whole is None else ()
+    return next((way for way in ways if (way.src, way.dst) == back), None)
 
 
 def updates_of(source: Source) -> tuple[BoxingPlan, ...]:

@@ -51,7 +51,9 @@ def _kept(have: Factors, need: Factors, sizes: tuple[int, ...]) -> float:
     axes = sorted({f for f in have + need if f >= 0})
     cells = lcm(_cells(have, sizes), _cells(need, sizes))
     worst = cells
-    for at in product(*({0, 1, sizes[a] - 1} for a in axes)):  # the extremes are at the ends of an axis
+    for at in product(
+        *({0, min(1, sizes[a] - 1), sizes[a] - 1} for a in axes)
+    ):  # the extremes are at the ends of an axis
         where = dict(zip(axes, at, strict=True))
         worst = min(worst, int((_held(have, where, sizes, cells) & _held(need, where, sizes, cells)).sum()))
     return worst / cells

@@ -23,7 +23,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
-from ...sbp.joint.solver.solve import solve
+from ...sbp.joint.solver.solve import Solver
 from ...sbp.logical import Logical
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
@@ -77,7 +77,7 @@ PASSES = (
     Pass("placed", placed, "the same with a placement for what was annotated"),
     Pass("microbatch", along, "in pipelines: the step of one micro-batch"),
     Pass("decomposed", expand, "ops taken apart where parts may lie better"),
-    Pass("chosen", solve, "a signature for each source and op, and what all of them cost"),
+    Pass("chosen", Solver.solve, "a signature for each source and op, and what all of them cost"),
     Pass("physical", insert, "the moves between them, gradients in buckets"),
     Pass("segments", segments, "the runs of ops between which nothing moves"),
     Pass("order", schedule, "forward and backward as one list, or tasks of a pipeline"),

@@ -113,7 +113,7 @@ def is_view(call: Call) -> bool:
 
     Fakes alone cannot tell: layers that are alike share them, so that a sum at the end of one is the fake that went in.
     """
-    if not call.op.is_view:  # as its schema says
+    if not getattr(call.op, "is_view", False):  # as its schema says, where it is an op of torch
         return False
     held = {x.untyped_storage()._cdata for x in call.inputs}
     return bool(held) and all(y.untyped_storage()._cdata in held for y in call.outputs)

@@ -4,7 +4,7 @@ that runs."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ....boxing.graph.move_table import updates_of
+from ....boxing.graph.move_table import buckets_home, updates_of
 from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
 from ....boxing.plan import plan
@@ -39,14 +39,16 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
 def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:
     """Bytes that a step takes, with those that an optimizer keeps of parameters besides: so many tensors of each, and
     its own piece of it, unless that is a part of the parameter's memory. What it has whole for its step is there when
-    activations are gone; so are the roots of second moments, which Adam's family takes of all parameters at once. On
-    the host there are always a piece of its own and the buffer for its gradient too."""
+    activations are gone; so are the roots of second moments, which Adam's family takes of all parameters at once, and
+    then the largest bucket in which what was changed goes home. On the host there are always a piece of its own and
+    the buffer for its gradient too."""
     sources, ranks = list(of), {}
     rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
     away = Counter((s.master, s.offload) for s in sources if s.offload)
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
     layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
     ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
+    homeward = buckets_home(sources)
     group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
     made: dict[tuple[int, int], Held] = {}  # by group, and by what lives there: equal ranks share that
     for rank, held in live.items():
@@ -59,7 +61,8 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
             sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
         )
         roots = sum(n * _bytes(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
-        total = max(held.total, held.parameters + held.gradients + max(wide, roots)) + states
+        home = max((sum(_bytes(x, rank) for ends in bucket for x in ends) for bucket in homeward), default=0)
+        total = max(held.total, held.parameters + held.gradients + max(wide, roots, home)) + states
         cpu, disk = (sum(n * _bytes(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
         ranks[rank] = made[key] = Held(
             held.parameters,

@@ -26,7 +26,7 @@ def settle(pieces: Sequence[Trained]) -> None:
             there = _moved(members, [each.changed() for each in members])
             for each, shards in zip(members, there, strict=True):
                 for mine, new in zip(each.parameter._shards, shards, strict=True):
-                    mine.copy_(new)
+                    mine.view(new.shape).copy_(new)
                 each.settled()
 
 

@@ -173,8 +173,10 @@ def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placem
         return
     groups = tied(held)
     check_same_files({group[0].full: files[key] for key, group in groups.items() if key in files}, everybody)
-    if any(key not in files for key in groups):
+    own = [group[0].value for key, group in groups.items() if key not in files]
+    if any(value.is_meta for value in own):  # which is drawn; what has values needs no seed
         seeds.agree(everybody)
+    if own:
         check_same([group[0] for group in groups.values()], everybody, "materialise")
 
 

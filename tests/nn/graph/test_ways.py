@@ -104,6 +104,12 @@ def differing_seeds() -> str:
     return ""
 
 
+def differing_seeds_of_which_none_is_used() -> list[float]:
+    model = net()
+    torch.manual_seed(10 + torch.distributed.get_rank())
+    return [flow.compile(model, loss_fn, placement=LINE)(*batch()).item()]
+
+
 def differing_plans() -> str:
     class Differs(flow.nn.Graph):
         def build(self, x: Tensor) -> Tensor:
