@@ -196,7 +196,8 @@ def test_pipelines_keep_less_and_compute_the_same(schedule: str) -> None:
     tanh = ROWS // 8 * WIDE * 8
     slots = 4 if schedule == "gpipe" else 2
     assert less.host == disk.disk >= slots * 3 * tanh
-    assert less.activations <= held.activations - (slots - 1) * 3 * tanh
+    beside_sums = min(slots, 3)  # the first of four has ended when gradients are summed
+    assert less.activations <= held.activations - (beside_sums - 1) * 3 * tanh
 
 
 def test_one_way_back_does_not_hold_for_readers_far_apart() -> None:
