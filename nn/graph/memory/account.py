@@ -48,7 +48,7 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
     layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
     ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
-    homeward = buckets_home(sources)
+    homeward = buckets_home(sources) if kept else []  # who keeps nothing may be no optimizer at all
     group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
     made: dict[tuple[int, int], Held] = {}  # by group, and by what lives there: equal ranks share that
     for rank, held in live.items():
