@@ -61,7 +61,7 @@ def messages(way: BoxingPlan, rank: int) -> int:
     return sum(len(one.sends) for own in way.programs(rank) for one in own)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @ON_NETWORKS
@@ -256,7 +256,7 @@ def between(where: str, shape: tuple[int, ...], kinds: Sequence[Sbp] = (S(0), S(
     return [*every_pair(p, q), *every_pair(q, p)]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @BETWEEN
 @OF_ALL_SIZES
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
@@ -274,7 +274,7 @@ def test_every_move_between_placements_keeps_the_value(where: str, size: str, pr
         assert broken(between(where, SHAPES[size]), sends_what_it_planned) == []
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @BETWEEN
 @pytest.mark.parametrize("kind", [P("max"), P("min")], ids=str)
 def test_maxima_cross_placements_too(where: str, kind: Sbp) -> None:

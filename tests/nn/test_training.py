@@ -179,7 +179,7 @@ def test_the_models_learn(model: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_weights_are_those_of_one_device(name: str) -> None:
     check(case_run(name), alone(CASES[name].model, CASES[name].rows))

@@ -239,7 +239,7 @@ RELATIONS: dict[str, tuple[Nested, Nested]] = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @WAYS
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_move_between_placements(ranks4: Ranks, relation: str, native: bool | None) -> None:
@@ -265,7 +265,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(10)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @WAYS
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
@@ -274,7 +274,7 @@ def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtyp
     assert astray(ranks4, cases, native) == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @WAYS
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_every_dtype_without_sums_makes_every_other_move(

@@ -105,7 +105,7 @@ def test_the_bound_of_a_permutation_is_the_local_buffer() -> None:
     assert lower_bound(one, other) == 2 * 8
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_no_plan_is_below_the_bound(axes: tuple[int, ...], size: str) -> None:

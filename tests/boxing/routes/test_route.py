@@ -101,7 +101,7 @@ def beats_every_order_of_axes(src: Layout, dst: Layout, *, holes: bool = False) 
 beats_orders_that_leave_holes = partial(beats_every_order_of_axes, holes=True)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @ON_GRIDS_OF_AXES
 @ON_NETWORKS
 @pytest.mark.parametrize("law", [beats_every_order_of_axes, beats_orders_that_leave_holes], ids=["plain", "holes"])
@@ -204,7 +204,7 @@ def needs_nothing(src: Layout, dst: Layout) -> bool:
     return all({*n.tolist()} <= {*h.tolist()} for r in ranks for h, n in zip(held(src, r), held(dst, r), strict=True))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @ON_NETWORKS

@@ -26,7 +26,7 @@ def three(length: int, *, heads: int = 2, shared: int | None = None, keys: int |
     return [numbers(*shape, seed=n) for n, shape in enumerate(shapes)]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(
     ("ranks", "length"),
@@ -37,7 +37,7 @@ def test_the_ring_computes_what_one_device_does(ranks: int, length: int, causal:
     close(compared(line(ranks), three(length), is_causal=causal))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("ranks", "length"), [(2, 8), (4, 45), (4, 13), (4, 3)])
 def test_stripes_compute_what_one_device_does(ranks: int, length: int, causal: bool) -> None:
@@ -62,7 +62,7 @@ def test_stripes_share_out_what_the_mask_leaves() -> None:
     assert waited(STRIPES) < 1.25
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("heads", "shared"), [(4, 2), (4, 1), (6, 2)])
 def test_heads_of_keys_may_be_shared(heads: int, shared: int, causal: bool) -> None:
@@ -79,7 +79,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("shape", "kind"), list(product(MASKS, [torch.bool, F64])))
 def test_masks_hide_and_shift(shape: str, kind: torch.dtype) -> None:
     mask = numbers(*MASKS[shape], seed=5)

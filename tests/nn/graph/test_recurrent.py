@@ -71,7 +71,7 @@ def learns(model: nn.Module, args: tuple[Any, ...], plain: nn.Module, theirs: tu
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["code", "autograd"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_recurrent_nets_train_in_a_graph(kind: str, backend: str) -> None:

@@ -133,13 +133,13 @@ def alone(name: str) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_of_the_gallery_trains_as_one_device_does(name: str) -> None:
     trains(name)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ON_PROCESSES)
 def test_a_plan_of_the_gallery_trains_on_processes(name: str, ranks4: Ranks) -> None:
     ranks4(trains, name)

@@ -7,7 +7,7 @@ from tests.ranks import Ranks
 from .peaks import NEAR, PIPED, STRAIGHT, fullest, peak, ranks_of, table
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", STRAIGHT)
 def test_the_peak_of_a_plan_is_told(name: str) -> None:
     told, seen = peak(name)

@@ -111,6 +111,7 @@ KEPT = {"input of a norm": 2 * 2, "q, k, v": 6, "context": 2, "before GELU": 8, 
 CORE = 6  # a s / h: of attention's core softmax, its mask and what is dropped, where the paper has 5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_bytes_of_a_layer_are_those_of_selective_recomputation(ranks: int) -> None:
     """With sequence parallel s b h (24 + 6 a s / h) / t, and 24 / t where attention's core is run again; the paper has

@@ -97,7 +97,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_gpt_learns_as_on_one_device(run: str) -> None:
     stages, options = RUNS[run]

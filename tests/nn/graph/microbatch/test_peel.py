@@ -114,7 +114,7 @@ UNEVEN = [(3, 8), (5, 8), (3, 9), (4, 9), (9, 9)]
 OF_EIGHT = {"sum by the number of rows"}  # which it writes down
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(
     ("loss", "micro_batches", "rows"),
     [(loss, m, rows) for loss in LOSSES for m, rows in UNEVEN if rows == 8 or loss not in OF_EIGHT],

@@ -77,7 +77,7 @@ def test_steps_are_those_of_one_device(name: str, where: flow.Placement) -> None
     same_model(model, one, close(name))
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(8)
 @EVERY
 @WHERE
 def test_pieces_are_stepped_alike(name: str, where: flow.Placement) -> None:

@@ -50,7 +50,7 @@ def _locals(values: Any) -> list[torch.Tensor]:
     return [x for value in values for x in value._shards]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @TO
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("rest", ["data parallel", "ZeRO-1", "ZeRO-3"])
@@ -68,7 +68,7 @@ def test_steps_are_bitwise_those_on_the_device_and_as_on_one(rest: str, ranks: i
     same_model(model, beside, 0)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @TO
 @pytest.mark.parametrize("name", MAKES)
 def test_every_optimizer_steps_there(name: str, to: str) -> None:

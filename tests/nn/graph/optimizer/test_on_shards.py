@@ -124,7 +124,7 @@ def laid(model: nn.Module, lies: str) -> nn.Module:
     return flow.nn.shard(model, states, kind="states") if states else model
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("name", MAKES)
 def test_steps_are_those_of_one_device(name: str, lies: str) -> None:
@@ -168,7 +168,7 @@ def test_groups_and_rates_are_kept(lies: str) -> None:
     same_model(model, one)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("name", ["AdamW", "Adagrad", "RAdam", "Lamb", "Adafactor"])
 def test_states_of_one_device_are_loaded_and_saved(name: str, lies: str) -> None:

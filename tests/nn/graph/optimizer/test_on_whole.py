@@ -34,7 +34,7 @@ def test_muon_is_that_of_one_device_though_it_computes_in_bfloat16(lies: str) ->
     same_model(model, one)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @EVERY
 @pytest.mark.parametrize("make", [Lamb, lambda p: optim.Adafactor(p, 0.1)], ids=["Lamb", "Adafactor"])
 def test_what_is_gathered_for_the_step_is_in_the_plan(lies: str, make: Any) -> None:

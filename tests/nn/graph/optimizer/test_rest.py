@@ -67,7 +67,7 @@ def cut(where: flow.Placement, *tensors: Tensor) -> list[Tensor]:
     return [flow.tensor(t, placement=where, sbp={"data": S(0)}) for t in tensors]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @EVERY
 @pytest.mark.parametrize("where", [DATA, GRID], ids=["line", "grid"])
 def test_a_step_is_that_of_one_device(rest: str, where: flow.Placement) -> None:
@@ -118,7 +118,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, where: flow.Placement) -> dict[int, in
     return found
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @EVERY
 @pytest.mark.parametrize("where", [DATA, GRID], ids=["line", "grid"])
 def test_what_ranks_hold_is_what_the_plan_says(rest: str, where: flow.Placement, monkeypatch: Any) -> None:

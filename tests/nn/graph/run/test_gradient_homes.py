@@ -57,7 +57,7 @@ def alike(rest: str, schedule: str | None, steps: int = 5, **options: Any) -> fl
     return step
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", [None, "1f1b", "zb_v", "interleaved"])
 @EVERY
 def test_micro_batches_train_as_one_device(rest: str, schedule: str | None) -> None:
@@ -69,7 +69,7 @@ def test_gradients_of_pieces_are_clipped_over_stages(rest: str) -> None:
     alike(rest, "1f1b", 2, clip_grad_norm=0.05)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["pipedream", "2bw"])
 @EVERY
 def test_a_schedule_without_a_flush_is_its_recurrence(rest: str, schedule: str) -> None:

@@ -124,7 +124,7 @@ def nested(model: Net) -> None:
 WAYS = [whole_blocks, keeping, cores, nested]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fused", [False, True], ids=["written out", "fused"])
 @pytest.mark.parametrize("say", WAYS)
 def test_without_a_graph(say: Callable[[Net], None], fused: bool) -> None:
@@ -142,7 +142,7 @@ def test_with_global_tensors(say: Callable[[Net], None]) -> None:
     same(learnt(model, eager, x), learnt(plain, eager, values()))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", [ONE, GRID], ids=["alone", "grid"])
 @pytest.mark.parametrize("say", WAYS)
 def test_in_a_graph(say: Callable[[Net], None], where: Placement) -> None:

@@ -85,7 +85,7 @@ LAYOUTS: dict[str, tuple[flow.Placement, Callable[[Tensor], Any]]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_those_of_from_pretrained(saved: Saved, name: str, way: str) -> None:
@@ -104,7 +104,7 @@ def test_values_are_those_of_from_pretrained(saved: Saved, name: str, way: str) 
         assert torch.equal(logits(model, everywhere), logits(plain, TOKENS))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_gives_the_logits_of_from_pretrained(saved: Saved, name: str) -> None:
     folder, plain = saved(name)
