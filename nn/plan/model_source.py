@@ -108,6 +108,7 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
         except (OSError, ValueError, KeyError) as error:
             first = str(error).partition("\n")[0]
             raise SbpError(f"{name!r} is no config of transformers: {first}\n  give it a config.json") from None
+        _starts(config)
         auto: Any = getattr(transformers, classes[0]) if classes else transformers.AutoModelForCausalLM
         model = auto._from_config(config) if classes else auto.from_config(config)
         return NamedModel(type(model).__name__, model, _words(model, samples, tokens))
@@ -124,8 +125,16 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
             + "\n  a model of your own is module:function, or file.py:function"
         )
     make: Any = cls
-    model = make(make.config_class())
+    config = make.config_class()
+    _starts(config)
+    model = make(config)
     return NamedModel(name, model, _words(model, samples, tokens))
+
+
+def _starts(config: Any) -> None:
+    """A decoder that is fed its labels begins with a word that some configs do not have of themselves."""
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
 
 
 def _words(model: nn.Module, samples: int, tokens: int) -> dict[str, torch.Tensor]:

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.errors import SbpError, SbpflowError
-from ...sbp.joint.solver.search import CLOSE
 from ..graph.captures import Captures
 from ..graph.step import Step
 from .answer import answer
@@ -29,6 +28,9 @@ from .language.statements import ExpectAtMost, Limit, Seek
 from .plan import Plan
 
 __all__ = ["FoundPlan", "OtherPlan", "plan"]
+
+
+SURE = 1e-9  # of seconds, by which sums in another order may differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ class FoundPlan(Plan):
         """All that was tried, the best first."""
         best = f"{duration(self.checked.seconds)} a step, {volume(self.checked.memory)} on the fullest rank"
         less = f"however much memory there is, none is below {duration(self.floor)}, {self.gap:.1%} less"
-        proved = "" if not self.floor else f"; {less}" if self.gap > 1e-9 else "; no plan takes less"
+        proved = "" if not self.floor else f"; {less}" if self.gap > SURE else "; no plan takes less"
         return "\n".join([f"found: {best}{proved}", *(f"  {one}" for one in self.runners_up)])
 
 
@@ -136,7 +138,7 @@ class _Trying:
     """The candidates that were tried, for one model and batch; what all of them need is captured once.
 
     Planned are those that may be the answer. A plan that says more than the open one costs no less than the bound of
-    all that is possible there: where that is as near to the best as the chooser looks, no more is planned. One whose
+    all that is possible there: where that is the best, no more is planned. One whose
     weights, gradients and states alone take too much does not fit.
     """
 
@@ -175,13 +177,11 @@ class _Trying:
         least = resting(meaning, self.model, opened.step.plan.passes.states)
         if self.limit is not None and least > self.limit:
             return f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
-        if self.best is None or opened.bound < self.best.seconds * (1 - CLOSE):
+        if self.best is None or opened.bound < self.best.seconds * (1 - SURE):
             return ""
         if not holds(opened.step.plan.decided, meaning):
             return ""
-        less = max(0.0, 1 - opened.bound / self.best.seconds)
-        proved = f"{self.best.of.name!r} takes at most {less:.2%} more" if less > 1e-9 else "proved the least of all"
-        return f"no less than {duration(opened.bound)}: {proved}"
+        return f"no less than {duration(opened.bound)}: {self.best.of.name!r} is proved the least of all"
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))

@@ -76,11 +76,15 @@ def test_a_pipeline_is_simulated(where: Path, capsys: pytest.CaptureFixture[str]
 def test_a_model_of_transformers_by_its_class_and_by_its_config(
     where: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import GPT2Config
+    from transformers import GPT2Config, T5Config
 
     GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, architectures=["GPT2LMHeadModel"]).save_pretrained(".")
     Path("dp.plan").write_text("grid (data=2)\n")
     assert "dp.plan: " in told(capsys, "plan", "config.json", "dp.plan", "--batch", "4", "--tokens", "8")
+    config = T5Config(num_layers=1, d_model=16, d_kv=8, d_ff=32, num_heads=2, vocab_size=32)
+    config.architectures = ["T5ForConditionalGeneration"]  # which does not say with which word a decoder starts
+    config.save_pretrained("t5")
+    assert "dp.plan: " in told(capsys, "plan", "t5", "dp.plan", "--batch", "4", "--tokens", "8")
 
 
 @pytest.mark.parametrize(
