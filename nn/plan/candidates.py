@@ -4,16 +4,20 @@ Of the first each holds some of the second: a plan that says more costs no less,
 planned that a bound does not rule out.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
 
+import numpy as np
 from torch import nn
 
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import B, Broadcast, S, Sbp, Split, State
 from ...sbp.joint.pins import allows
+from ...sbp.joint.problem import Edge
+from ...sbp.joint.solver.best import best
+from ...sbp.joint.solver.fold import fold
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Source
 from ..graph.capture.likeness import blocks_of
@@ -22,7 +26,7 @@ from .assignment import Assignment
 from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from .plan import Plan
 
-__all__ = ["Candidate", "candidates", "holds", "resting"]
+__all__ = ["Candidate", "candidates", "least_of", "resting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,23 +122,43 @@ def _norms(model: nn.Module, layers: str) -> str:
     return f"{layers}.{{input,post_attention}}_layernorm" if known and layers else ""
 
 
-def holds(of: Decided, made: Assignment) -> bool:
-    """Whether a plan is a case of one in which all was left open: how it has weights, gradients and states rest could
-    have been chosen there. (A cut that leaves remainders is never chosen.)"""
-    grid = made.grids.whole
-    for node in of.formulated.nodes:
+def least_of(of: Decided, made: Assignment, enough: float = inf) -> float:
+    """Seconds, or what is `enough` of them, below which no step is of a plan that says more than one in which all was
+    left open: of what was possible there, where weights, gradients and states rest as the plan has them.
+
+    Gradients and states that could not rest so there cost nothing here. Weights that could not, as in cuts that leave
+    remainders, are seen by ops in ways that were not possible either: then nothing is known.
+    """
+    problem = of.formulated.problem
+    costs, free = list(problem.costs), set[int]()
+    for at, node in enumerate(of.formulated.nodes):
         source = of.logical.sources[node.index] if node.kind == "source" else None
         if source is None or source.kind != "parameter":
             continue
-        weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
-        grads, states = (weights | _entries(made, kind, source) for kind in RESTS)
-        stored = (each for each in node.candidates if isinstance(each, Stored))
-        if not any(
-            all(_lies(said, lie.state, grid) for said, lie in zip((weights, grads, states), each, strict=True))
-            for each in stored
-        ):
-            return False
-    return True
+        same, rests = _fits(node.candidates, source, made)
+        if not any(same):
+            return 0.0
+        costs[at] = np.where(rests if any(rests) else same, costs[at] if any(rests) else 0.0, np.inf)
+        if not any(rests):
+            free.add(at)
+    if not free and of.floor >= enough:
+        return of.floor
+    edges = [Edge(e.i, e.j, np.zeros_like(e.matrix)) if {e.i, e.j} & free else e for e in problem.edges]
+    folded = fold(replace(problem, costs=tuple(costs), edges=tuple(edges)).priced(of.solution.share))
+    return best(folded.costs, folded.tables).bound
+
+
+def _fits(candidates: Sequence[object], source: Source, made: Assignment) -> tuple[list[bool], list[bool]]:
+    """Of each candidate of a parameter whether its weights lie as a plan says, and whether all do."""
+    grid = made.grids.whole
+    weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
+    said = (weights, *(weights | _entries(made, kind, source) for kind in RESTS))
+    lies = [
+        [_lies(entries, lie.state, grid) for entries, lie in zip(said, each, strict=True)]
+        for each in candidates
+        if isinstance(each, Stored)
+    ]
+    return [first for first, *_ in lies], [all(each) for each in lies]
 
 
 RESTS: tuple[Kind, ...] = ("grads", "states")

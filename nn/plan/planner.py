@@ -21,7 +21,7 @@ from ..graph.captures import Captures
 from ..graph.step import Step
 from .answer import answer
 from .assignment import Assignment, assignment
-from .candidates import Candidate, candidates, holds, resting
+from .candidates import Candidate, candidates, least_of, resting
 from .check import Checked, Loss, priced_by, stepped
 from .grids import grids_of
 from .language.statements import ExpectAtMost, Limit, Seek
@@ -138,8 +138,8 @@ class _Trying:
     """The candidates that were tried, for one model and batch; what all of them need is captured once.
 
     Planned are those that may be the answer. A plan that says more than the open one costs no less than the bound of
-    all that is possible there: where that is the best, no more is planned. One whose
-    weights, gradients and states alone take too much does not fit.
+    what is possible there with parameters as it has them: where that is not below the best, it is not planned. One
+    whose weights, gradients and states alone take too much does not fit.
     """
 
     def __init__(
@@ -177,11 +177,13 @@ class _Trying:
         least = resting(meaning, self.model, opened.step.plan.passes.states)
         if self.limit is not None and least > self.limit:
             return f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
-        if self.best is None or opened.bound < self.best.seconds * (1 - SURE):
+        if self.best is None or opened.step.plan.pieces is not None:  # what is known of these is of one micro-batch
             return ""
-        if not holds(opened.step.plan.decided, meaning):
+        enough = self.best.seconds * (1 - SURE)
+        bound = least_of(opened.step.plan.decided, meaning, enough)
+        if not enough <= bound < inf:
             return ""
-        return f"no less than {duration(opened.bound)}: {self.best.of.name!r} is proved the least of all"
+        return f"no less than {duration(bound)}, {max(0.0, bound / self.best.seconds - 1):+.1%}"
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))
