@@ -23,6 +23,7 @@ from ....actors.runtime.partition import RegisterEnd, cut
 from ....actors.runtime.runtime import RunRecord, Runtime, order_of, settled
 from ....actors.schedules.schedule import Schedule
 from ....actors.timeline.timeline import Timeline
+from ....boxing.exchange.execute import transport
 from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....placement.errors import ScheduleError
@@ -119,6 +120,7 @@ class Pipelined:
         """
         rank = world().rank
         assert rank is not None
+        transport()  # to which all processes come together, those that have no stage too
         where = self.places
         everybody = [r for ranks in where.values() for r in ranks]
         joint = bus(everybody) if rank in everybody else None
