@@ -15,6 +15,7 @@ from tests.actors.runtime.test_bus import Told, failing, runtime, survivors
 from tests.ranks import Fresh
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
 def test_a_step_without_progress_tells_who_waits_on_every_rank(fresh: Fresh, ordered: bool) -> None:
     ended = fresh(4, failing, "hangs", 3, ordered)

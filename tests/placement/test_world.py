@@ -222,6 +222,7 @@ def test_a_rank_that_never_comes_is_an_error_by_the_limit(fresh: Fresh, start: o
     assert strays() == before
 
 
+@pytest.mark.sweep  # it waits for ten seconds
 def test_who_never_came_is_named_where_the_store_was_up_before(tmp_path: Path) -> None:
     """As under torchrun, whose own store it is."""
     script = tmp_path / "late.py"

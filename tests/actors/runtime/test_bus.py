@@ -360,6 +360,7 @@ def test_an_error_is_told_on_other_hosts(fresh: Fresh) -> None:
         assert told[rank].text.startswith("rank 0 gave up in a0, micro-batch 2: ValueError: no more of this\n")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_rank_that_dies_is_named_on_all_others(fresh: Fresh, who: int) -> None:
     for told in survivors(fresh(4, failing, "dies", who, True), lost=who).values():
@@ -367,6 +368,7 @@ def test_a_rank_that_dies_is_named_on_all_others(fresh: Fresh, who: int) -> None
         assert told.text.startswith(f"rank {who} died\n")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
 def test_an_interrupt_on_one_rank_ends_all(fresh: Fresh, ordered: bool) -> None:
     told = survivors(fresh(4, failing, "is interrupted", 2, ordered))
@@ -374,6 +376,7 @@ def test_an_interrupt_on_one_rank_ends_all(fresh: Fresh, ordered: bool) -> None:
     assert all("rank 2 gave up in a2, micro-batch 2: KeyboardInterrupt" in told[rank].text for rank in (0, 1, 3))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as_it_comes"])
 def test_an_interrupt_ends_the_wait_for_a_message(fresh: Fresh, ordered: bool) -> None:
     told = survivors(fresh(4, failing, "waits and is interrupted", 2, ordered))

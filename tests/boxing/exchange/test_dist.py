@@ -165,6 +165,7 @@ def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: b
     assert astray(ranks4, pairs(grid(4), shape=shape), native) == []
 
 
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("size", SHAPES)
 def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -> None:

@@ -149,6 +149,7 @@ def test_ranks_that_differ_are_told_at_once(fresh: Fresh, case: str, size: int, 
         assert_broken(after)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_move_that_others_do_not_make_ends_by_the_limit(fresh: Fresh, size: int) -> None:
     many, more = [move(size, "S(0)", "B")], [move(size, "S(0)", "B"), move(size, "S(0)", "S(1)")]
@@ -261,7 +262,7 @@ def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> lis
     return [told(limit, lambda: make([move(size, "P", "B")] * 2, rank), native) for _ in range(2)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["exit", "kill"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
@@ -350,7 +351,7 @@ def stop(victim: int, limit: float, native: bool | None) -> Told:
     return told(limit, lambda: make([move(world().size or 0, "P", "B")], rank), native)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("way", WAYS)
@@ -505,7 +506,7 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:
@@ -529,6 +530,7 @@ def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts)
         assert_broken(after)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
     ended = survivors(fresh(4, stop, victim, 2.0, False, environment=own_host), lost=[victim])
