@@ -1,13 +1,18 @@
-"""einsum and tensordot: their arguments already name the factors."""
+"""Products that are more than a line: einsum and tensordot, whose arguments already name the factors, and those of
+groups of rows, each with a matrix of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from math import prod
 
 from ..call import Call, Match
 from ..pattern import Dim, Operand, lay
 from ..registry import register
+from .labels import labelled, named, position
 
 __all__ = ["einsum", "tensordot"]
+
+UNIT = 16  # bytes of which kernels of groups want rows to be a multiple, also those of pieces
 
 
 @register("einsum")
@@ -48,3 +53,23 @@ def _product(call: Call, terms: Sequence[Sequence[str]], result: Sequence[str], 
     )
     alone = tuple((i,) for i in range(len(terms)))
     return match and replace(match, linear=alone, hollow=True)
+
+
+@register("_grouped_mm")
+def grouped(call: Call) -> Match | None:
+    """Columns are split, and what is summed over. Rows never: which of them belong to which matrix is only known when
+    it runs."""
+    bound = call.bound
+    rows, matrices = bound["self"], bound["mat2"]
+    if rows.dim() != 2 or matrices.dim() != 3 or bound["bias"] is not None:
+        return None
+
+    def split(name: str, size: int) -> Hashable:
+        return name if call.sizes and size % (UNIT // rows.dtype.itemsize * prod(call.sizes)) == 0 else None
+
+    inner, columns = split("inner", matrices.shape[1]), split("columns", matrices.shape[2])
+    labels: dict[str, list[Hashable]] = {"self": [None, inner], "mat2": [None, inner, columns]}
+    if bound["offs"] is not None:
+        labels["offs"] = [None]
+    linear = [(position(call, "self"),), (position(call, "mat2"),)]
+    return labelled(call, named(call, **labels), [[None, columns]], reduced={"inner": "sum"}, linear=linear)
