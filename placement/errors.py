@@ -14,6 +14,7 @@ __all__ = [
     "ShapeError",
     "TransportError",
     "caret",
+    "some_of",
 ]
 
 
@@ -102,3 +103,12 @@ def caret(text: str, pos: int, message: str) -> str:
         start += cut - 4 * bool(cut)
     indent = "".join("\t" if c == "\t" else " " for c in line[: pos - start])
     return f"{message}\n{gutter}{line}\n{' ' * len(gutter)}{indent}^"
+
+
+def some_of(names: list[str]) -> str:
+    """The first names of many, for an error.
+
+    >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e", "f"])
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

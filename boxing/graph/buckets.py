@@ -41,21 +41,33 @@ def bucketed(
     is for one that goes alone.
     """
     parameters = {s.value.name for s in graph.sources if s.kind == "parameter"}
-    open_: dict[tuple[BucketKind, int], tuple[int, int]] = {}  # number and bytes so far
-    count = 0
+    filling = _Filling(limit)
     backs = []
     for move in graph.backs:
         kind, group = (_kind(move.src, move.dst), together(move)) if move.into in parameters else (None, None)
         if kind is not None and group is not None:
             size = prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
-            most = limit or LIMITS[move.src.placement.type]
-            number, held = open_.get((kind, group), (-1, most))
-            if held + size > most:
-                number, held, count = count, 0, count + 1
-            open_[kind, group] = number, held + size
-            move = replace(move, bucket=number)
+            move = replace(move, bucket=filling.number(kind, size, group))
         backs.append(move)
     return replace(graph, backs=tuple(backs))
+
+
+class _Filling:
+    """Buckets that are being filled, one of each kind and group at a time, up to a limit of bytes each."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.open: dict[tuple[BucketKind, int], tuple[int, int]] = {}  # number and bytes so far
+        self.count = 0
+
+    def number(self, kind: BucketKind, size: int, group: int = 0) -> int:
+        """The number of the bucket that takes one more of so many bytes."""
+        most = self.limit or LIMITS[kind[1].type]
+        number, held = self.open.get((kind, group), (-1, most))
+        if held + size > most:
+            number, held, self.count = self.count, 0, self.count + 1
+        self.open[kind, group] = number, held + size
+        return number
 
 
 @lru_cache(4096)
@@ -74,21 +86,13 @@ def _kind(src: Layout, dst: Layout) -> BucketKind | None:
 
 def gathered(pairs: Sequence[Pair], limit: int | None = None) -> list[list[int]]:
     """Moves of changed pieces to where their parameters lie, by numbers: each list is of those in one exchange."""
-    open_: dict[BucketKind, int] = {}  # bytes so far
-    found: list[list[int]] = []
-    last: dict[BucketKind, list[int]] = {}
-    for number, (src, dst) in enumerate(pairs):
+    filling = _Filling(limit)
+    found: dict[tuple[str, int], list[int]] = {}
+    for at, (src, dst) in enumerate(pairs):
         kind = _gather_kind(src, dst)
-        size = dst.numel * dst.dtype.itemsize
-        if kind is None:
-            found.append([number])
-        elif kind in last and open_[kind] + size <= (limit or LIMITS[src.placement.type]):
-            last[kind].append(number)
-            open_[kind] += size
-        else:
-            last[kind], open_[kind] = [number], size
-            found.append(last[kind])
-    return found
+        key = ("alone", at) if kind is None else ("bucket", filling.number(kind, dst.numel * dst.dtype.itemsize))
+        found.setdefault(key, []).append(at)
+    return list(found.values())
 
 
 @lru_cache(4096)
@@ -165,6 +169,7 @@ def packed(pairs: Sequence[Pair]) -> Packed:
 
 
 def _row_of_pieces(pairs: Sequence[Pair]) -> Packed:
+    """The bucket of moves that `gathered` found alike."""
     (src, dst), where = pairs[0], pairs[0][0].placement
     rank = where.flat[0]
     dims = [next(d for d, cut in enumerate(b.state.dims) if cut != a.state.dims[d]) for a, b in pairs]

@@ -200,16 +200,14 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
 
 def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:
     """Every move of an update, with the parameters that it is of: what optimizers changed goes home in buckets."""
-    every = list(sources)
-    homeward = {s.value.name: way for s in every if (way := _way_home(s))}
-    for source in every:
-        yield from (
-            ([source.value.name], way) for way in updates_of(source) if way is not homeward.get(source.value.name)
-        )
-    names = list(homeward)
-    for numbers in gathered([(way.src, way.dst) for way in homeward.values()]):
-        members = [names[number] for number in numbers]
-        yield members, exchange([homeward[name] for name in members])
+    homeward: list[tuple[str, BoxingPlan]] = []
+    for source in sources:
+        name, home = source.value.name, _way_home(source)
+        homeward += [] if home is None else [(name, home)]
+        yield from (([name], way) for way in updates_of(source) if way is not home)
+    for numbers in gathered([(way.src, way.dst) for _, way in homeward]):
+        members = [homeward[number] for number in numbers]
+        yield [name for name, _ in members], exchange([way for _, way in members])
 
 
 def buckets_home(sources: Iterable[Source]) -> list[list[tuple[Layout, Layout]]]:

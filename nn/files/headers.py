@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...placement.errors import DtypeError, FileError, MissingError
+from ...placement.errors import DtypeError, FileError, MissingError, some_of
 from .values import FileTensor
 
 __all__ = ["DTYPES", "file_tensors", "opened"]
@@ -91,11 +91,11 @@ def _in_folder(folder: Path) -> Path:
         return folder / files[0]
     pickles = [name for name in names if Path(name).suffix in PICKLES]
     if indices or files:
-        what, fix = f"several: {_some(indices or files)}", f"pass one of them: {folder / (indices or files)[0]}"
+        what, fix = f"several: {some_of(indices or files)}", f"pass one of them: {folder / (indices or files)[0]}"
     elif pickles:
-        what, fix = f"{_some(pickles)}, and no pickle is read: it runs whatever code is in it", SAVE
+        what, fix = f"{some_of(pickles)}, and no pickle is read: it runs whatever code is in it", SAVE
     else:
-        what, fix = _some(names) or "nothing", SAVE
+        what, fix = some_of(names) or "nothing", SAVE
     raise FileError(f"flow.load: the folder {folder} has no {ONE}, nor one *{INDEX}\n  it has {what}\n  {fix}")
 
 
@@ -113,7 +113,7 @@ def _of_shards(index: Path) -> dict[str, FileTensor]:
         ) from error
     if missing:
         raise FileError(
-            f"flow.load: {_some(missing)} of {len(files)} shards {'is' if len(missing) == 1 else 'are'} missing\n"
+            f"flow.load: {some_of(missing)} of {len(files)} shards {'is' if len(missing) == 1 else 'are'} missing\n"
             f"  {index.name} names them, and {index.parent} has not\n  download or copy all of the folder"
         )
     found: dict[str, FileTensor] = {}
@@ -134,12 +134,8 @@ def _of_shards(index: Path) -> dict[str, FileTensor]:
 def _not_there(path: Path) -> FileError:
     around = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
     near = get_close_matches(path.name, around, 2, 0.6)
-    found = f"{path.parent} has {_some(around) or 'nothing'}" if path.parent.is_dir() else f"nor is {path.parent}"
+    found = f"{path.parent} has {some_of(around) or 'nothing'}" if path.parent.is_dir() else f"nor is {path.parent}"
     fix = f"did you mean {' or '.join(near)}?" if near else (
         "a model of the hub is first brought here: huggingface_hub.snapshot_download(name) returns its folder"
     )  # fmt: skip
     return FileError(f"flow.load: {path} is not there\n  {found}\n  {fix}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -238,7 +238,7 @@ def page(found: dict[tuple[str, str], str]) -> str:
 
 
 def rows_of(found: dict[tuple[str, str], str], names: Iterable[str], ways: Iterable[str]) -> str:
-    """What became of each family in each way, and the reasons of what is refused."""
+    """The outcome of each family in each way, and the reasons of what is refused."""
     ways = list(ways)
     rows = [["family", *ways], ["---"] * (1 + len(ways))]
     rows += [[name, *(said(found[name, way]) for way in ways)] for name in names]

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from ....boxing import box
 from ....boxing.exchange.execute import token
 from ....placement import Placement
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, some_of
 from ....placement.world import device as device_of
 from ....placement.world import owned
 from ....sbp import B, Layout, SbpLike
@@ -143,7 +143,7 @@ def _lies(model: nn.Module, given: Mapping[str, Layout | SbpLike]) -> dict[int, 
         found[id(each.value)] = _lie(each, sbp, where)
     if homeless:
         raise SbpError(
-            f"materialise: {_some(homeless)} {'has' if len(homeless) == 1 else 'have'} no placement\n"
+            f"materialise: {some_of(homeless)} {'has' if len(homeless) == 1 else 'have'} no placement\n"
             "  say where the model lives, as in flow.nn.place(model, placement), or give layouts"
         )
     return found
@@ -160,10 +160,6 @@ def _lie(each: TensorSlot, sbp: Any, where: Placement | None) -> Layout:
         return sbp
     assert where is not None
     return each.laid(sbp, where, f"materialise: {each.full} {shape} as {sbp!r}\n  ")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placement], files: InFiles) -> None:
@@ -288,7 +284,7 @@ class _Work:
         what = "has no value on meta" if len(those) == 1 else "have no values on meta"
         fix = "" if kind == "parameter" else ",\n  or build it on the CPU, as by torch.arange(n, device='cpu')"
         raise SbpError(
-            f"materialise: {_some(those)} {what}\n"
+            f"materialise: {some_of(those)} {what}\n"
             f"  {type(missing[0].module).__name__}, which holds the {kind} {those[0]}, does not fill it by "
             "reset_parameters, nor does an _init_weights around it\n"
             f"  add one, or pass a function that fills it: materialise(..., init=lambda name, tensor: ...){fix}"

@@ -68,7 +68,7 @@ def net(width: int = 16) -> Any:
 
 
 def half_in(x: Tensor, model: nn.Module) -> Tensor:
-    """What a cast model does by itself, and one that was made bf16 by hand does not."""
+    """The casts that a cast model makes by itself, and one that was made bf16 by hand does not."""
     dtype = next(model.parameters()).dtype
     return x if dtype is FP32 else x.to(dtype)
 

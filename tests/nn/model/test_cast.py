@@ -1,4 +1,4 @@
-"""What is said of types: which tensors and modules a pattern means, and that nothing else changes."""
+"""Types that are said: which tensors and modules a pattern means, and that nothing else changes."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What is said of how modules' inputs and results flow: where graphs move them, and that values stay what they were."""
+"""Notes of how modules' inputs and results flow: where graphs move them, and that values stay what they were."""
 
 import copy
 import pickle
@@ -124,7 +124,7 @@ def test_a_named_axis_leaves_the_others_to_the_weights() -> None:
 
 
 def test_nothing_runs_for_it() -> None:
-    """What lies so already costs no op and no move."""
+    """A result that lies so already costs no op and no move."""
     plain, said = (nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2))
     flow.nn.flow(list(said.children()), input=S(0), result=S(0))
     steps = [

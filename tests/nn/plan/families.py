@@ -130,7 +130,7 @@ def outcome(name: str, column: Column) -> str:
 
 
 def sent(step: flow.nn.Graph) -> set[str]:
-    """What a step sends, as `backward all_reduce over data`."""
+    """The moves of a step that send, as `backward all_reduce over data`."""
     rows = moves_of(step.physical, step.planned.program.again)
     return {f"{row.direction} {way}".replace("_once", "") for row in rows if not row.free for way in row.ways}
 

@@ -80,7 +80,7 @@ def ranks_of(name: str) -> int:
 
 @contextmanager
 def received(live: Live) -> Iterator[None]:
-    """What comes from other ranks is counted too: threads of the step make its memory."""
+    """Messages from other ranks are counted too: threads of the step make their memory."""
     plain = BundleLink.receive
 
     def receive(link: BundleLink, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
@@ -117,7 +117,7 @@ def peak(name: str) -> Peak:
 
 
 def table() -> dict[str, Peak]:
-    """What the page says."""
+    """The table of the page."""
     text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     rows = re.findall(r"^\| (\w+) +\|[^|]*\| +([\d.]+) \| +([\d.]+) \|", text, re.MULTILINE)
     return {name: Peak(*(round(float(n) * 1e6) for n in (told, seen))) for name, told, seen in rows}

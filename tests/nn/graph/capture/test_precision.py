@@ -1,4 +1,4 @@
-"""What is captured of cast modules computes what the same casts do by hand, and casts nothing else."""
+"""A capture of cast modules computes what the same casts do by hand, and casts nothing else."""
 
 import copy
 from collections import OrderedDict

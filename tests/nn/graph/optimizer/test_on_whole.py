@@ -23,7 +23,6 @@ def matrices() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 7, bias=False), nn.Tanh(), nn.Linear(7, 3, bias=False)).double()
 
 
-@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch has it from 2.9 on")
 @EVERY
 def test_muon_is_that_of_one_device_though_it_computes_in_bfloat16(lies: str) -> None:
     model, one = laid(matrices(), lies), matrices()

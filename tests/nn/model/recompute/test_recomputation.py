@@ -178,7 +178,7 @@ def test_by_inductor() -> None:
 
 
 def regions(model: nn.Module, x: Tensor, **options: Any) -> list[tuple[str, str]]:
-    """What is run again, with its region."""
+    """The ops that are run again, with their regions."""
     step = flow.compile(model, loss_fn, placement=PAIR, **options).plan(x).planned
     return [(op.name, op.origin.recompute) for op in step.plan.logical.ops if op.origin.recompute]
 
