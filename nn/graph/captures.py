@@ -12,6 +12,7 @@ from torch import nn
 from ...sbp.logical import Logical
 from ..model.cast import types_of, works_of
 from ..model.flows import flows_of
+from ..model.fp8 import eights_of
 from ..model.recompute.recomputation import recomputed_of
 from .passes import Passes
 
@@ -41,4 +42,5 @@ class Captures:
 
 def _noted(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
     """All notes that a capture looks at."""
-    return types_of(modules), works_of(modules), flows_of(modules), recomputed_of(modules)
+    said = types_of(modules), works_of(modules), eights_of(modules)
+    return *said, flows_of(modules), recomputed_of(modules)

@@ -27,7 +27,8 @@ from ...sbp.joint.solver.solve import Solver
 from ...sbp.logical import Logical
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
-from ..model.cast import in_half, refuse_eights
+from ..model.cast import in_half
+from ..model.fp8 import refuse_eights
 from ..model.inside import uses_of
 from .capture.arguments import flat, tensors_by_path
 from .capture.trace import SCALER, Constants, trace

@@ -15,24 +15,21 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from ...placement import Placement
 from ...placement.errors import SbpError
 from ..tensors.tensor import GlobalTensor
-from .annotate import KINDS, HintKind, near, note, placement_of
+from .annotate import KINDS, HintKind, near, note
+from .fp8 import EIGHTS, note_eight
 from .slots import TensorSlot, joined_path, slots
 
-__all__ = ["EIGHT_BITS", "DType", "Types", "Works", "cast", "in_half", "refuse_eights", "short", "types_of", "works_of"]
+__all__ = ["DType", "Types", "Works", "cast", "in_half", "short", "types_of", "works_of"]
 
 DType: TypeAlias = torch.dtype | str
 
-EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 NAMES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
-    "fp8": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
 }
 WORKS = "_sbpflow_cast"  # said of the module itself
 TYPES = "_sbpflow_casts"  # of the tensors that the module itself holds, by their short names
@@ -62,7 +59,7 @@ def cast(
 
     A pattern names parameters, or modules with all that is in them; `*` is any part of a name, with its dots, and fits
     the model itself. Of the patterns of one dict the first that fits counts, of several calls the last; None takes it
-    back. A type is torch's or one of bf16, fp16, fp32, fp64, fp8. A graph casts the float tensors that come into a
+    back. A type is torch's or one of bf16, fp16, fp32, fp64. A graph casts the float tensors that come into a
     module that is named, and what goes out back to the type of what is around it. A parameter that is named alone rests
     in its type, and is cast where it is used; so is a buffer that is named alone, while others stay as they are. An
     integer, a bool and a complex number are never cast.
@@ -71,6 +68,9 @@ def cast(
     that of an optimizer's states and of the weights that it changes: a master, where weights are of another type, which
     begins as the exact weights were. Several kinds may be given at once. Gradients and states of which nothing is said
     are of the weights' type.
+
+    With fp8 (one scale a tensor) and fp8_rowwise (one for each row and column) weights rest as they are, and the
+    modules that are named compute products of rows and weights in 8 bits, forward and backward.
     """
     kinds = _kinds(kind)
     known = [slot for slot in slots({"": model}) if slot.value.dtype.is_floating_point]
@@ -78,13 +78,20 @@ def cast(
     before, weights = _most_of(known), "weights" in kinds
     said: dict[int, torch.dtype | None] = {}
     worked: dict[int, torch.dtype | None] = {}
+    eights: dict[int, str | None] = {}
     for pattern, given in patterns.items():
-        dtype = None if given is None else _read(given, pattern, kinds)
+        eight = _eight(given, pattern, kinds)
+        dtype = None if given is None or eight else _read(given, pattern, kinds)
         inside = {path for path in modules if fnmatchcase(path, pattern)}
         fits = [slot for slot in known if _fits(slot, pattern, inside, kinds)]
         works = _within(modules, inside) if weights else []
         if not fits and not works:
             raise _nothing_called(pattern, model, known, modules, kinds)
+        for module in (*works, *(slot.module for slot in fits)) if weights else ():
+            eights.setdefault(id(module), eight)
+        if eight:
+            _check_multiplies(pattern, eight, fits)
+            continue
         for slot in fits:
             said.setdefault(id(slot.value), dtype)
         for module in works:
@@ -98,6 +105,8 @@ def cast(
         if id(module) in worked:
             dtype, held = worked[id(module)], module.__dict__.get(WORKS)
             note(module, WORKS, None if dtype is None else Works(dtype, held.before if held else before))
+        if id(module) in eights:
+            note_eight(module, eights[id(module)])
     return model
 
 
@@ -166,21 +175,40 @@ def _noted(slot: TensorSlot) -> dict[str, torch.dtype]:
     return noted
 
 
+def _eight(given: DType | None, pattern: str, kinds: Sequence[str]) -> str | None:
+    """How products are to be of 8 bits, where that is what is said."""
+    said = EIGHTS[0] if given is torch.float8_e4m3fn else given
+    if said not in EIGHTS:
+        return None
+    if tuple(kinds) != ("weights",):
+        which = " and ".join(each for each in kinds if each != "weights")
+        raise SbpError(
+            f"cast: {which} of {pattern!r} are to be {said}\n"
+            f"  torch adds no numbers of 8 bits: take bf16, fp16 or fp32 for {which}"
+        )
+    return str(said)
+
+
+def _check_multiplies(pattern: str, how: str, fits: Sequence[TensorSlot]) -> None:
+    """Refuse a type of products for what has no matrices."""
+    if not any(slot.value.ndim == 2 for slot in fits if not _lazy(slot)) and not any(map(_lazy, fits)):
+        raise SbpError(
+            f"cast: {pattern!r} is to compute in {how}, and holds no matrix\n"
+            f"  {how} is of products with weights; name modules that have such, as those of nn.Linear"
+        )
+
+
 def _read(given: DType, pattern: str, kinds: Sequence[str]) -> torch.dtype:
     dtype = NAMES.get(given) or getattr(torch, given, None) if isinstance(given, str) else given
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise SbpError(
             f"cast: {pattern!r} is to be {given!r}, which is no type of real numbers\n"
-            f"  give it one of torch's, or its name: {', '.join(NAMES)}"
+            f"  give it one of torch's, or its name: {', '.join((*NAMES, *EIGHTS))}"
         )
-    if dtype.itemsize == 1 and dtype not in EIGHT_BITS:
-        there = ", ".join(map(short, EIGHT_BITS))
-        raise SbpError(f"cast: {pattern!r} is to be {short(dtype)}\n  of 8 bits there are {there}")
-    if dtype.itemsize == 1 and kinds != ("weights",):
-        which = " and ".join(each for each in kinds if each != "weights")
+    if dtype.itemsize == 1:
         raise SbpError(
-            f"cast: {which} of {pattern!r} are to be {short(dtype)}\n"
-            f"  torch adds no numbers of 8 bits: take bf16, fp16 or fp32 for {which}"
+            f"cast: {pattern!r} is to be {short(dtype)}, in which no weights rest\n"
+            f"  of 8 bits there are products alone: {' and '.join(EIGHTS)}"
         )
     return dtype
 
@@ -236,27 +264,6 @@ def in_half(modules: Mapping[str, nn.Module]) -> bool:
     trained = (s for s in slots(modules) if s.kind == "parameter" and s.value.requires_grad)
     rest = (types[s.full].weights if s.full in types else s.value.dtype for s in trained)
     return torch.float16 in rest or any(said.dtype is torch.float16 for said in works_of(modules).values())
-
-
-def refuse_eights(modules: Mapping[str, nn.Module], rest: Placement | None) -> None:
-    """An error for weights of 8 bits, of which there are no products yet; it tells where the device has none either.
-    Layers that are placed nowhere live on `rest`."""
-    said = types_of(modules)
-    full = next((full for full, types in said.items() if types.weights in EIGHT_BITS), None)
-    if full is None:
-        return
-    where = placement_of(modules).get(full.rpartition(".")[0]) or rest
-    kind, name = where.type if where else "cpu", short(said[full].weights)
-    if kind != "cuda":
-        found = f"{kind} multiplies no numbers of 8 bits; it takes cards of compute capability 8.9 and more"
-    elif torch.cuda.is_available() and (capability := torch.cuda.get_device_capability()) < (8, 9):
-        found = f"the card has compute capability {'.'.join(map(str, capability))}, and such products take 8.9"
-    else:
-        found = "products of 8 bits are not built yet"
-    raise SbpError(
-        f"cast: {full} is to be {name} on {where or kind}\n  {found}\n"
-        f'  take another type, as in flow.nn.cast(model, {{"{full}": "bf16"}}): bf16, fp16, fp32 and fp64 work'
-    )
 
 
 def _told(said: Mapping[str, torch.dtype]) -> str:

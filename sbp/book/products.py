@@ -12,6 +12,7 @@ from .labels import labelled, named, position
 
 __all__ = ["einsum", "tensordot"]
 
+EIGHT_UNIT = 16  # elements of which kernels of 8 bits want columns, and what is summed over, to be a multiple
 UNIT = 16  # bytes of which kernels of groups want rows to be a multiple, also those of pieces
 
 
@@ -73,3 +74,15 @@ def grouped(call: Call) -> Match | None:
         labels["offs"] = [None]
     linear = [(position(call, "self"),), (position(call, "mat2"),)]
     return labelled(call, named(call, **labels), [[None, columns]], reduced={"inner": "sum"}, linear=linear)
+
+
+@register("sbpflow::product_of_8_bits")
+def of_8_bits(call: Call) -> Match:
+    """As linear, in pieces that kernels take; rounded, and so linear in nothing."""
+    x, weight = call.inputs
+    rows: list[Hashable] = [("rows", d) for d in range(x.dim() - 1)]
+    inner, columns = (
+        name if call.sizes and size % (EIGHT_UNIT * prod(call.sizes)) == 0 else None
+        for name, size in (("inner", weight.shape[1]), ("columns", weight.shape[0]))
+    )
+    return labelled(call, [[*rows, inner], [columns, inner]], [[*rows, columns]], reduced={"inner": "sum"})

@@ -100,6 +100,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "aten::_grouped_mm": _grouped,
     "aten::scaled_dot_product_attention": _attention,
     "sbpflow::attend": _slice,
+    "sbpflow::product_of_8_bits": _product("x"),
     "sbpflow::ring_part": _ring_part,
     "sbpflow::recurrent": _recurrent,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},

@@ -24,6 +24,7 @@ from ....sbp.logical import Origin
 from ....sbp.traits import named
 from ...eager.capture import CallWatch
 from ...eager.recurrent import FORMULAS
+from ...model.fp8 import product
 from ...model.recompute.attention_core import CoreCall, cores
 from ...model.recompute.kept_ops import kernels_of
 from ...model.recompute.recomputation import Recomputing
@@ -72,6 +73,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self._paused = False
         self.drew = False  # whether anything was drawn while calls were let go by
         self.used: Used | None = None  # what ops take instead of parameters that rest in another type
+        self.eights: dict[int, str] = {}  # how modules compute products of 8 bits, by their ids
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -143,6 +145,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 return FORMULAS[func](*args, **kwargs)
         if torch._C._is_any_autocast_enabled() and (cast := self._cast(func, args, kwargs)) is not None:
             return cast[0]
+        if (made := self._of_8_bits(func, args, kwargs)) is not None:
+            return made
         if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show
             return args[0]
         if func in _ASKS and id(args[0]) in self._checks:  # torch._check_tensor_all, a distribution's arguments
@@ -210,6 +214,14 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 return (a @ b).expand(len(offs), -1, -1).contiguous()
             made: Tensor = a @ b if a.ndim == b.ndim else a[0] @ b if a.ndim == 3 else a @ b[0]
             return made
+
+    def _of_8_bits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """A product of a module that computes these in 8 bits, if this call is one."""
+        how = self.eights.get(id(self.inner)) if self.eights else None
+        if how is None:
+            return None
+        with self:
+            return product(func, args, kwargs, how, f"at {user_line()} in {self.module or 'the model'}")
 
     def fake(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, FakeTensor):

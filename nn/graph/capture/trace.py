@@ -24,6 +24,7 @@ from ....placement.errors import SbpError
 from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
+from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .declared import Declared
 from .interceptor import Interceptor
@@ -84,6 +85,7 @@ class _Tracing:
         self.watch = Interceptor(self.tape, self.known, self.literal)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
+        self.watch.eights = eights_of(modules)
         self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
         self.asked = Questions(samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number

@@ -19,6 +19,7 @@ from ....sbp.text import Pin
 from ...model.annotate import KINDS, LayerMoves, checked_hints, checked_rests, chunk_of, hints_of, placement_of
 from ...model.cast import types_of, works_of
 from ...model.flows import flows_of
+from ...model.fp8 import eights_of
 from ...model.inside import uses_of
 from ...model.offload import saved_offloads, state_offloads
 from ...model.recompute.recomputation import recomputed_of
@@ -104,7 +105,8 @@ def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
     """All that annotations say of modules."""
     works = {str(number): said for number, said in works_of(modules).items()}
     hints = (hints_of(modules, kind) for kind in KINDS)
-    said = types_of(modules), works, flows_of(modules), recomputed_of(modules), uses_of(modules)
+    eights = {str(number): said for number, said in eights_of(modules).items()}
+    said = types_of(modules), works, eights, flows_of(modules), recomputed_of(modules), uses_of(modules)
     offloads = state_offloads(modules), saved_offloads(modules)
     return placement_of(modules), chunk_of(modules), *hints, *said, *offloads
 

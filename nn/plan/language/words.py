@@ -37,7 +37,7 @@ TYPES = {
     "fp32": ("float32", "float", "f32"),
     "fp64": ("float64", "double", "f64"),
     "fp8": ("fp8_e4m3", "float8", "float8_e4m3fn"),
-    "fp8_e5m2": ("float8_e5m2",),
+    "fp8_rowwise": ("float8_rowwise",),
 }
 
 # Of each terminal of the grammar how it is called where it is missing.

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph.text.text import fingerprint, from_text
-from sbpflow.placement.errors import SbpError
 from tests.nn.graph.by_hand import BF16, FP32, STEPS, ByHand, batches, masters, mixed, net, same, square_loss, trained
 from tests.nn.graph.zoo import made
 
@@ -330,11 +329,3 @@ def test_weights_of_a_meta_model_are_drawn_as_one_device_draws_them_and_then_cas
     for mine, theirs, low in zip(masters(optimizer), plain.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine.full_tensor(), theirs)
         assert torch.equal(low.full_tensor(), theirs.to(BF16))
-
-
-def test_eight_bits_are_an_error_that_names_the_device() -> None:
-    model = flow.nn.cast(nn.Linear(4, 4), {"weight": "fp8"})
-    for where, said in (("cpu", "cpu multiplies no numbers of 8 bits"), ("cuda", "are not built yet|capability")):
-        step = flow.compile(model, placement=flow.placement(where, range(2)))
-        with pytest.raises(SbpError, match=said):
-            step.plan(torch.randn(2, 4))

@@ -54,7 +54,7 @@ EACH: dict[str, Statement] = {
     "offload saved h.[8:] to disk ahead 2": Offload("h.[8:]", "saved", "disk", 2),
     "cast ** to bf16": Cast("**", "bf16"),
     "cast {grads,states} ** to fp32": Cast("**", "fp32", ("grads", "states")),
-    "cast states head to fp8_e5m2": Cast("head", "fp8_e5m2", ("states",)),
+    "cast head to fp8_rowwise": Cast("head", "fp8_rowwise"),
     "inside h.*.attn use ring over context": Inside("h.*.attn", "ring", "context"),
     "limit memory 70 GiB": Limit(70 * 2**30),
     "limit memory 12345 B": Limit(12345),
