@@ -60,6 +60,7 @@ NEEDED: dict[str, str] = {
     "torch._inductor.decomposition": COMPILE,
     "torch._ops.OpOverload": TYPES,
     "torch._ops.OpOverloadPacket": TYPES,
+    "torch._scaled_mm": "products of 8 bits: the public one takes recipes that not every torch from 2.11 on has",
     "torch._subclasses.FakeTensor": FAKES,
     "torch._subclasses.fake_tensor.DataDependentOutputException": FAKES,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": FAKES,

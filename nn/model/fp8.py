@@ -59,7 +59,7 @@ def refuse_eights(modules: Mapping[str, nn.Module], rest: Placement | None) -> N
 
 
 def _scale(x: Tensor, dim: int | None, dtype: torch.dtype) -> Tensor:
-    """What a unit of the 8 bits stands for: one number, or one for each row (dim 1) or column (dim 0)."""
+    """The number that a unit of the 8 bits stands for: one, or one for each row (dim 1) or column (dim 0)."""
     most = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return (most.to(torch.float32) / torch.finfo(dtype).max).clamp(min=1e-30)
 
