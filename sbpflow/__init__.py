@@ -5,10 +5,13 @@ from importlib.metadata import version as _version
 
 from . import actors, boxing, nn, sbp
 from .boxing import box, record
+from .nn.checkpoint.load import load
+from .nn.checkpoint.newest import Saved, newest
+from .nn.checkpoint.save import save
+from .nn.checkpoint.saving import Saving
 from .nn.eager.rules import check_rule, rule
 from .nn.explanations.explain import explain
 from .nn.explanations.explicit import explicit
-from .nn.model.values.load import load
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.planner import plan
@@ -77,6 +80,8 @@ __all__ = [
     "PlacementError",
     "Plan",
     "S",
+    "Saved",
+    "Saving",
     "SbpError",
     "SbpflowError",
     "ShapeError",
@@ -104,6 +109,7 @@ __all__ = [
     "linspace",
     "load",
     "logspace",
+    "newest",
     "nn",
     "normal",
     "ones",
@@ -119,6 +125,7 @@ __all__ = [
     "randperm",
     "record",
     "rule",
+    "save",
     "sbp",
     "tensor",
     "to_dtensor",

@@ -3,11 +3,14 @@
 A shard is read run by run of its spans, so that no element is read that the process does not keep. A file is mapped
 into memory, and the system brings whole pages of it: of a split along the last dim, with rows shorter than a page, each
 process has the disk read all rows.
+
+Pieces of a checkpoint have checksums, which are compared when all has been read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, product
+from math import prod
 from types import TracebackType
 from typing import Any
 from zlib import crc32
@@ -19,15 +22,20 @@ from ...boxing import box
 from ...boxing.exchange.execute import token
 from ...placement import Placement
 from ...placement.errors import DtypeError, FileError
-from ...placement.world import device, owned
+from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ...sbp.state import Spans, State
 from ..tensors.agreement import told
 from ..tensors.tensor import GlobalTensor, wrap
 from .headers import DTYPES, opened
-from .values import FileTensor, FileValue, Region, whole
+from .pieces import Shares, boxes, intersection, sizes_of
+from .raw import RawFile
+from .sums import PieceSums
+from .values import FileTensor, FileValue, Pieced, Region, converted, whole
 
 __all__ = ["Reading", "check_dtype", "check_same_files"]
+
+BLOCK = 16 << 20  # bytes that are read at once, and added up while they are still in a cache
 
 
 def check_dtype(full: str, values: Sequence[FileValue], dtype: torch.dtype) -> None:
@@ -67,6 +75,8 @@ class Reading:
         self.everybody = everybody
         self.stack = ExitStack()
         self.handles: dict[str, Any] = {}
+        self.raw: dict[str, RawFile] = {}
+        self.sums = PieceSums()
         self.error: Exception | None = None
 
     def __enter__(self) -> "Reading":
@@ -75,8 +85,12 @@ class Reading:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.stack.close()
+        for file in self.raw.values():
+            file.close()
         if error is None:
+            self.error = self.error or self.sums.wrong_here()
             self.agree()
+            self.sums.compare(self.everybody)
 
     def agree(self) -> None:
         """Raise what went wrong here, or on another rank."""
@@ -109,6 +123,23 @@ class Reading:
         found: Tensor = part[tuple(slice(lo, hi) for lo, hi in region)] if region else part[...]
         return found
 
+    def fill_pieces(self, of: Pieced, out: Tensor, region: Region) -> None:
+        """The elements of a region, block by block from the pieces that have them."""
+        for number, piece in enumerate(of.pieces):
+            inside = intersection(region, piece.region)
+            for block in _blocks(inside, of.dtype.itemsize) if inside is not None else ():
+                there = out[_within(block, region)]
+                direct = out.dtype is of.dtype and there.device.type == "cpu" and there.is_contiguous()
+                read = there if direct else torch.empty(sizes_of(block), dtype=of.dtype)
+                if piece.file not in self.raw:
+                    self.raw[piece.file] = RawFile(piece.file)
+                slices = _within(block, piece.region)
+                own = tuple((each.start, each.stop) for each in slices)
+                self.raw[piece.file].box(piece.at, sizes_of(piece.region), own, read)
+                self.sums.note(of, number, read, block)
+                if not direct:
+                    converted(there, read, of.name, piece.file)
+
     def fill(self, full: str, values: Sequence[FileValue], spans: Sequence[Spans], out: Tensor) -> None:
         """Read some index ranges of each dim of a value; of several, which are tied, all must have the same numbers."""
         if self.error is not None:
@@ -133,18 +164,28 @@ class Reading:
             value.fill(part, region, self)
 
     def fill_whole(self, full: str, values: Sequence[FileValue], out: Tensor) -> None:
+        self.sums.counting = [whole(tuple(out.shape))]
+        self._expect(values, alone=True)
         self.fill(full, values, [(dim,) for dim in whole(tuple(out.shape))], out)
+
+    def _expect(self, values: Sequence[FileValue], *, alone: bool) -> None:
+        for value in values:
+            if isinstance(value, Pieced):
+                self.sums.expect(value, alone=alone)
 
     def shards(self, full: str, values: Sequence[FileValue], of: Layout) -> GlobalTensor:
         """A value as it is to lie. What several ranks of this process hold alike is read once."""
         bare = Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
         alike: dict[object, Tensor] = {}
+        self._expect(values, alone=False)
+        mine = _counting(bare) if any(isinstance(value, Pieced) for value in values) else {}
         pieces = []
         for rank in owned(of.placement):
             spans, on = bare.spans(rank), device(of.placement, rank)
             known = alike.get((spans, on))
             if known is None:
                 known = alike[spans, on] = torch.empty(bare.local_shape(rank), dtype=of.dtype, device=on)
+                self.sums.counting = mine.pop(spans, ())
                 self.fill(full, values, spans, known)
                 pieces.append(known)
             else:
@@ -152,6 +193,34 @@ class Reading:
         there = Layout(of.placement, of.state, of.shape, of.dtype, (), of.sbp)
         made = tuple(pieces) or (token(bare),)
         return wrap(box(made, bare, there, op="load") if of.state.partial else made, there)
+
+
+def _counting(of: Layout) -> dict[tuple[Spans, ...], list[Region]]:
+    """The boxes that this process adds up, by the spans of which they are part."""
+    here = world().rank
+    shares = Shares(lambda rank: 0 if here is None else rank).of(of).get(here or 0, [])
+    found: dict[tuple[Spans, ...], list[Region]] = {}
+    for rank in owned(of.placement):
+        spans = of.spans(rank)
+        if spans not in found:
+            parts = [intersection(share, box) for share in shares for box in boxes(spans)]
+            found[spans] = [part for part in parts if part is not None]
+    return found
+
+
+def _blocks(region: Region, width: int) -> Iterator[Region]:
+    """A region in parts of not too many bytes."""
+    row = prod(sizes_of(region)[1:]) * width
+    many = max(1, BLOCK // max(row, 1))
+    if not region or region[0][1] - region[0][0] <= many:
+        yield region
+        return
+    for lo in range(region[0][0], region[0][1], many):
+        yield ((lo, min(lo + many, region[0][1])), *region[1:])
+
+
+def _within(region: Region, outer: Region) -> tuple[slice, ...]:
+    return tuple(slice(lo - at, hi - at) for (lo, hi), (at, _) in zip(region, outer, strict=True))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -8,8 +8,8 @@ where its elements are:
       Unsqueezed  FileTensor experts.1.w1          and a FileTensor reads that and no more
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from ...placement.errors import DtypeError
 
 __all__ = [
-    "Concatenated", "FileTensor", "FileValue", "Narrowed", "OpenFiles", "Region", "Transposed", "Unsqueezed", "whole",
+    "Concatenated", "FileTensor", "FileValue", "Narrowed", "OpenFiles", "StoredPiece", "Pieced", "Region", "Transposed",
+    "Unsqueezed", "converted", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class OpenFiles(Protocol):
     """Files that are open, of which a region of a tensor is read."""
 
     def read(self, of: "FileTensor", region: Region) -> Tensor: ...
+
+    def fill_pieces(self, of: "Pieced", out: Tensor, region: Region) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,38 @@ class FileTensor:
         """Read a region into `out`, which is of its shape and of any dtype that can hold the numbers."""
         if not out.numel():
             return
-        part = files.read(self, region)
-        out.copy_(part)
-        if _narrower(out.dtype, self.dtype) and _overflowed(part, out.dtype):
-            high = torch.finfo(out.dtype).max
-            raise DtypeError(
-                f"flow.load: {self.name} has numbers that {out.dtype} does not hold\n"
-                f"  it is {self.dtype} in {self.file}, with numbers beyond {high:g}, the largest of {out.dtype}\n"
-                f"  make the model of {self.dtype}, as by model.to({self.dtype})"
-            )
+        converted(out, files.read(self, region), self.name, self.file)
 
     def tensors(self) -> Iterator["FileTensor"]:
         yield self
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A box of a tensor, row by row from a byte of a file on, and the checksum of that."""
+
+    file: str
+    at: int
+    region: Region
+    sum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pieced:
+    """A tensor that several processes have written, each its pieces. `advice` says what else could be loaded."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[StoredPiece, ...]
+    advice: Callable[[], str] = field(compare=False)
+
+    def fill(self, out: Tensor, region: Region, files: OpenFiles) -> None:
+        if out.numel():
+            files.fill_pieces(self, out, region)
+
+    def tensors(self) -> Iterator[FileTensor]:
+        yield FileTensor(self.pieces[0].file, self.name, self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +166,19 @@ class Unsqueezed:
         return self.of.tensors()
 
 
-FileValue: TypeAlias = FileTensor | Concatenated | Narrowed | Transposed | Unsqueezed
+FileValue: TypeAlias = FileTensor | Pieced | Concatenated | Narrowed | Transposed | Unsqueezed
+
+
+def converted(out: Tensor, part: Tensor, name: str, file: str) -> None:
+    """Put numbers of a file's tensor into memory of any dtype that can hold them."""
+    out.copy_(part)
+    if _narrower(out.dtype, part.dtype) and _overflowed(part, out.dtype):
+        high = torch.finfo(out.dtype).max
+        raise DtypeError(
+            f"flow.load: {name} has numbers that {out.dtype} does not hold\n"
+            f"  it is {part.dtype} in {file}, with numbers beyond {high:g}, the largest of {out.dtype}\n"
+            f"  make the model of {part.dtype}, as by model.to({part.dtype})"
+        )
 
 
 def whole(shape: tuple[int, ...]) -> Region:

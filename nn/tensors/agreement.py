@@ -19,9 +19,9 @@ from ...boxing.record import comparing, user_line
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import at_close, device, owned, world
-from ...sbp import B, S, layout
+from ...sbp import B, P, S, layout
 
-__all__ = ["checksum", "same", "same_call", "told"]
+__all__ = ["added", "checksum", "same", "same_call", "told"]
 
 FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
 
@@ -43,6 +43,20 @@ def told(row: Sequence[int], where: Placement, op: str) -> list[list[int]] | Non
     with comparing(op):
         (whole,) = box([held], mine, layout(line, B, mine.shape, mine.dtype), op=op)
     return [[number % (1 << 64) for number in each] for each in whole.tolist()]
+
+
+def added(row: Sequence[int], where: Placement, op: str) -> list[int]:
+    """The sums of every rank's row of numbers, modulo 2**64, on every rank of the placement."""
+    here = owned(where)
+    if world().rank is None or where.size == 1 or not here or not row:
+        return [number % (1 << 64) for number in row]
+    line = Placement(where.type, where.flat, (where.size,), None)
+    addends = layout(line, P, (len(row),), torch.int64)
+    signed = [number - (1 << 64) if number >> 63 else number for number in row]
+    held = torch.tensor(signed, device=device(where, here[0]))
+    with comparing(op):
+        (whole,) = box([held], addends, addends.to(B), op=op)
+    return [number % (1 << 64) for number in whole.tolist()]
 
 
 def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str = "") -> None:

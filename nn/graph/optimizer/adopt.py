@@ -12,6 +12,7 @@ from ....boxing import box
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import B, Layout, State
+from ...model.values.noted_states import taken_states
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import became, building
@@ -19,7 +20,7 @@ from .on_shards import ALONE, forget
 from .settle import settle
 from .trained import Trained, alike
 
-__all__ = ["adopt", "clip", "refuse_closures", "served", "states_of", "stepped_whole"]
+__all__ = ["adopt", "clip", "refuse_closures", "served", "states_at_rest", "states_of", "stepped_whole"]
 
 # How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
 KEPT = {
@@ -125,11 +126,15 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
         forget(optimizer)
         pieces = [each for each in found.values() if each.master is not each.parameter]
         _now[optimizer] = _Served(known, found, pieces, [each for each in pieces if each.mapped])
+        waiting = taken_states(optimizer)
+        if waiting is not None:
+            waiting.give(optimizer)
 
 
 def served(optimizer: Optimizer) -> Mapping[int, Trained]:
-    """The parameters that it trains now, by their ids."""
-    return _now[optimizer].all
+    """The parameters that it trains now, by their ids; none before a graph has adopted it."""
+    now = _now.get(optimizer)
+    return {} if now is None else now.all
 
 
 def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -155,7 +160,7 @@ def _loaded(optimizer: Optimizer) -> None:
     for each in _now[optimizer].all.values():
         state = optimizer.state.get(each.master)
         if state:
-            optimizer.state[each.master] = _states(state, each)
+            optimizer.state[each.master] = states_at_rest(state, each)
 
 
 def _unknown(optimizer: Optimizer, value: Tensor) -> SbpError:
@@ -179,11 +184,11 @@ def _adopted(optimizer: Optimizer, value: Tensor, trained: Trained) -> Tensor:
                 mine.detach().copy_(other)
     state = optimizer.state.pop(value, None)
     if state:
-        optimizer.state[trained.master] = _states(state, trained)
+        optimizer.state[trained.master] = states_at_rest(state, trained)
     return trained.master
 
 
-def _states(state: Mapping[str, Any], trained: Trained) -> Mapping[str, Any]:
+def states_at_rest(state: Mapping[str, Any], trained: Trained) -> Mapping[str, Any]:
     """All that an optimizer keeps for a parameter, as it lies from now on."""
     made = {name: _state(part, trained) for name, part in state.items()}
     return made if trained.host is None else trained.host.kept(made)

@@ -18,7 +18,7 @@ from ..compiler.generated_calls import Shards
 from ..host.memory import Folder
 from ..host.states import StateMemory
 from .adopt import adopt, clip, served
-from .loss_scale import LossScale, overflowed, unscaled
+from .loss_scale import LossScale, overflowed, steps_by, unscaled
 from .on_shards import step_on_shards
 from .on_whole import step_on_whole
 from .trained import Trained
@@ -63,6 +63,9 @@ class AdoptedModel:
         self.known = {id(t.parameter): t for t in self.trained.values()}
         self.pieces = {name: t for name, t in self.trained.items() if t.master is not t.parameter}
         adopt(optimizers, self.known, changed)
+        for optimizer in optimizers if scale is not None else ():
+            assert scale is not None
+            steps_by(optimizer, scale)
         self.changed = {id(value): value for value in changed.values()}  # what was before may be gone by then
         self.norm: Tensor | None = None
         self.updating = Lock()

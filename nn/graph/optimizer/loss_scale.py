@@ -8,9 +8,11 @@ It doubles when so many steps in a row were good. All ranks are told of an overf
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ....boxing import box
 from ....placement import Placement
@@ -18,7 +20,7 @@ from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp import Layout, State
 
-__all__ = ["FIRST", "PATIENCE", "LossScale", "overflowed", "unscaled"]
+__all__ = ["FIRST", "PATIENCE", "LossScale", "go_on", "overflowed", "scale_of", "steps_by", "unscaled"]
 
 FIRST = 2.0**16
 PATIENCE = 2000  # good steps before it doubles
@@ -38,6 +40,11 @@ class LossScale:
         self.value = FIRST if given is None else float(given)
         self.good = 0  # steps since it changed or overflowed
 
+    def go_on(self, value: float, good: int) -> None:
+        """Be where another was, unless it is to stay what it was given."""
+        if not self.fixed:
+            self.value, self.good = value, good
+
     def tensor(self) -> Tensor:
         """The factor of the losses of the step that is about to run."""
         return torch.tensor(self.value)
@@ -56,6 +63,32 @@ class LossScale:
                 )
         elif self.good >= PATIENCE:
             self.value, self.good = self.value * 2, 0
+
+
+_scales: "WeakKeyDictionary[Optimizer, LossScale]" = WeakKeyDictionary()  # of the graphs that optimizers step in
+_waiting: "WeakKeyDictionary[Optimizer, tuple[float, int]]" = WeakKeyDictionary()  # for a graph that is to come
+
+
+def scale_of(optimizer: Optimizer) -> LossScale | None:
+    """The scale of the losses whose gradients an optimizer steps by."""
+    return _scales.get(optimizer)
+
+
+def steps_by(optimizer: Optimizer, scale: LossScale) -> None:
+    """Have an optimizer step in a graph with this scale, which goes on where one was loaded."""
+    if _scales.get(optimizer) is not scale:
+        _scales[optimizer] = scale
+        if optimizer in _waiting:
+            scale.go_on(*_waiting.pop(optimizer))
+
+
+def go_on(optimizer: Optimizer, value: float, good: int) -> None:
+    """Have the scale of an optimizer's graph, now or when it comes, be where another was."""
+    scale = _scales.get(optimizer)
+    if scale is None:
+        _waiting[optimizer] = value, good
+    else:
+        scale.go_on(value, good)
 
 
 def overflowed(grads: Iterable[tuple[Placement, Sequence[Tensor]]], ranks: Placement) -> bool:

@@ -74,6 +74,11 @@ class Trained:
         return [(shard.data_ptr(), shard._version) for shard in self.parameter._shards]
 
     @property
+    def fresh(self) -> bool:
+        """Whether nobody has changed the parameter since the master made it."""
+        return self._seen == self._stamp()
+
+    @property
     def mapped(self) -> bool:
         """Whether the optimizer has it in files."""
         return self.host is not None and self.host.to == "disk"
@@ -122,7 +127,7 @@ class Trained:
         if self.master is self.parameter or self.idle:
             return
         with torch.no_grad():
-            if self._seen != self._stamp():
+            if not self.fresh:
                 for mine, new in zip(self.master._shards, self._cut(), strict=True):
                     mine.copy_(new)
             eager = self.parameter.grad
@@ -136,7 +141,7 @@ class Trained:
     def follow(self, other: "Trained") -> None:
         """Take what another graph has trained meanwhile: digits that the parameter does not have are only there."""
         wide = self.rest.dtype is not self.lies.dtype and other.rest.dtype is self.rest.dtype
-        if other is self or not wide or other._seen != other._stamp():
+        if other is self or not wide or not other.fresh:
             return
         if other.master is not self.master:
             there = _as(tuple([s.detach() for s in other.master._shards]), other.held, self.held, "optimizer pieces")

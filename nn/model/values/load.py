@@ -12,7 +12,7 @@ model changes. They go when the values are there.
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -29,10 +29,10 @@ from ..annotate import note
 from ..slots import TensorSlot, slots, tied
 from .same_values import ranks_of
 
-__all__ = ["forget_files", "load", "read_shards", "values_in_files"]
+__all__ = ["forget_files", "load", "matched", "note_files", "read_now", "read_shards", "saved_slots", "values_in_files"]
 
 M = TypeVar("M", bound=nn.Module)
-Group = tuple[list[TensorSlot], tuple[FileValue, ...]]  # the slots of a value, and what the files have of it
+Group: TypeAlias = tuple[list[TensorSlot], tuple[FileValue, ...]]  # the slots of a value, and what the files have of it
 
 FILES = "_sbpflow_files"  # of what the module itself holds, by its short names
 
@@ -52,6 +52,18 @@ def load(path: str | PathLike[str], model: M) -> M:
     or a number that the model's dtype does not hold, comes on every rank; a model on meta is then as it was, and
     another has some of the new values.
     """
+    held = saved_slots(model)
+    stored = file_tensors(path)
+    groups = matched(path, model, held, values_by_name(model, stored, [slot.full for slot in held]))
+    places = [group[0].value.placement for group, _ in groups if isinstance(group[0].value, GlobalTensor)]
+    with Reading(ranks_of(places, places[0].type) if places else None) as files:
+        read_now(groups, files)
+    note_files(groups)
+    return model
+
+
+def saved_slots(model: nn.Module) -> list[TensorSlot]:
+    """What a state_dict of a model has, under each of its names."""
     if not isinstance(model, nn.Module):
         raise SbpError(
             f"flow.load: expected a module to give values to, found {type(model).__name__}\n"
@@ -61,14 +73,16 @@ def load(path: str | PathLike[str], model: M) -> M:
     lazy = next((slot.full for slot in held if is_lazy(slot.value)), None)
     if lazy is not None:
         raise SbpError(f"flow.load: {lazy} has no shape yet\n  run the lazy module on a batch first")
-    groups = _groups(path, model, held)
-    _read_now([group for group in groups if not group[0][0].value.is_meta])
+    return held
+
+
+def note_files(groups: Sequence[Group]) -> None:
+    """Have modules keep where the values are of what is on meta; what has been read is noted no more."""
     for group, values in groups:
         for slot in group:
             kept = {**slot.module.__dict__.get(FILES, {}), slot.name: values}
             kept = kept if slot.value.is_meta else {name: v for name, v in kept.items() if name != slot.name}
             note(slot.module, FILES, kept or None)
-    return model
 
 
 def _saved(slot: TensorSlot) -> bool:
@@ -76,10 +90,10 @@ def _saved(slot: TensorSlot) -> bool:
     return slot.kind == "parameter" or slot.name not in slot.module._non_persistent_buffers_set
 
 
-def _groups(path: str | PathLike[str], model: nn.Module, held: list[TensorSlot]) -> list[Group]:
+def matched(
+    path: str | PathLike[str], model: nn.Module, held: list[TensorSlot], found: Mapping[str, FileValue]
+) -> list[Group]:
     """Every value of a model with those of the files for it, checked."""
-    stored = file_tensors(path)
-    found = values_by_name(model, stored, [slot.full for slot in held])
     groups = list(tied(held).values())
     names = {slot.full for slot in held}
     missing = {group[0].full for group in groups if not any(slot.full in found for slot in group)}
@@ -128,12 +142,13 @@ def _other_names(path: str | PathLike[str], model: nn.Module, missing: list[str]
     )
 
 
-def _read_now(groups: list[Group]) -> None:
-    """Into the memory that values have."""
-    places = [slots[0].value.placement for slots, _ in groups if isinstance(slots[0].value, GlobalTensor)]
-    with torch.no_grad(), Reading(ranks_of(places, places[0].type) if places else None) as files:
+def read_now(groups: Sequence[Group], files: Reading) -> None:
+    """Into the memory that values have, but for those on meta."""
+    with torch.no_grad():
         for (first, *_), values in groups:
             value = first.value
+            if value.is_meta:
+                continue
             if not isinstance(value, GlobalTensor):
                 files.fill_whole(first.full, values, value.detach())
                 continue

@@ -11,6 +11,7 @@ from sbpflow.nn.files.values import (
     FileTensor,
     FileValue,
     Narrowed,
+    Pieced,
     Region,
     Transposed,
     Unsqueezed,
@@ -30,6 +31,9 @@ class Memory:
         name = f"t{len(self.held)}"
         self.held[name] = value
         return FileTensor("memory", name, tuple(value.shape), value.dtype)
+
+    def fill_pieces(self, of: Pieced, out: Tensor, region: Region) -> None:
+        raise AssertionError("nothing here is in pieces")
 
     def read(self, of: FileTensor, region: Region) -> Tensor:
         part = self.held[of.name][tuple(slice(lo, hi) for lo, hi in region)]

@@ -1,0 +1,11 @@
+"""Checkpoints: what a run needs to go on, in files that any plan, and torch without us, can read.
+
+trees, random_state     values as JSON beside tensors; what generators draw next
+entries                 tensors by name, with who holds which part
+content                 all that is saved, as one process has it; its optimizers in states/
+snapshot, writing       copies that training leaves alone; the files of one process
+manifest, newest        what a checkpoint holds, whether it is whole, and which is the newest
+meeting, commit         all processes are done, and the folder gets its name
+saving, save            one save at a time
+load                    into any plan, each process its part
+"""

@@ -1,0 +1,190 @@
+"""The commit of a checkpoint: written aside, and given its name when all of it is on the disk.
+
+    step-100.writing/   files of all processes, then the manifest      a crash here leaves the last good one alone
+    step-100/           by one rename; one that was there is moved away first, and removed behind it
+
+The first process does what is done once. Processes tell each other over their store, from whatever thread writes.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...placement.errors import FileError, SbpError
+from ..files.headers import DTYPES
+from ..files.pieces import sizes_of
+from ..files.raw import wrote
+from .content import Content
+from .manifest import MANIFEST, NAMES, WrittenPiece, made_manifest
+from .meeting import Meeting
+from .newest import REPLACED, WRITING, remove, tidied
+from .writing import FilePlan, synced, write_file
+
+__all__ = ["committed"]
+
+SLOW = 10e6  # bytes a second of the slowest disk that is waited for
+
+
+def committed(
+    path: Path, content: Content, files: Sequence[FilePlan], keep: int | None, meeting: Meeting, limit: float
+) -> None:
+    """Write what this process has to, and have the checkpoint stand when all have."""
+    aside = path.with_name(path.name + WRITING)
+    meeting.agree(
+        _dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(aside, each)
+    )
+    meeting.limit = limit + sum(file.size for file in files) / SLOW
+    error: Exception | None = None
+    said = ""
+    try:
+        pieces = [piece for file in files for piece in write_file(aside, file)]
+        shapes = {e.name: [list(e.layout.shape), NAMES[e.layout.dtype]] for e in content.entries}
+        here = {piece.name for piece in pieces}
+        said = _dumped(
+            pieces=[[piece.name, *_list(piece)] for piece in pieces],
+            shapes={name: of for name, of in shapes.items() if name in here},
+            files={file.name: file.size for file in files},
+            states=content.states,
+            random=content.random,
+        )
+    except Exception as failure:
+        error = failure
+    try:
+        meeting.agree(said, error, lambda each: _end(path, aside, content, each, keep))
+    except Exception as failure:
+        if meeting.me == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(failure, OSError) and not isinstance(failure, FileError):
+            raise FileError(
+                f"flow.save: {path} could not be written: {failure}\n"
+                "  what was saved before is as it was\n  make room, or save to another disk"
+            ) from failure
+        raise
+
+
+def _list(piece: WrittenPiece) -> list[Any]:
+    found = piece.json()
+    assert isinstance(found, list)
+    return found
+
+
+def _dumped(**said: Any) -> str:
+    return json.dumps(said, separators=(",", ":"))
+
+
+def _begin(aside: Path, each: Sequence[str]) -> str:
+    """All save the same, and there is an empty folder for it."""
+    rows = [json.loads(said) for said in each]
+    _same({f"rank {rank}": {"path": row["path"], **row["alike"]} for rank, row in enumerate(rows)})
+    known: dict[str, tuple[int, int]] = {}
+    for rank, row in enumerate(rows):
+        for name, number in row["plain"].items():
+            first, of = known.setdefault(name, (rank, number))
+            if of != number:
+                raise SbpError(
+                    f"flow.save: ranks {first} and {rank} have different numbers in {name}\n"
+                    "  it is a plain tensor, which all ranks are to have alike\n"
+                    "  make it global, as by flow.from_local, or the same everywhere"
+                )
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir()
+    return ""
+
+
+def _same(said: Mapping[str, Mapping[str, Any]]) -> None:
+    (first, one), *others = said.items()
+    for rank, other in others:
+        for name in one:
+            mine, theirs, at = one[name], other[name], name
+            while isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys() and mine:
+                key = next((key for key in mine if mine[key] != theirs[key]), None)
+                if key is None:
+                    break
+                mine, theirs, at = mine[key], theirs[key], f"{at}.{key}"
+            if mine != theirs:
+                raise SbpError(
+                    f"flow.save: {first} and {rank} are to save different things under {at}\n"
+                    f"  {str(mine)[:100]} and {str(theirs)[:100]}\n"
+                    "  pass the same on every rank; what each has of its own goes in a global tensor"
+                )
+
+
+def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: int | None) -> str:
+    """All is written: the manifest, and then the name."""
+    rows = [json.loads(said) for said in each]
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype, list[WrittenPiece]]] = {}
+    files: dict[str, int] = {}
+    states: dict[str, Any] = {}
+    for rank, row in enumerate(rows):
+        files |= row["files"]
+        _merge(states, row["states"], rank)
+        for name, file, at, region, total in row["pieces"]:
+            shape, dtype = row["shapes"][name]
+            piece = WrittenPiece(name, file, at, tuple((lo, hi) for lo, hi in region), int(total, 16))
+            tensors.setdefault(name, (tuple(shape), DTYPES[dtype], []))[2].append(piece)
+    _check_all(tensors)
+    said = {
+        "sbpflow": _version(),
+        **content.alike,
+        "saved_at": time.time_ns(),
+        "processes": len(rows),
+        "states": states,
+        "random": [row["random"] for row in rows],
+    }
+    _write(aside / MANIFEST, json.dumps(made_manifest(tensors, files, said)).encode())
+    synced(aside)
+    old = path.with_name(path.name + REPLACED)
+    if path.exists():
+        remove(old)
+        path.rename(old)
+    aside.rename(path)
+    synced(path.parent)
+    remove(old)
+    if keep is not None:
+        tidied(path.parent, keep)
+    return ""
+
+
+def _merge(states: dict[str, Any], more: Mapping[str, Any], rank: int) -> None:
+    for name, tree in more.items():
+        if states.setdefault(name, tree) != tree:
+            raise SbpError(
+                f"flow.save: rank {rank} has another state of the optimizer for {name} than ranks before it\n"
+                f"  {str(tree)[:200]} and {str(states[name])[:200]}\n  every rank is to make the same steps"
+            )
+
+
+def _check_all(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype, list[WrittenPiece]]]) -> None:
+    for name, (shape, _, pieces) in tensors.items():
+        found = sum(prod(sizes_of(piece.region)) for piece in pieces)
+        if found != prod(shape):
+            raise SbpError(
+                f"flow.save: {found} of {prod(shape)} numbers of {name} {shape} were written\n"
+                "  ranks have it in other layouts than they told each other\n  make the same calls on every rank"
+            )
+
+
+def _write(path: Path, text: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        wrote(fd, text)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _version() -> str:
+    try:
+        return version("sbpflow")
+    except PackageNotFoundError:
+        return "a checkout"

@@ -1,0 +1,118 @@
+"""Entries: the tensors of a checkpoint by their names, with the layouts by which processes share the writing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...boxing import box
+from ...placement import Placement
+from ...placement.errors import DtypeError, SbpError
+from ...placement.world import owned, world
+from ...sbp import Layout
+from ...sbp.state import State
+from ..files.pieces import Shares, boxes, intersection
+from ..files.values import Region
+from ..tensors.tensor import GlobalTensor
+from .manifest import NAMES
+
+__all__ = ["NamedTensor", "everybody", "me", "pieces_of", "processes"]
+
+
+def me() -> int:
+    """The number of this process."""
+    return world().rank or 0
+
+
+def processes() -> int:
+    return world().size or 1
+
+
+def everybody() -> Placement:
+    """All processes in a line, as those that have what is plain."""
+    return Placement("cpu", tuple(range(processes())), (processes(),), None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedTensor:
+    """A tensor to be written, under its name: its layout, and the shards that are here."""
+
+    name: str
+    layout: Layout
+    shards: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, name: str, value: Tensor, where: Placement | None = None) -> "NamedTensor":
+        """That of a global tensor, or of a plain one that all ranks of a placement have alike."""
+        if value.dtype not in NAMES:
+            raise DtypeError(
+                f"flow.save: {name} is {value.dtype}, which safetensors has no name for\n"
+                f"  it has {', '.join(NAMES.values())}\n  convert it, or leave it out"
+            )
+        if value.is_meta:
+            raise SbpError(
+                f"flow.save: {name} is on meta, and has no numbers\n"
+                "  save what was trained; a model that was loaded on meta gets its values by the step's first run"
+            )
+        if isinstance(value, GlobalTensor):
+            return cls(name, *_whole_numbers(value))
+        if value.layout is not torch.strided or value.is_nested or type(value).__torch_dispatch__ is not DISABLED:
+            raise SbpError(
+                f"flow.save: {name} is a {type(value).__name__} of layout {value.layout}, and plain or global tensors "
+                "are saved\n  of a DTensor: flow.from_dtensor(x); of one that is sparse: x.to_dense()"
+            )
+        where = where or everybody()
+        lies = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype)
+        here = len(owned(where)) if world().rank is None else 1
+        return cls(name, lies, (value.detach(),) * here)
+
+    def mine(self, shares: Shares) -> list[tuple[Region, Tensor]]:
+        """The boxes that this process writes of it, and the numbers in them."""
+        found = []
+        for region in shares.of(self.layout).get(me(), []):
+            found.append((region, self._part(region)))
+        return found
+
+    def _part(self, region: Region) -> Tensor:
+        for rank, shard in zip(owned(self.layout.placement), self.shards, strict=False):
+            spans = self.layout.spans(rank)
+            for inner in boxes(spans):
+                if intersection(inner, region) == region:
+                    index = tuple(_local(dim, of) for dim, of in zip(spans, region, strict=True))
+                    return shard[index]
+        assert not self.layout.numel, (self.name, region)
+        return torch.empty(self.layout.shape, dtype=self.layout.dtype)
+
+
+DISABLED = Tensor.__torch_dispatch__
+
+
+def _local(spans: tuple[tuple[int, int], ...], of: tuple[int, int]) -> slice:
+    """Where a run of indices is in the shard of who holds some spans of them."""
+    before = 0
+    for lo, hi in spans:
+        if lo <= of[0] and of[1] <= hi:
+            return slice(before + of[0] - lo, before + of[1] - lo)
+        before += hi - lo
+    raise AssertionError((spans, of))
+
+
+def _whole_numbers(value: GlobalTensor) -> tuple[Layout, tuple[Tensor, ...]]:
+    """A global tensor without addends, which are added up where each rank keeps a part of the sum."""
+    of = value._layout
+    shards = tuple(shard.detach() for shard in value._shards)
+    if not of.state.partial:
+        return of, shards
+    there = of.with_state(State(of.state.dims))
+    with torch.no_grad():
+        return there, tuple(box(shards, of.with_state(of.state), there, op="save"))
+
+
+def pieces_of(entries: list[NamedTensor]) -> Iterator[tuple[NamedTensor, Region, Tensor]]:
+    """All that this process writes."""
+    here = world().rank
+    shares = Shares(lambda rank: 0 if here is None else rank)
+    for entry in sorted(entries, key=lambda each: each.name):
+        for region, part in entry.mine(shares):
+            yield entry, region, part

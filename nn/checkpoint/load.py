@@ -1,0 +1,258 @@
+"""`flow.load`: values of files for a model; of a checkpoint also for its optimizers and what else a run has.
+
+All is checked on every rank before anything changes: names, shapes, dtypes, files. Then each process reads its part. A
+model on meta notes where its values are, as it does with other files, and so does the optimizer of one.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...placement.errors import FileError, SbpError, some_of
+from ..files.reading import Reading
+from ..files.values import FileValue, Pieced
+from ..graph.optimizer.loss_scale import go_on
+from ..model.values import load as plain
+from ..model.values.noted_states import note_states
+from ..tensors.tensor import GlobalTensor
+from .content import extra_state_modules
+from .entries import everybody, me, processes
+from .manifest import MANIFEST, Manifest, is_checkpoint, read_manifest
+from .meeting import Meeting
+from .newest import REPLACED, WRITING
+from .random_state import restore
+from .saving import finished
+from .states.loaded_groups import check_optimizers, put_options
+from .states.loaded_states import LoadedStates, wide_weight
+from .states.owners import HeldParameter, held_by, listed
+from .trees import Json, decoded, encoded
+
+__all__ = ["load"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def load(
+    path: str | PathLike[str],
+    model: M,
+    *,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    extra: dict[str, Any] | None = None,
+) -> M:
+    """Give a model the values of files, and return it: of a checkpoint that `flow.save` wrote, of a file *.safetensors,
+    or of a folder as `save_pretrained` writes it.
+
+    The model may be plain, global or compiled, before or after its first step, in any plan. What is on meta is noted,
+    and read when the model becomes global: at a graph's first run, by `flow.nn.materialise` or by `flow.nn.to_global`.
+    Each process then reads the elements that it keeps and no others. (The system reads whole pages: of a tensor split
+    along its last dim, in rows shorter than 4 KiB a rank, each process has the disk read all rows, and keeps its
+    columns.) What is plain is read whole, at once; of what is global already each process reads its part at once. Names
+    and shapes must be those of the model's state_dict, but for what transformers itself renames and converts for its
+    models; floats are converted to the model's dtype. Buffers that are in no state_dict are computed by the model's
+    initialisers where they are on meta, as `flow.nn.materialise` does.
+
+    Of a checkpoint `optimizer`, one or a list, gets its states and the numbers of its groups, and `extra` by the names
+    they were saved under: what has load_state_dict is given its state, a tensor its values, and numbers and texts are
+    put into the dict itself. The random state is that of the save. Every process calls it.
+
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, as of a disk,
+    of numbers that are not those that were written, or that the model's dtype does not hold, comes on every rank; a
+    model on meta is then as it was, and another has some of the new values.
+    """
+    finished()
+    folder = Path(path).absolute()
+    if not is_checkpoint(folder):
+        _refuse_others(folder, optimizer, extra)
+        return plain.load(path, model)
+    meeting = Meeting("flow.load")
+    try:
+        job = _checked(folder, model, listed(optimizer, "flow.load"), extra)
+    except Exception as error:
+        meeting.agree(error=error)
+        raise
+    same = json.dumps(job.manifest.said, sort_keys=True).encode()
+    meeting.agree(str(crc32(same)), decide=_same)
+    job.run()
+    return model
+
+
+def _same(each: Sequence[str]) -> str:
+    other = next((rank for rank, said in enumerate(each) if said != each[0]), None)
+    if other is not None:
+        raise FileError(
+            f"flow.load: ranks 0 and {other} are to load different checkpoints\n"
+            "  have one rank say which, or let all look at the same folder"
+        )
+    return ""
+
+
+def _refuse_others(folder: Path, optimizer: object, extra: object) -> None:
+    """An error where a checkpoint is wanted, and there is none that is whole."""
+    broken = folder.is_dir() and any(folder.glob("[0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9].safetensors"))
+    if broken or folder.name.endswith((WRITING, REPLACED)):
+        raise FileError(
+            f"flow.load: {folder} has no {MANIFEST}: it was not written to its end\n"
+            "  flow.newest(folder) names the newest checkpoint that was"
+        )
+    if optimizer is not None or extra is not None:
+        what = "optimizer=" if optimizer is not None else "extra="
+        raise FileError(
+            f"flow.load: {folder} is no checkpoint of flow.save, and {what} is given\n"
+            f"  {'it has no ' + MANIFEST if folder.exists() else 'it is not there'}\n"
+            f"  leave {what} out to load weights alone, or load the folder of a checkpoint"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """All that is to be done, after it was checked."""
+
+    manifest: Manifest
+    model: nn.Module
+    groups: list[plain.Group]
+    optimizers: list[tuple[Optimizer, LoadedStates, list[dict[str, Json]], Mapping[str, Any]]]
+    extra: dict[str, Any]
+
+    def run(self) -> None:
+        said, tensors = self.manifest.said, self.manifest.tensors
+        with Reading(everybody() if processes() > 1 else None) as files:
+            plain.read_now(self.groups, files)
+            take = _taking(tensors, files)
+            now = [each for each in self.optimizers if not _on_meta(each[0])]
+            for optimizer, states, *_ in now:
+                states.read(optimizer, files)
+            options = [[decoded(tree, take) for tree in each[2]] for each in self.optimizers]
+            others = [decoded(each[3]["others"], take) for each in self.optimizers]
+            extra = {name: self._extra(name, value, files) for name, value in self.extra.items()}
+            modules = {path: decoded(tree, take) for path, tree in said["modules"].items()}
+            random = decoded(said["random"][me() % len(said["random"])], take)
+        plain.note_files(self.groups)
+        for each, groups, more in zip(self.optimizers, options, others, strict=True):
+            self._settle(each, groups, more)
+        for path, module in extra_state_modules(self.model).items():
+            if path in modules:
+                module.set_extra_state(modules[path])
+        for name, value in extra.items():
+            _put_extra(self.extra, name, value)
+        restore(random)
+
+    def _settle(self, each: Any, groups: list[dict[str, Any]], others: Mapping[Any, Any]) -> None:
+        optimizer, states, _, said = each
+        waits = _on_meta(optimizer)
+        note_states(optimizer, states if waits else None)
+        if waits:
+            optimizer.state.clear()
+        for key in [key for key in optimizer.state if not isinstance(key, Tensor)]:
+            del optimizer.state[key]
+        optimizer.state.update(others)
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            put_options(group, options)
+        if said["scale"] is not None:
+            go_on(optimizer, said["scale"]["value"], said["scale"]["good"])
+
+    def _extra(self, name: str, value: Any, files: Reading) -> Any:
+        """The value that was saved, with global tensors where there are such now."""
+        there: dict[str, Tensor] = {}
+        kept = value.state_dict() if _keeps_state(value) else value
+        try:
+            encoded(kept, f"extra.{name}", there.__setitem__)
+        except (SbpError, TypeError):
+            there = {}  # what is there now is of no kind that is saved, and is replaced
+        take = _taking(self.manifest.tensors, files, there)
+        return decoded(self.manifest.said["extra"][name], take)
+
+
+def _keeps_state(value: Any) -> bool:
+    return not isinstance(value, Tensor) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _put_extra(extra: dict[str, Any], name: str, value: Any) -> None:
+    held = extra[name]
+    if _keeps_state(held):
+        held.load_state_dict(value)
+    elif isinstance(held, Tensor) and isinstance(value, Tensor) and held.shape == value.shape:
+        with torch.no_grad():
+            held.copy_(value)
+    else:
+        extra[name] = value
+
+
+def _taking(tensors: Mapping[str, Pieced], files: Reading, there: Mapping[str, Tensor] = {}) -> Callable[[str], Tensor]:
+    """Read a tensor by its name: as one lies that is there already, else whole."""
+
+    def take(name: str) -> Tensor:
+        of, beside = tensors[name], there.get(name)
+        if isinstance(beside, GlobalTensor) and tuple(beside.shape) == of.shape:
+            return files.shards(name, (of,), beside._layout.with_dtype(of.dtype))
+        made = torch.empty(of.shape, dtype=of.dtype, device="cpu")
+        files.fill_whole(name, (of,), made)
+        return made
+
+    return take
+
+
+def _on_meta(optimizer: Optimizer) -> bool:
+    return any(value.is_meta for group in optimizer.param_groups for value in group["params"])
+
+
+def _checked(folder: Path, model: nn.Module, optimizers: list[Optimizer], extra: dict[str, Any] | None) -> _Job:
+    manifest = read_manifest(folder).check()
+    said, tensors = manifest.said, manifest.tensors
+    known: dict[str, str] = dict(said["tied"])  # names of tied values, by their others
+    held = plain.saved_slots(model)
+    groups = plain.matched(folder, model, held, _weights(tensors, known, held))
+    lost = [path for path in extra_state_modules(model) if path not in said["modules"]]
+    if lost:
+        raise FileError(
+            f"flow.load: {folder} has no extra state of {some_of(lost)}\n"
+            "  it was saved of a model whose modules have none\n  make the model that was saved"
+        )
+    owners = held_by(optimizers, model, "flow.load")
+    options = check_optimizers(folder, said["optimizers"], optimizers, owners, known) if optimizers else []
+    by_class = {each["class"]: each for each in said["optimizers"]}
+    jobs = [
+        (each, _states(manifest, mine, known), wanted, by_class[type(each).__name__])
+        for each, mine, wanted in zip(optimizers, owners, options, strict=True)
+    ]
+    return _Job(manifest, model, groups, jobs, _wanted(folder, said["extra"], extra))
+
+
+def _weights(tensors: Mapping[str, Pieced], known: Mapping[str, str], held: Sequence[Any]) -> dict[str, FileValue]:
+    """The values that the model's names stand for: exact ones for what has more digits than rested in the weights."""
+    prefix = "model."
+    names = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+    dtypes = {slot.full: slot.value.dtype for slot in held}
+    found: dict[str, FileValue] = {}
+    for name, first in {**{name: name for name in names}, **known}.items():
+        rests, exact = tensors[prefix + first], wide_weight(tensors, first)
+        wanted = dtypes.get(name, rests.dtype)
+        more = wanted is not rests.dtype and wanted.itemsize > rests.dtype.itemsize
+        if name in dtypes or name in names:
+            found[name] = exact if more else rests
+    return found
+
+
+def _states(manifest: Manifest, held: Sequence[HeldParameter], known: Mapping[str, str]) -> LoadedStates:
+    named = [(each, known.get(each.name, each.name)) for each in held]
+    tensors = manifest.tensors
+    shapes = [(each, name, tensors[f"model.{name}"].shape) for each, name in named if f"model.{name}" in tensors]
+    assert all(tuple(each.owner.shape) == shape for each, _, shape in shapes)  # as the model's own were compared
+    return LoadedStates.of(str(manifest.folder), tensors, manifest.said["states"], named)
+
+
+def _wanted(folder: Path, saved: Mapping[str, Json], extra: dict[str, Any] | None) -> dict[str, Any]:
+    missing = [name for name in extra or {} if name not in saved]
+    if missing:
+        raise FileError(
+            f"flow.load: {folder} has no extra {some_of(missing)}\n"
+            f"  it has {some_of(sorted(saved)) or 'none'}\n  pass those, or leave it out"
+        )
+    return {} if extra is None else extra

@@ -1,0 +1,110 @@
+"""The newest checkpoint of a folder: which of them are whole, and which go."""
+
+import shutil
+import warnings
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from ...placement.errors import FileError
+from ..files.checksums import checksum
+from ..files.pieces import sizes_of
+from ..files.raw import RawFile
+from ..files.sums import altered
+from .manifest import Manifest, is_checkpoint, read_manifest
+
+__all__ = ["REPLACED", "WRITING", "Saved", "newest", "remove", "tidied"]
+
+WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
+BLOCK = 64 << 20
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole by its sizes and headers. `names` are those of its tensors."""
+
+    path: Path
+    step: int
+    plan: str | None
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Saved":
+        return cls(manifest.folder, manifest.step, manifest.plan, tuple(manifest.tensors))
+
+    def verify(self) -> None:
+        """Read all of it, and raise if it has other numbers than were written."""
+        for of in read_manifest(self.path).check().tensors.values():
+            for piece in of.pieces:
+                file, sizes = RawFile(piece.file), sizes_of(piece.region)
+                try:
+                    part = torch.empty(sizes, dtype=of.dtype)
+                    file.box(piece.at, sizes, tuple((0, size) for size in sizes), part)
+                finally:
+                    file.close()
+                if checksum(part, [lo for lo, _ in piece.region], of.shape) != piece.sum:
+                    raise altered(of, piece)
+
+
+def newest(folder: str | PathLike[str]) -> Saved | None:
+    """The checkpoint below a folder that was saved last, of those that are whole by sizes and headers; None if there
+    is none. A warning tells of one that was saved later and is not whole.
+
+    >>> newest("nowhere")
+    """
+    good, bad = _sorted(Path(folder))
+    if bad:
+        told = "\n".join(f"  {path.name}: {why}" for path, why in bad[:4])
+        which = f"{good[-1].folder.name} of step {good[-1].step} is the newest that is" if good else "none is"
+        warnings.warn(f"flow.newest: not whole in {folder}; {which}\n{told}", RuntimeWarning, stacklevel=2)
+    return Saved.of(good[-1]) if good else None
+
+
+def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
+    """Those that are whole, the newest last, and of later ones what is wrong."""
+    found: list[Manifest] = []
+    bad: list[tuple[Path, str]] = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name.endswith(WRITING):
+            bad.append((path, "it was not written to its end"))
+        elif is_checkpoint(path):
+            try:
+                found.append(read_manifest(path))
+            except FileError as error:
+                bad.append((path, " ".join(str(error).splitlines()[1:2]).strip()))
+    found.sort(key=lambda each: (each.saved_at, each.step))
+    while found:
+        wrong = found[-1].wrong()
+        if wrong is None:
+            break
+        bad.append((found.pop().folder, wrong))
+    return found, bad
+
+
+def tidied(folder: Path, keep: int) -> None:
+    """Remove all but the newest whole ones, and what was left of saves that did not end."""
+    whole: list[Manifest] = []
+    for path in folder.iterdir():
+        if path.name.endswith(WRITING):
+            shutil.rmtree(path, ignore_errors=True)
+        elif is_checkpoint(path):
+            try:
+                whole.append(read_manifest(path))
+            except FileError:
+                continue  # what is not understood is not removed
+    whole.sort(key=lambda each: (each.saved_at, each.step))
+    good = 0
+    for each in reversed(whole):
+        if good >= keep:
+            remove(each.folder)
+        elif each.wrong() is None:
+            good += 1
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; half removed, it is none."""
+    if folder.exists():
+        (folder / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)

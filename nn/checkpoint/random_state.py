@@ -1,0 +1,34 @@
+"""Random state: that of torch, of its cards, of Python and of numpy, as one process has them."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["random_state", "restore"]
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that a loop may draw from."""
+    version, numbers, gauss = random.getstate()
+    found: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, np.array(numbers, dtype=np.int64), gauss],
+        "numpy": list(np.random.get_state()),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = [state.cpu() for state in torch.cuda.get_rng_state_all()]
+    return found
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Go on drawing where that was; cards that there are not any more are left out."""
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    if torch.cuda.is_available():
+        for card, held in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):
+            torch.cuda.set_rng_state(held, card)

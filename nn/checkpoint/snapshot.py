@@ -1,0 +1,67 @@
+"""A snapshot: copies in the host's memory of what a process is about to write, so that training may go on.
+
+Its memory is kept and used again by the next one. From a card copies go by a stream of their own into pinned memory;
+kernels that come later wait for them there, the host does when it writes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...boxing.exchange.streams import side_stream
+
+__all__ = ["Snapshot"]
+
+
+class Snapshot:
+    """Memory of the host for one snapshot at a time."""
+
+    def __init__(self) -> None:
+        self.memory: dict[bool, Tensor] = {}  # by whether it is pinned
+
+    def taken(self, parts: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+        """Copies of these; each waits, when it is asked for, until it is here."""
+        room: dict[bool, int] = {}
+        places = []
+        for part in parts:
+            at = room.get(part.is_cuda, 0)
+            places.append(at)
+            room[part.is_cuda] = at + -(-part.nbytes // 64) * 64
+        for pinned, size in room.items():
+            if pinned not in self.memory or len(self.memory[pinned]) < size:
+                self.memory.pop(pinned, None)
+                self.memory[pinned] = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        streams: dict[torch.device, Any] = {}
+        copies = [self._copy(part, at, streams) for part, at in zip(parts, places, strict=True)]
+        events = []
+        for device, stream in streams.items():
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+            torch.cuda.current_stream(device).wait_stream(stream)  # what is written to the parts later
+            events.append(event)
+        return [_come(copy, events) for copy in copies]
+
+    def _copy(self, part: Tensor, at: int, streams: dict[torch.device, Any]) -> Tensor:
+        copy = self.memory[part.is_cuda][at : at + part.nbytes].view(part.dtype).view(part.shape)
+        with torch.no_grad():
+            if not part.is_cuda:
+                return copy.copy_(part)
+            stream = streams.get(part.device)
+            if stream is None:
+                stream = streams[part.device] = side_stream(part.device, "snapshot")
+                stream.wait_stream(torch.cuda.current_stream(part.device))
+            with torch.cuda.stream(stream):
+                copy.copy_(part, non_blocking=True)
+            part.record_stream(stream)
+            return copy
+
+
+def _come(copy: Tensor, events: Sequence[Any]) -> Callable[[], Tensor]:
+    def here() -> Tensor:
+        for event in events:
+            event.synchronize()
+        return copy
+
+    return here

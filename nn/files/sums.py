@@ -1,0 +1,73 @@
+"""Sums of what was read of pieces, against those that were written: by one process, or by several together.
+
+Each process adds up a share of what it reads, so that of what many have read each element counts once.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...placement import Placement
+from ...placement.errors import FileError
+from ...placement.world import owned
+from ..tensors.agreement import added
+from .checksums import BITS, checksum
+from .pieces import intersection
+from .values import Pieced, Region, StoredPiece
+
+__all__ = ["PieceSums", "altered"]
+
+
+class PieceSums:
+    """What has been added up so far. `counting` are the boxes of the value that is being read that count here."""
+
+    def __init__(self) -> None:
+        self.counting: Sequence[Region] = ()
+        self.found: dict[tuple[int, int], int] = {}  # by value and number of its piece
+        self.alone: dict[int, Pieced] = {}  # what this process reads whole
+        self.together: dict[int, Pieced] = {}  # what all of them read, in the order in which they do
+
+    def expect(self, of: Pieced, *, alone: bool) -> None:
+        """All of this value is to be read."""
+        (self.alone if alone else self.together)[id(of)] = of
+
+    def note(self, of: Pieced, number: int, block: Tensor, region: Region) -> None:
+        """A block of a piece has been read."""
+        for box in self.counting:
+            inside = intersection(box, region)
+            if inside is not None:
+                part = block[tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(inside, region, strict=True))]
+                more = checksum(part, [lo for lo, _ in inside], of.shape)
+                self.found[id(of), number] = (self.found.get((id(of), number), 0) + more) % (1 << BITS)
+
+    def wrong_here(self) -> FileError | None:
+        """Why what this process has read by itself is not what was written."""
+        return _wrong(self.alone, [*self._of(self.alone)])
+
+    def compare(self, everybody: Placement | None) -> None:
+        """Raise, on every rank, where what they have read together is not what was written."""
+        if everybody is not None and not owned(everybody):
+            return
+        sums = self._of(self.together)
+        error = _wrong(self.together, sums if everybody is None else added(sums, everybody, "flow.load"))
+        if error is not None:
+            raise error
+
+    def _of(self, values: dict[int, Pieced]) -> list[int]:
+        return [self.found.get((key, at), 0) for key, of in values.items() for at in range(len(of.pieces))]
+
+
+def _wrong(values: dict[int, Pieced], sums: Sequence[int]) -> FileError | None:
+    pieces = [(of, piece) for of in values.values() for piece in of.pieces]
+    both = zip(pieces, sums, strict=True)
+    return next((altered(of, piece) for (of, piece), total in both if total != piece.sum), None)
+
+
+def altered(of: Pieced, piece: StoredPiece) -> FileError:
+    """The error that says of a piece that it is not what was written."""
+    where = ", ".join(f"{lo}:{hi}" for lo, hi in piece.region)
+    return FileError(
+        f"flow.load: {piece.file} has other numbers than were written to it\n"
+        f"  of {of.name} {of.shape} {of.dtype} the part [{where}] has another checksum; "
+        f"what was loaded has its wrong numbers now\n  {of.advice()}"
+    )
