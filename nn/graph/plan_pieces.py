@@ -108,7 +108,7 @@ class _Planner:
         moved: LayerMoves,
     ) -> None:
         self.passes, self.captured, self.batch = passes, captured, batch
-        self.inputs, self.moved = inputs, moved
+        self.inputs, self.moved = batch.lying(inputs), moved
         self.schedule = passes.options.policy
         self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
         self.numbers = range(len(batch.pieces))

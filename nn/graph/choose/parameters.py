@@ -122,7 +122,10 @@ def pins_of(
         value = held[name]
         if isinstance(value, GlobalTensor):
             _check_kept(name, value, sbp)
-    return pins | {name: value._layout.state for name, value in held.items() if isinstance(value, GlobalTensor)}
+    lying = {name: value for name, value in held.items() if isinstance(value, GlobalTensor)}
+    # An argument may come on other ranks than those of the layers that use it, as a batch for all stages does.
+    far = {path for path in lying.keys() & inputs.keys() if homes.get(path) not in (None, lying[path].placement)}
+    return pins | {name: value._layout.state for name, value in lying.items() if name not in far}
 
 
 def rests_of(modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], *, states: bool) -> dict[str, RestPins]:

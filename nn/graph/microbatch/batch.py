@@ -21,6 +21,7 @@ from ..capture.arguments import tensors_by_path
 from ..compiler.generated_calls import Shards
 from ..lower.localise import placed
 from .along import said
+from .global_rows import held_rows, in_runs
 
 __all__ = ["Batch", "PieceKind", "MicroBatch", "Size", "evaluated", "joined", "weight_of"]
 
@@ -94,6 +95,9 @@ class Batch:
 
     def piece(self, x: Tensor, dims: tuple[Factors, ...], piece: MicroBatch) -> Tensor:
         """The part of a value of the batch that a piece has, without gaps in its memory."""
+        run = in_runs(x, piece.sizes[0]) if dims and dims[0] == (0,) and not any(dims[1:]) else None
+        if run is not None:
+            return held_rows(x, run, piece.starts[0])  # type: ignore[arg-type]
         for d, factors in enumerate(dims):
             wholes = [-f if f < 0 else self.sizes[f] for f in factors]
             several = wholes not in ([], [x.shape[d]])  # samples and tokens in one dim
@@ -107,6 +111,14 @@ class Batch:
     def cut(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The tensors of each piece; one without samples or tokens is the same in all."""
         return [{path: self.piece(x, self.inputs[path], piece) for path, x in tensors.items()} for piece in self.pieces]
+
+    def lying(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The arguments as steps of pieces get them, as far as they lie in another way than those of the batch."""
+        found = dict(tensors)
+        for path, x in tensors.items():
+            if self.inputs[path][:1] == ((0,),) and in_runs(x, self.pieces[0].sizes[0]) is not None:
+                found[path] = self.piece(x, self.inputs[path], self.pieces[0])
+        return found
 
     def shares(self, piece: MicroBatch) -> tuple[float, ...]:
         """The share of the samples, and of their tokens, that a piece is."""
@@ -172,8 +184,9 @@ def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
 def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
     """The results of a graph on plain values by the names of its sources."""
     known: dict[int, Any] = {}
+    used = {*refs_in(graph.result), *(n for op in graph.ops for n in op.inputs)}
     for number, source in enumerate(graph.sources):
-        value = tensors.get(source.name)
+        value = tensors.get(source.name) if number in used else None  # else what is global would be gathered
         known[number] = value.full_tensor() if isinstance(value, GlobalTensor) else value
     where = next((x.device for x in known.values() if isinstance(x, Tensor)), torch.device("cpu"))
     with torch.no_grad():
