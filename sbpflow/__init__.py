@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 
 from . import actors, boxing, nn, sbp
 from .boxing import box, record
+from .nn import data
 from .nn.checkpoint.load import load
 from .nn.checkpoint.newest import Saved, newest
 from .nn.checkpoint.save import save
@@ -94,6 +95,7 @@ __all__ = [
     "check_rule",
     "cluster",
     "compile",
+    "data",
     "empty",
     "empty_like",
     "explain",

@@ -1,0 +1,44 @@
+"""A thread reads ahead as far as it is told, hands errors on with their line, and ends with who reads."""
+
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from sbpflow.nn.data.read_ahead import ReadAhead
+
+
+def counted(read: list[int], fails: int = 99) -> Iterator[int]:
+    for number in range(10):
+        if number == fails:
+            raise OSError("torn")
+        read.append(number)
+        yield number
+
+
+def test_items_come_in_their_order() -> None:
+    assert list(ReadAhead(counted([]), 3, "reader")) == list(range(10))
+
+
+def test_so_many_are_read_ahead_and_no_more() -> None:
+    read: list[int] = []
+    with closing(ReadAhead(counted(read), 2, "reader")) as ahead:
+        assert next(iter(ahead)) == 0
+        assert len(read) <= 4  # one given, two that wait, one that waits for room
+
+
+def test_an_error_comes_when_it_is_its_turn_with_the_line_that_raised_it() -> None:
+    found = list[int]()
+    with pytest.raises(OSError, match="torn") as caught:
+        found.extend(ReadAhead(counted([], fails=2), 5, "reader"))
+    assert "counted" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def test_the_thread_ends_with_who_reads() -> None:
+    ahead = ReadAhead(counted([]), 1, "reader that is left")
+    for _ in iter(ahead):
+        break
+    ahead.close()
+    assert "reader that is left" not in [thread.name for thread in threading.enumerate()]
