@@ -1,6 +1,8 @@
 """Running a plan on the shards of the ranks this process owns, one move after the other."""
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import TypeAlias
 
 import torch
@@ -15,10 +17,19 @@ from ..routes.program import RankProgram
 from .buffer import part
 from .transport import Errand, InProcess, Transport
 
-__all__ = ["Flight", "land", "run", "steps", "token", "transport"]
+__all__ = ["Flight", "land", "run", "steps", "token", "transport", "waited"]
 
 Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
 
+
+@dataclass
+class Waited:
+    """Seconds that this process has waited for exchanges."""
+
+    seconds: float = 0.0
+
+
+waited = Waited()
 _transport: tuple[World, Transport] | None = None
 
 
@@ -68,7 +79,9 @@ def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) 
             whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
             arrival = whole or wire.start(plan, stage, jobs, reduction, background)
             yield
+            start = perf_counter()
             values.update(zip(programs, arrival.wait(), strict=True))
+            waited.seconds += perf_counter() - start
             if whole is not None:
                 break
         if move.kind in FLAT:

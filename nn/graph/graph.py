@@ -26,10 +26,12 @@ from .choose.parameters import building
 from .choose.stage_balance import paths_of
 from .optimizer.at_rest import AtRest, at_rest
 from .optimizer.loss_scale import LossScale
+from .optimizer.nonfinite import SkippedSteps
 from .options import GivenOptions, Options
 from .pieces import Pieces
 from .plan import plan_step
 from .run.costs import layer_costs
+from .run.rank_times import RankTimes
 from .step import Step
 
 __all__ = ["Graph"]
@@ -55,6 +57,7 @@ class Graph:
         self._steps: dict[Any, list[Step]] = {}  # by arguments and modes; of several one fits what modules hold
         self._last: Step | None = None
         self._scale = LossScale(self._options.loss_scale)
+        self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +89,7 @@ class Graph:
             optimizers = list(self._optimizers())
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
             plan = plan_step(self.build, args, kwargs, *how)
-            step = Step(plan, optimizers)
+            step = Step(plan, optimizers, self._skipped)
             known.append(step)
         self._last = step
         return step
@@ -163,6 +166,16 @@ class Graph:
         return norm
 
     @property
+    def skipped(self) -> SkippedSteps:
+        """The steps that were left out since a loss or a gradient was not finite: how many, and where it began."""
+        if self._skipped is None:
+            raise SbpError(
+                f"{self._options.name} leaves no step out: numbers that are not finite go into its weights\n"
+                "  make it with skip_nonfinite=True, to have such steps change nothing on all ranks"
+            )
+        return self._skipped
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the next step's losses, which keeps gradients of fp16 in the range of its numbers."""
         if self._last is None or self._last.plan.passes.scale is None:
@@ -212,6 +225,11 @@ class Graph:
     def explain(self) -> Report:
         """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.save(path)`."""
         return self.planned.explain()
+
+    def rank_times(self) -> RankTimes | None:
+        """The seconds that each rank works at a step, without what it waits for others, as the median of the last 16:
+        print it to have slow ranks named. All processes ask; None where one process plays all ranks, or has none."""
+        return self.planned.rank_times()
 
     def memory_at_rest(self) -> dict[int, AtRest]:
         """The bytes that each rank of this process holds between steps, counted on the tensors themselves: parameters,

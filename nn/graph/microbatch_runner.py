@@ -61,10 +61,14 @@ class MicroBatchRunner:
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made, grads = self.program(held, inputs, self.seeds, self.model.update)
-        with torch.no_grad():
-            self.model.write(made[0])
-        if self.learns:
-            self.model.learn(grads, given)
+        each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
+        losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
+        spoilt = self.learns and self.model.skips(losses, grads)
+        if not spoilt:
+            with torch.no_grad():
+                self.model.write(made[0])
+            if self.learns:
+                self.model.learn(grads, given)
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:

@@ -29,6 +29,7 @@ class GivenOptions(TypedDict, total=False):
     slices: int | Sequence[int] | None
     inputs: Mapping[str, PartSbp] | None
     loss_scale: float | None
+    skip_nonfinite: bool
     name: str | None
 
 
@@ -44,6 +45,7 @@ class Options:
     slices            into how many parts each sequence is cut, or how long these are
     inputs            how arguments lie, by their names; in micro-batches, those of each
     loss_scale        the factor of losses whose gradients are fp16; one that works is found where none is said
+    skip_nonfinite    whether a step changes nothing if its loss or a gradient is not finite on some rank
     """
 
     placement: Placement | None = None
@@ -55,6 +57,7 @@ class Options:
     slices: int | Sequence[int] | None = None
     inputs: Mapping[str, PartSbp] | None = None
     loss_scale: float | None = None
+    skip_nonfinite: bool = False
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +66,8 @@ class Options:
         _check_positive("memory", self.memory, "bytes a rank, as in 80e9")
         _check_positive("clip_grad_norm", self.clip_grad_norm, "a norm")
         _check_positive("loss_scale", self.loss_scale, "a factor, as in 2.0**16")
+        if type(self.skip_nonfinite) is not bool:
+            raise SbpError(f"skip_nonfinite={self.skip_nonfinite!r}\n  say True or False")
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:

@@ -108,6 +108,11 @@ def plan_step(
             f"{name} has loss_scale={options.loss_scale} and no optimizer: gradients would be left with the scale\n"
             "  give it the optimizer, or leave loss_scale= out and scale the loss by a torch.amp.GradScaler"
         )
+    if options.skip_nonfinite and not optimizers:
+        raise SbpError(
+            f"{name} has skip_nonfinite=True and no optimizer, so there is no step that could be left out\n"
+            "  give it the optimizer, or leave skip_nonfinite= out and look at the gradients before yours steps"
+        )
     balance = even_stages(logical, modules, options.policy, many, passes.states, sliced=options.slices not in (None, 1))
     logical = passes.placed(logical, balance.moved)
     pieces = None
@@ -118,10 +123,12 @@ def plan_step(
     else:
         pieces = plan_pieces(passes, build, args, kwargs, batch, logical, balance.moved)
         logical, decided, graph = pieces.first.micro.logical, pieces.first.decided, pieces.first.graph
-        if pieces.streams and passes.scale is not None:
+        if pieces.streams and (passes.scale is not None or options.skip_nonfinite):
+            half, fix = "trains them in fp16", "take bf16, or"
+            asked, fix = (half, fix) if passes.scale is not None else ("is to leave steps out", "take")
             raise ScheduleError(
-                f"schedule {options.policy.name} updates weights while a step goes on, and trains them in fp16\n"
-                "  no stage can know whether another overflows: take bf16, or a schedule with a flush, such as '1f1b'"
+                f"schedule {options.policy.name} updates weights while a step goes on, and {asked}\n"
+                f"  no stage can know whether another overflows: {fix} a schedule with a flush, such as '1f1b'"
             )
     passes.settle(build)
     graph = replace(graph, called=input_titles(inputs, names))

@@ -26,9 +26,11 @@ from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
 from .microbatch_runner import MicroBatchRunner
 from .optimizer.adopted_model import AdoptedModel
+from .optimizer.nonfinite import SkippedSteps
 from .plan import Planned
 from .run.pipeline import Pipelined
 from .run.program import Program
+from .run.rank_times import RankTimes, StepClock
 
 __all__ = ["Step", "StraightRunner"]
 
@@ -49,8 +51,11 @@ class StraightRunner:
             shards[name] = cut(given[name] if name in given else self.constants[name]())
         with torch.no_grad():
             done = self.program(shards)
-            self.model.write(done.values)
-        if self.trains:
+            losses = [(self.graph.layout(name).placement, done.values[name]) for name, _ in self.graph.losses]
+            spoilt = self.trains and self.model.skips(losses, done.grads)
+            if not spoilt:
+                self.model.write(done.values)
+        if self.trains and not spoilt:
             self.model.learn(done.grads, given)
 
         def put(var: Var) -> GlobalTensor:
@@ -62,8 +67,9 @@ class StraightRunner:
 class Step:
     """A planned step, and from its first run on what runs it."""
 
-    def __init__(self, plan: Planned, optimizers: Sequence[Optimizer]) -> None:
-        self.plan, self.optimizers = plan, optimizers
+    def __init__(self, plan: Planned, optimizers: Sequence[Optimizer], skipped: SkippedSteps | None = None) -> None:
+        self.plan, self.optimizers, self.skipped = plan, optimizers, skipped
+        self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
 
@@ -87,7 +93,17 @@ class Step:
         given = tensors_by_path(args, kwargs)
         plain = {path: x for path, x in given.items() if type(x) is not GlobalTensor and x.layout is torch.strided}
         same({path: x for path, x in plain.items() if not x.is_meta}, self.graph.ranks, f"the step {self.name}")
-        return runner.run(given)
+        self.clock.begin()
+        result = runner.run(given)
+        self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
+        return result
+
+    def rank_times(self) -> RankTimes | None:
+        """The seconds that ranks work at a step; all processes ask, and there is none where one plays all ranks."""
+        rows = told([round(self.clock.usual * 1e9)], self.graph.ranks, "times of ranks")
+        if rows is None:
+            return None
+        return RankTimes({r: row[0] / 1e9 for r, row in zip(self.graph.ranks.flat, rows, strict=True)})
 
     def prepare(self) -> StraightRunner | MicroBatchRunner:
         """All that the first run does before it can run; when that fails, modules stay what they were."""
@@ -102,9 +118,8 @@ class Step:
         self.program.prepare()
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
-        model = AdoptedModel(
-            passes.modules, self.optimizers, self.graph, plan.kept, passes.rest, moved, limit, passes.scale
-        )
+        how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped
+        model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
         self.runner = MicroBatchRunner(plan, plan.pieces, model) if plan.pieces else StraightRunner(plan, model)
         return self.runner
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,6 +13,8 @@ from ....placement.world import owned
 from ....sbp import Layout
 from ...model.annotate import LayerMoves
 from ...model.balance import settle
+from ...tensors.factories import whole_everywhere
+from ...tensors.handle import has_grad
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import globalised, named_values
 from ..compiler.generated_calls import Shards
@@ -19,6 +22,7 @@ from ..host.memory import Folder
 from ..host.states import StateMemory
 from .adopt import adopt, clip, served
 from .loss_scale import LossScale, overflowed, steps_by, unscaled
+from .nonfinite import SkippedSteps, spoilt
 from .on_shards import step_on_shards
 from .on_whole import step_on_whole
 from .trained import Trained
@@ -31,7 +35,7 @@ class AdoptedModel:
 
     Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
     layers are moved to other stages. `norm` is that of the gradients before the last step clipped them to `limit`, and
-    `scale` the factor of losses, if they had one.
+    `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class AdoptedModel:
         moved: LayerMoves,
         limit: float | None,
         scale: LossScale | None = None,
+        skipped: SkippedSteps | None = None,
     ) -> None:
         self.optimizers, self.graph, self.limit, self.scale = optimizers, graph, limit, scale
         others = rest or next(value.layout.placement for value in graph.values.values())
@@ -67,6 +72,7 @@ class AdoptedModel:
             assert scale is not None
             steps_by(optimizer, scale)
         self.changed = {id(value): value for value in changed.values()}  # what was before may be gone by then
+        self.skipped = skipped
         self.norm: Tensor | None = None
         self.updating = Lock()
 
@@ -78,6 +84,20 @@ class AdoptedModel:
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
         return {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
+
+    def skips(self, losses: Sequence[tuple[Placement, Shards]], grads: Mapping[str, Shards]) -> bool:
+        """Whether this step is to change nothing, since a loss or a gradient is not finite on some rank. Where losses
+        have a scale, that looks at gradients by itself."""
+        if self.skipped is None:
+            return False
+        come = {} if self.scale is not None else {name: each for name, each in grads.items() if name in self.trained}
+        held = {name: (value.placement, value._shards) for name, value in self.held.items() if has_grad(value._layout)}
+        homes = {name: (self.trained[name].home.placement, shards) for name, shards in come.items()}
+        found = spoilt(losses, homes, held, self.graph.ranks, self.skipped)
+        if found and self.limit is not None:
+            homes_of = [t.held.placement for name, t in self.trained.items() if name in grads]
+            self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
+        return found
 
     def write(self, values: Mapping[str, Shards]) -> None:
         """Buffers get what they hold after a step; none of those that are on other ranks comes here."""
@@ -108,6 +128,8 @@ class AdoptedModel:
                 overflow = overflowed([(each.home.placement, shards) for each, shards in come], self.graph.ranks)
                 self.scale.after(overflow=overflow)
                 if overflow:
+                    if self.skipped is not None:
+                        self.skipped.overflow()
                     return
             for name, each in self.pieces.items():
                 each.idle = name not in grads

@@ -1,0 +1,78 @@
+"""Rank times: how long each rank works at a step, without what it waits for others, so that a slow one has a name.
+
+All ranks of a step end together, however slow one is; but the slow one waits least.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median, median_low
+from time import perf_counter
+
+from ....actors.runtime.ranked import is_wire
+from ....actors.runtime.runtime import RunRecord
+from ....boxing.exchange.execute import waited
+
+__all__ = ["RankTimes", "StepClock"]
+
+WINDOW = 16  # steps
+SLOW = 1.5  # times the median
+
+
+class StepClock:
+    """The clock of this process: seconds of its last steps in which it did not wait for others."""
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=WINDOW)
+        self.before = (0.0, 0.0)
+
+    def begin(self) -> None:
+        self.before = perf_counter(), waited.seconds
+
+    def end(self, record: RunRecord | None) -> None:
+        """Note a step. Of actors a `record` tells when they waited for each other."""
+        start, waits = self.before
+        idle = waited.seconds - waits
+        if record is not None:
+            idle += record.seconds - sum(ran.end - ran.start for ran in record.firings if not is_wire(ran.queue))
+        self.seconds.append(max(perf_counter() - start - idle, 0.0))
+
+    @property
+    def usual(self) -> float:
+        """The median of the last steps, of which a first one that compiles is no measure."""
+        return median(self.seconds) if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Seconds that each rank worked at a step: the median of its last ones.
+
+    >>> print(RankTimes({0: 0.010, 1: 0.011, 2: 0.031, 3: 0.010}))
+    rank 2 is slow: 31.0 ms of work a step, 3.1 times the median
+    """
+
+    seconds: Mapping[int, float]
+
+    @property
+    def median(self) -> float:
+        return median_low(self.seconds.values())
+
+    @property
+    def slowest(self) -> int:
+        """The rank that works longest."""
+        return max(self.seconds, key=lambda rank: self.seconds[rank])
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """The ranks that work more than half as long again as the median."""
+        return tuple(rank for rank, seconds in self.seconds.items() if seconds > SLOW * self.median)
+
+    def __str__(self) -> str:
+        of = self.seconds[self.slowest]
+        if not self.slow:
+            return f"no rank is slow: {min(self.seconds.values()) * 1e3:.1f} to {of * 1e3:.1f} ms of work a step"
+        several = ", ".join(map(str, self.slow))
+        named = (
+            f"rank {several} is slow" if len(self.slow) == 1 else f"ranks {several} are slow, rank {self.slowest} most"
+        )
+        return f"{named}: {of * 1e3:.1f} ms of work a step, {of / max(self.median, 1e-9):.1f} times the median"
