@@ -18,6 +18,7 @@ from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import to_text
 from ...boxing.picture.draw import picture, written
 from ...boxing.record import user_line
+from ...placement import Placement
 from ...placement.errors import SbpError
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
@@ -143,6 +144,16 @@ class Graph:
                 "  call it, or graph.plan(*arguments) to see the plan before anything runs"
             )
         return self._last
+
+    @property
+    def placement(self) -> Placement | None:
+        """The ranks that the graph was given, by `placement=` or by the grid of a plan."""
+        return self._options.placement
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many parts a batch is cut, as `flow.data.shards` is to be told."""
+        return self._options.micro_batches
 
     @property
     def grad_norm(self) -> Tensor:
