@@ -5,6 +5,7 @@ corpus.json    {"dtype": "uint16", "tokens": 123456, ...}, beside it; what else 
 """
 
 import json
+import os
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -78,8 +79,12 @@ class TokenFile(Dataset[tuple[Tensor, Tensor]]):
             raise SbpError(f"TokenFile.write({path}): give it whole numbers from 0, in one row")
         dtype = "uint16" if held.max() < 1 << 16 else "uint32"
         path.parent.mkdir(parents=True, exist_ok=True)
-        held.astype(DTYPES[dtype]).tofile(path)
-        path.with_suffix(".json").write_text(json.dumps({"dtype": dtype, "tokens": len(held), **facts}, indent=1))
+        said = json.dumps({"dtype": dtype, "tokens": len(held), **facts}, indent=1)
+        # Aside first: who has the old file mapped keeps it, and nobody sees half a new one.
+        for name, content in ((path, held.astype(DTYPES[dtype]).tobytes()), (path.with_suffix(".json"), said.encode())):
+            aside = name.with_name(f"{name.name}.{os.getpid()}")
+            aside.write_bytes(content)
+            os.replace(aside, name)
         return cls(path, length)
 
 
