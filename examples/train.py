@@ -44,7 +44,7 @@ def arguments(said: list[str] | None = None) -> argparse.Namespace:
     for name, default, what in (
         ("steps", 500, "updates in all"), ("batch", 16, "samples of an update"), ("length", 64, "tokens of a sample"),
         ("accumulate", 1, "micro-batches of an update; a plan with stages says how many"), ("warmup", 20, "steps"),
-        ("every", 250, "steps between checkpoints"), ("keep", 2, "so many"), ("log", 10, "steps between lines"),
+        ("every", 250, "steps between checkpoints"), ("keep", 2, "so many"), ("report", 10, "steps between lines"),
         ("width", 128, "of the model"), ("layers", 4, "of the model"), ("seed", 0, "of weights and order"),
     ):  # fmt: skip
         add(f"--{name}", type=int, default=default, help=f"{what} ({default})")
@@ -103,9 +103,9 @@ def train(given: argparse.Namespace) -> list[float]:
     for at in range(start + 1, given.steps + 1):
         loss = step(*next(batches))
         scheduler.step()
-        if at % given.log == 0 or at == given.steps:
+        if at % given.report == 0 or at == given.steps:
             losses.append(loss.item())
-            seconds, clock = (time.perf_counter() - clock) / min(given.log, at - start), time.perf_counter()
+            seconds, clock = (time.perf_counter() - clock) / min(given.report, at - start), time.perf_counter()
             line = {"step": at, "loss": losses[-1], "norm": float(step.grad_norm), "lr": scheduler.get_last_lr()[0]}
             line |= {
                 "tokens_per_second": tokens / seconds,
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     given = arguments()
     if given.check:
         folder = Path(tempfile.gettempdir()) / f"sbpflow-train-{flow.init().size or 1}"
-        vars(given).update(steps=24, every=12, keep=9, log=1, width=32, layers=2, length=32, warmup=4, lr=2e-2)
+        vars(given).update(steps=24, every=12, keep=9, report=1, width=32, layers=2, length=32, warmup=4, lr=2e-2)
         vars(given).update(save=folder, resume=None, data=folder / "tokens.bin")
         whole = train(given)
         given.resume = str(folder / "step-12")

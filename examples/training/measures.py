@@ -18,16 +18,17 @@ def entropy(data: flow.data.TokenFile) -> float:
 
 
 def waiting(step: Any, seconds: float) -> dict[str, float]:
-    """The shares of a step in which ranks stand still: stages for each other, and all for what is sent."""
-    if step.planned.plan.pieces is not None:
-        timeline = step.timeline()  # all ranks ask, and the first is told
-        if timeline is None:
-            return {}
+    """The shares of a step in which ranks stand still: stages for each other or what is sent, all for others."""
+    found: dict[str, float] = {}
+    timeline = step.timeline() if step.micro_batches > 1 else None  # all ranks ask, and the first is told
+    if timeline is not None:
         of, ranks = timeline.step, timeline.ranks
         exposed = max(of.exposed(rank) for rank in ranks) / (of.end - of.start)
-        return {"bubble": max(of.bubble(rank) for rank in ranks), "exposed": exposed}
-    times = step.rank_times()
-    return {"exposed": 1 - times.median / seconds, "slowest": times.slowest} if times else {}
+        found = {"bubble": max(of.bubble(rank) for rank in ranks), "exposed": exposed}
+    times = step.rank_times()  # likewise, and all are told
+    if times is not None:
+        found |= {"waits": max(0.0, 1 - times.median / seconds), "slowest": times.slowest}
+    return found
 
 
 def memory(device: torch.device) -> float:
