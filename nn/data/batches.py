@@ -11,7 +11,7 @@ from ...placement.errors import DtypeError, ShapeError
 from ...placement.world import device, owned
 from ..tensors.tensor import GlobalTensor, wrap
 from .reading import Read
-from .shares import Shares
+from .shares import BatchShares
 
 __all__ = ["global_batch", "leaves"]
 
@@ -27,7 +27,7 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {name: x for key, part in parts.items() for name, x in leaves(part, f"{path}.{key}".strip(".")).items()}
 
 
-def global_batch(read: Read, shares: Shares) -> Any:
+def global_batch(read: Read, shares: BatchShares) -> Any:
     """The batch with a global tensor in the place of each tensor."""
     return _put(read.value, "", lambda path, x: _global(path, x, read, shares))
 
@@ -42,7 +42,7 @@ def _put(value: Any, path: str, put: Callable[[str, Any], Any]) -> Any:
     return put(path, value)
 
 
-def _global(path: str, value: Any, read: Read, shares: Shares) -> GlobalTensor | None:
+def _global(path: str, value: Any, read: Read, shares: BatchShares) -> GlobalTensor | None:
     """One tensor of a batch; each rank of this process gets a copy of its part."""
     if value is None:
         return None

@@ -11,12 +11,12 @@ from ...sbp.signature import Split
 from ..tensors.agreement import checksum, told
 from .batches import leaves
 from .reading import Read
-from .shares import Shares
+from .shares import BatchShares
 
 __all__ = ["same_position", "same_samples"]
 
 
-def same_position(numbers: dict[str, int], shares: Shares) -> None:
+def same_position(numbers: dict[str, int], shares: BatchShares) -> None:
     """Refuse ranks that are about to read other samples, as they were given other datasets, seeds or positions."""
     rows = _told([*numbers.values()], shares, "data position")
     for at, name in enumerate(numbers):
@@ -29,7 +29,7 @@ def same_position(numbers: dict[str, int], shares: Shares) -> None:
                 )
 
 
-def same_samples(read: Read, shares: Shares, values: bool) -> None:
+def same_samples(read: Read, shares: BatchShares, values: bool) -> None:
     """Refuse a batch that differs between ranks in shapes or dtypes or, if told to look, in rows that several have."""
     if len(owned(shares.placement)) != 1:
         return
@@ -58,7 +58,7 @@ def same_samples(read: Read, shares: Shares, values: bool) -> None:
             )
 
 
-def _told(row: Sequence[int], shares: Shares, op: str) -> list[list[int]]:
+def _told(row: Sequence[int], shares: BatchShares, op: str) -> list[list[int]]:
     """The numbers of all ranks, where there are others."""
     if world().rank is None or not world().check:
         return [list(row)]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .order import mixed
 from .own_random import OwnRandom, drawn, seeded
 from .read_ahead import ReadAhead
-from .shares import Shares
+from .shares import BatchShares
 from .sources import DataSource, batches_of
 
 __all__ = ["Read", "Reader"]
@@ -68,7 +68,7 @@ class Reader:
     """The reader of a source, of the rows that shares say."""
 
     source: DataSource
-    shares: Shares
+    shares: BatchShares
     seed: int
     ahead: int  # batches that a thread reads ahead, where no workers do
 

@@ -20,7 +20,7 @@ from .batches import global_batch
 from .compared import same_position, same_samples
 from .order import mixed
 from .reading import Read, Reader
-from .shares import Shares, shares_of
+from .shares import BatchShares, shares_of
 from .sources import DataSource, Given, batches_of, source_of
 
 __all__ = ["ShardedData", "shards"]
@@ -37,7 +37,7 @@ class ShardedData:
     not count.
     """
 
-    def __init__(self, source: DataSource, shares: Shares, seed: int, ahead: int) -> None:
+    def __init__(self, source: DataSource, shares: BatchShares, seed: int, ahead: int) -> None:
         self.source, self.shares, self.seed, self.ahead = source, shares, seed, ahead
         self.epoch = self.given = 0
         self._loop = self._count = 0

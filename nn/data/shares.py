@@ -16,11 +16,11 @@ from ...sbp.signature import Partial, Sbp
 from ...sbp.state import Factors, Spans, State, spans, trim
 from ...sbp.text import signature
 
-__all__ = ["Shares", "shares_of"]
+__all__ = ["BatchShares", "shares_of"]
 
 
 @dataclass(frozen=True)
-class Shares:
+class BatchShares:
     """How batches lie: the samples along dim 0, in runs of `micro_batches` where there are several."""
 
     placement: Placement
@@ -81,7 +81,7 @@ class Shares:
         return found
 
 
-def shares_of(placement: Placement, sbp: SbpLike, micro_batches: int, batch_size: int) -> Shares:
+def shares_of(placement: Placement, sbp: SbpLike, micro_batches: int, batch_size: int) -> BatchShares:
     """The shares that a signature means, unless no batch can lie so."""
     asked = f"flow.data.shards(sbp={sbp!r})"
     entries = signature(sbp, placement)
@@ -95,7 +95,7 @@ def shares_of(placement: Placement, sbp: SbpLike, micro_batches: int, batch_size
             f"{asked}: tensors of a batch may have different numbers of dims\n"
             "  count dims from the front, as in S(1) for the tokens of each sample"
         )
-    made = Shares(placement, entries, micro_batches)
+    made = BatchShares(placement, entries, micro_batches)
     if batch_size < made.ranks * micro_batches:
         each = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
         raise SbpError(
