@@ -8,6 +8,8 @@ from .composites.axis import Axis, AxisValue
 from .composites.registry import composite
 from .eager import functions as _functions
 from .explanations.explanation import CallReport
+from .files import joint_file as _joint_file
+from .files import torch_protocol as _torch_protocol
 from .graph import Graph
 from .model.annotate import place, shard
 from .model.balance import pipeline
@@ -41,3 +43,5 @@ __all__ = [
 ]
 
 _functions.install()
+_torch_protocol.install()
+_joint_file.install()

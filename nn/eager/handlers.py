@@ -18,6 +18,7 @@ from ...sbp.recurrent import KINDS
 from ...sbp.state import State
 from ..tensors import autograd, seeds
 from ..tensors.factories import whole_everywhere
+from ..tensors.handle import TensorMemory
 from ..tensors.meeting import adopt, meeting
 from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
@@ -225,10 +226,18 @@ def _backward(
     autograd.backward(ys, given, retain_graph, create_graph, inputs)
 
 
-@answers(torch.Tensor.__setstate__, torch.Tensor.storage, torch.Tensor.untyped_storage, torch.Tensor.storage_type)
+@answers(torch.Tensor.__setstate__, torch.Tensor.storage, torch.Tensor.storage_type)
 @answers(torch.Tensor.share_memory_)
 def _no_memory(x: Any, *args: Any, **kwargs: Any) -> Any:
     raise SbpError(f"a global tensor has no single memory\n  {describe(x)}\n  use x.to_local() for a shard's")
+
+
+@answers(torch.Tensor.untyped_storage)
+def _memory(x: GlobalTensor) -> TensorMemory:
+    if x._memory is None or x._memory.of is None or x._memory.of._shards is not x._shards:
+        x._memory = TensorMemory(x.nbytes, device=x.device, of=x.detach())
+        x._memory.of._shards = x._shards  # type: ignore[union-attr]
+    return x._memory
 
 
 def _by_element(name: str) -> Callable[..., GlobalTensor]:

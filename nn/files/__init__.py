@@ -4,4 +4,8 @@ values    a value in files, whole or put together from several, and how a part o
 headers   what the files of a path hold, or why they cannot be read
 names     the values of a model's names, for models of transformers too
 reading   shards from values, by several processes
+
+pieces          which parts of a tensor a process writes
+joint_file      one file that several processes write; pretrained: `save_pretrained` of transformers by such files
+torch_protocol  how torch.distributed.checkpoint asks a global tensor for its pieces
 """

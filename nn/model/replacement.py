@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensor
 
 from ...boxing.box import dense
 from ...placement.errors import SbpError
+from ..files.pretrained import teach_transformers
 from ..tensors.autograd import gradient_layout
 from ..tensors.factories import whole_everywhere
 from ..tensors.handle import attributes
@@ -40,6 +41,7 @@ def check_replaceable(name: str, old: Tensor, asked: str) -> None:
 
 def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
     """Put `new`, which has the same values, in the place of `old`, with all that hangs on this."""
+    teach_transformers()
     if not isinstance(old, FakeTensor):
         vars(new).update(attributes(old))
     if isinstance(old, nn.Parameter):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
+from ...placement.errors import SbpError
 from ...sbp import B, Layout, Sbp, SbpLike
 from .shell import shell
 
-__all__ = ["AnyHandle", "Handle", "attributes", "has_grad", "is_param", "plain"]
+__all__ = ["AnyHandle", "Handle", "TensorMemory", "attributes", "has_grad", "is_param", "plain"]
 
 _make = torch.Tensor._make_subclass
 
@@ -40,6 +41,7 @@ class Handle(torch.Tensor):
     _apart = False  # a detached tensor: what is written to it does not go into the graph of what it was a view of
     _made = ""  # the user's line, where it is known
     _path = ""  # of a parameter, in the model that became global
+    _memory: "TensorMemory | None" = None  # what was told of it: the same each time, as long as shards are
     _hooks: Any = None
     _heard: Any = ()  # shards that hooks of ours leave gradients on, and by what they were made: see hooks.retain_grad
     _asked = False  # a backward pass was told to leave the gradient here, though this is no leaf
@@ -158,7 +160,9 @@ class Handle(torch.Tensor):
         return self._shards[0].is_inference()
 
     def data_ptr(self) -> int:
-        return self._shards[0].data_ptr() if len(self._shards) == 1 else id(self._shards)
+        """A number that tensors of the same memory have alike: where the first shard is that is anywhere."""
+        found = next((at for shard in self._shards if (at := shard.data_ptr())), 0)
+        return found or self._shards[0].untyped_storage()._cdata
 
     @property
     def _version(self) -> int:  # type: ignore[override]
@@ -179,3 +183,43 @@ def attributes(x: Tensor) -> dict[str, Any]:
 
 def is_param(x: Tensor) -> bool:
     return bool(x.__dict__.get("_is_param", False))
+
+
+class TensorMemory:
+    """The memory of a global tensor, as code asks for it that looks for what is shared, or copies a whole storage.
+
+    Its bytes are those of shards, and nobody reads them here. Without a tensor it is room that `copy_` fills.
+    """
+
+    def __init__(self, size: int, *, device: object = None, of: Handle | None = None) -> None:
+        self._size, self._device, self.of = size, device, of
+
+    def data_ptr(self) -> int:
+        return 0 if self.of is None else self.of.data_ptr()
+
+    def size(self) -> int:
+        return self._size
+
+    nbytes = size
+
+    @property
+    def device(self) -> object:
+        return self._device
+
+    def copy_(self, other: "TensorMemory", non_blocking: bool = False) -> "TensorMemory":
+        if not isinstance(other, TensorMemory) or other.of is None:
+            raise SbpError("the memory of a global tensor is copied from that of another\n  copy tensors: x.copy_(y)")
+        held = other.of
+        self.of = type(held)._wrap(tuple(shard.detach().clone() for shard in held._shards), plain(held._layout))
+        return self
+
+    def __deepcopy__(self, memo: object) -> "TensorMemory":
+        return TensorMemory(self._size, device=self._device)  # a copy of the tensor has memory of its own
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise SbpError(
+            f"a global tensor has no single memory, and no storage with {name}\n"
+            "  use x.to_local().untyped_storage() for a shard's, or x.full_tensor() for the whole value"
+        )

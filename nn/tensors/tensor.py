@@ -15,7 +15,7 @@ from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout, SbpLike
 from ..tensors import autograd, hooks, moves
-from .handle import Handle, attributes, is_param, plain
+from .handle import Handle, TensorMemory, attributes, is_param, plain
 from .show import html, table, text
 
 __all__ = ["GlobalTensor", "assemble", "wrap"]
@@ -122,6 +122,17 @@ class GlobalTensor(Handle):
         if alpha.__class__ is GlobalTensor:
             alpha = alpha.item()
         return super().add_(other) if alpha == 1 else super().add_(other, alpha=alpha)  # type: ignore[return-value]
+
+    def set_(self, source: Any = None, *where: Any, **kwargs: Any) -> "GlobalTensor":
+        """Take the memory of another global tensor, all of it, as code does that has copied a storage."""
+        of = source.of if isinstance(source, TensorMemory) else None
+        if of is None or (where and tuple(where[1]) != of._layout.shape):
+            raise SbpError(
+                "set_ of a global tensor takes all of another's memory, as x.set_(y.untyped_storage())\n"
+                "  copy values instead: x.copy_(y)"
+            )
+        self._shards, self._layout, self._moved = of._shards, of._layout, None
+        return self
 
     # Moving
 
