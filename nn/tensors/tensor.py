@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from ...boxing.exchange.execute import token
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import owned
@@ -124,8 +125,10 @@ class GlobalTensor(Handle):
         return super().add_(other) if alpha == 1 else super().add_(other, alpha=alpha)  # type: ignore[return-value]
 
     def set_(self, source: Any = None, *where: Any, **kwargs: Any) -> "GlobalTensor":
-        """Take the memory of another global tensor, all of it, as code does that has copied a storage."""
-        of = source.of if isinstance(source, TensorMemory) else None
+        """Take another tensor's memory, or what was told of the memory of one."""
+        if not isinstance(source, TensorMemory):
+            return super().set_(source, *where, **kwargs)  # type: ignore[return-value]
+        of = source.of
         if of is None or (where and tuple(where[1]) != of._layout.shape):
             raise SbpError(
                 "set_ of a global tensor takes all of another's memory, as x.set_(y.untyped_storage())\n"
@@ -239,27 +242,41 @@ class GlobalTensor(Handle):
             self._layout,
             self.requires_grad,
             is_param(self),
+            tuple(owned(self.placement)),
         )
 
 
 wrap = GlobalTensor._wrap
 
 
-def assemble(shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool) -> GlobalTensor:
-    """A leaf made of shards, as pickles and copies hold it."""
-    here = owned(of.placement)
-    if here and [tuple(shard.shape) for shard in shards] != [of.local_shape(rank) for rank in here]:
-        raise SbpError(
-            f"a file with a global tensor holds what the process that saved it owned: {of}\n"
-            f"  that was {len(shards)} of shape {tuple(shards[0].shape)}; ranks {list(here)} are here\n"
-            "  load what the same ranks saved, or save x.full_tensor(), which loads anywhere"
-        )
+def assemble(
+    shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool, ranks: tuple[int, ...] | None = None
+) -> GlobalTensor:
+    """A leaf made of shards, as copies hold it, and pickles with the ranks that these are of: another rank takes the
+    shard of one that has the same part of the tensor."""
+    if ranks is not None:
+        here = owned(of.placement)
+        taken = [next((at for at, one in enumerate(ranks) if _same_part(of, one, rank)), None) for rank in here]
+        if None in taken or not (here or shards):
+            raise SbpError(
+                f"a file with a global tensor holds what the process that saved it owned: {of}\n"
+                f"  that was of ranks {list(ranks)}; ranks {list(here)} are here, which have other parts\n"
+                "  load what the same ranks saved, or save by flow.save or torch.distributed.checkpoint, which load "
+                "anywhere; so does x.full_tensor()"
+            )
+        found = tuple(shards[at] for at in taken if at is not None)
+        shards = tuple(x.clone() if at in taken[:n] else x for n, (at, x) in enumerate(zip(taken, found, strict=True)))
+        shards = shards or (token(of),)
     made = wrap(shards, of)
     if requires_grad:
         made.requires_grad_()
     if param:
         made._is_param = True
     return made
+
+
+def _same_part(of: Layout, one: int, other: int) -> bool:
+    return one == other or (not of.state.partial and of.spans(one) == of.spans(other))
 
 
 assemble.__module__ = f"{__package__}.copies"  # by which files name it

@@ -183,4 +183,4 @@ def test_tensors_of_one_memory_are_known_and_others_are_not() -> None:
     with pytest.raises(SbpError, match="no storage with fill_"):
         assert getattr(x.untyped_storage(), "fill_")  # noqa: B009 no storage of torch has it
     with pytest.raises(SbpError, match="takes all of another's memory"):
-        x.set_(torch.zeros(4).untyped_storage())
+        x.set_(y.untyped_storage(), 0, (2, 2), (2, 1))
