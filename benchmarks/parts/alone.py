@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from sbpflow.boxing.exchange import collectives, execute
-from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Posting, Sent, Turn
+from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Given, Posting, Sent, Turn
 from sbpflow.boxing.plan import BoxingPlan
 from sbpflow.sbp.signature import Reduction
 
@@ -40,11 +40,11 @@ class Alone:
         self.sent = Sent()
 
     def start(
-        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrived:
         return self._done(jobs[0], reduction, collectives.post)
 
-    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
+    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
         return self._done(jobs[0], reduction, collectives.all_reduce)
 
     def refuse(self, plan: BoxingPlan, error: Exception) -> None:

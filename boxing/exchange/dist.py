@@ -24,7 +24,7 @@ from ..exchange import collectives, point_to_point
 from ..plan import BoxingPlan
 from ..record import purpose, user_line
 from .shared_memory import Mail, Shared
-from .transport import Arrived, Errand, Exchange, Posting, Sent, Turn
+from .transport import Arrived, Errand, Exchange, Given, Posting, Sent, Turn
 from .watch import Watch
 
 __all__ = ["Dist"]
@@ -48,7 +48,7 @@ class Dist:
         at_close(self.watch.end)
 
     def start(
-        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Wire | Post | Arrived":
         """The exchange of this rank, if it has one. In the background it goes by Gloo, whose threads do the work."""
         if not jobs:
@@ -61,9 +61,7 @@ class Dist:
             return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
         return self._posted(exchange, lambda: point_to_point.post(self.pg, self.sent, exchange))
 
-    def all_reduce(
-        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction
-    ) -> "Wire | Arrived | None":
+    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> "Wire | Arrived | None":
         """One collective where the backend's are used and it can reduce the dtype."""
         if not jobs or not self._native(jobs[0]) or not collectives.can_sum(jobs[0].buffer.dtype):
             return None
@@ -82,7 +80,7 @@ class Dist:
             return True
         return len(job.program.group) > MANY if self.here.native is None else self.here.native
 
-    def _enter(self, plan: BoxingPlan, stage: int, job: Errand, reduction: Reduction) -> Exchange:
+    def _enter(self, plan: Given, stage: int, job: Errand, reduction: Reduction) -> Exchange:
         self.watch.check()
         group = job.program.group
         key = _key(group)

@@ -14,7 +14,9 @@ from ..plan import BoxingPlan
 from ..routes.program import RankProgram
 from .buffer import finish, pack
 
-__all__ = ["Arrival", "Arrived", "Exchange", "Errand", "InProcess", "Posting", "Sent", "Transport", "Turn"]
+__all__ = [
+    "Arrival", "Arrived", "Exchange", "Errand", "Given", "InProcess", "Posting", "Sent", "Transport", "Turn",
+]  # fmt: skip
 
 Posting: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 
@@ -69,6 +71,16 @@ class Sent:
         return f"{self.bytes.total()} bytes in {self.calls.total()} calls"
 
 
+class Given(Protocol):
+    """A plan, or a bundle of several, that exchanges are part of: as the ledger knows it, and errors call it."""
+
+    @property
+    def fingerprint(self) -> int: ...
+
+    @property
+    def text(self) -> bytes: ...
+
+
 class Arrival(Protocol):
     """An exchange under way; `wait` returns the jobs' results, in their order."""
 
@@ -81,10 +93,10 @@ class Transport(Protocol):
     sent: Sent
 
     def start(
-        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrival: ...
 
-    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
+    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
         """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
 
     def refuse(self, plan: BoxingPlan, error: Exception) -> None:
@@ -98,7 +110,7 @@ class InProcess:
         self.sent = Sent()
 
     def start(
-        self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Arrived":
         mail: dict[tuple[int, int], Tensor] = {}
         for rank, program, buffer in jobs:
@@ -113,7 +125,7 @@ class InProcess:
             results.append(finish(program, rank, source, data.__getitem__, reduction, None))
         return Arrived(results)
 
-    def all_reduce(self, plan: BoxingPlan, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
+    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
         return None
 
     def refuse(self, plan: BoxingPlan, error: Exception) -> None:

@@ -19,15 +19,27 @@ from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.state import Spans
 
-__all__ = ["lower_bound"]
+__all__ = ["least_sent", "lower_bound"]
 
 
 def lower_bound(src: Layout, dst: Layout) -> float:
     """Bytes that the busiest rank must receive to get from one layout to the other, on any placements."""
+    own, total = _needs(src, dst)
+    ranks = set(src.placement.flat) | set(dst.placement.flat)
+    return max(max(own.values(), default=0), total / len(ranks)) * src.dtype.itemsize
+
+
+def least_sent(src: Layout, dst: Layout) -> int:
+    """Bytes that all ranks must send together to get from one layout to the other."""
+    return _needs(src, dst)[1] * src.dtype.itemsize
+
+
+def _needs(src: Layout, dst: Layout) -> tuple[dict[int, int], int]:
+    """Elements that each rank must receive, and that all must send."""
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"a bound is between layouts of one tensor\n  {src}\n  {dst}")
     if src.placement is not dst.placement and src.state.partial and dst.state.partial:
-        return 0.0
+        return {}, 0
     ranks = set(src.placement.flat) | set(dst.placement.flat)
     total = 0
     own = dict.fromkeys(ranks, 0)
@@ -44,7 +56,7 @@ def lower_bound(src: Layout, dst: Layout) -> float:
             total += size * (terms - 1 + len(needers) - met)
         else:
             total += size * sum(not everywhere.intersection(options) for options in needers)
-    return max(max(own.values(), default=0), total / len(ranks)) * src.dtype.itemsize
+    return own, total
 
 
 def _problems(src: Layout, dst: Layout) -> Iterator[tuple[list[set[int]], list[list[int]], int]]:
