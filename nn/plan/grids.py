@@ -109,8 +109,15 @@ def _check_fold(plan: PlanText, grid: Grid, axis: GridAxis, shape: dict[str, int
 
 
 def _checked(plan: PlanText, grid: Grid, grids: Grids, ranks: int | None) -> Grids:
-    """The grids, unless they are not of the ranks that there are."""
+    """The grids, unless they are not of the ranks that there are. One that is named may leave some out."""
     size = grids.whole.size
+    if ranks is not None and grid.placement is not None and size < ranks:
+        missing = max(grids.whole.flat)
+        if missing >= ranks:
+            raise plan.wrong(
+                grid, "axes", f"there is no rank {missing}: {ranks} were started, 0 to {ranks - 1}\n  name others"
+            )
+        return grids
     if ranks is not None and size != ranks:
         fix = f"start {size} of them" + ("" if grid.placement else ", or give one axis what is left, as in data=*")
         raise plan.wrong(grid, "axes", f"a grid of {size} on {ranks} ranks\n  {fix}")
