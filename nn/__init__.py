@@ -21,6 +21,7 @@ from .model.outline import Annotations, annotations
 from .model.recompute.recomputation import recompute
 from .model.to_global import to_global
 from .model.values.materialise import materialise
+from .owners.kinds import steps_by_tensor
 
 __all__ = [
     "Annotations",
@@ -39,6 +40,7 @@ __all__ = [
     "place",
     "recompute",
     "shard",
+    "steps_by_tensor",
     "to_global",
 ]
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ...placement import Placement
 from ...sbp import Layout, State
+from ..bundle import refilling
 from ..picture.palette import SHORT
 from ..plan import BoxingPlan, plan
 from .blocks import Blocks
@@ -28,6 +29,7 @@ __all__ = [
     "moves_of",
     "totals",
     "updates",
+    "of_owner",
     "updates_of",
     "ways_of",
 ]
@@ -235,7 +237,24 @@ def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
         x = lies if exact else source.master  # where there are all digits of it
         needed = x, source.home, *[source.master] * source.whole
         ends = [(of, of.with_state(State(((),) * len(of.shape)))) for of in needed]
-    return tuple(plan(src, dst) for src, dst in ends if src is not dst)
+    return (*(plan(src, dst) for src, dst in ends if src is not dst), *_to_owner_and_back(source))
+
+
+def _to_owner_and_back(source: Source) -> tuple[BoxingPlan, ...]:
+    """How the value and the gradient that an owner steps get to it from where they rest, and the value back."""
+    if source.owner is None:
+        return ()
+    rest, whole = source.master.with_state(source.master.state), of_owner(source)
+    there = refilling(rest, whole)
+    return (there, there, refilling(whole, rest)) if there.total else (refilling(whole, rest),)
+
+
+def of_owner(source: Source) -> Layout:
+    """The layout of a parameter, and of its state, on the rank that steps it."""
+    of = source.master
+    assert source.owner is not None
+    where = Placement(of.placement.type, (source.owner,), (1,), None)
+    return Layout(where, State(((),) * len(of.shape)), of.shape, of.dtype)
 
 
 def buckets(backs: Iterable[Back]) -> list[list[Back]]:

@@ -51,7 +51,7 @@ from .lower.order import schedule
 from .lower.segments import Draw, Stage, segments
 from .memory.account import account
 from .microbatch.along import along
-from .optimizer.adopt import states_of, stepped_whole
+from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
 from .options import Options
 from .run.pipeline import Pipelined
@@ -107,6 +107,7 @@ class Passes:
         self.modules, self.options, self.name = dict(modules), options, str(options.name)
         self.learns, self.states = bool(optimizers), states_of(optimizers)
         self.whole = stepped_whole(optimizers, named_values(modules))
+        self.optimizers = list(optimizers)
         self.rest = default_placement(modules, options.placement)
         self.uses = uses_of(modules)
         self.dump, self.reads = Dump(self.name), Reads()
@@ -187,11 +188,22 @@ class Passes:
         return made
 
     def stepped(self, graph: Physical) -> Physical:
-        """The graph with what optimizers step whole, where all that one of them has is on one placement."""
-        places = {s.value.layout.placement for s in graph.sources if s.value.name in self.whole}
-        if len(places) > 1 or not graph.losses:
+        """The graph with what optimizers step whole: on one rank each, or on all where one of them has nothing that is
+        on another placement."""
+        if not graph.losses:
             return graph
-        sources = tuple(replace(s, whole=self.whole.get(s.value.name)) if s.value.grad else s for s in graph.sources)
+        held = {s.value.name: s for s in graph.sources if s.value.grad and s.value.name in self.whole}
+        homes = {name: s.value.layout.placement for name, s in held.items() if s.offload is None}
+        ranks = owned_by(self.optimizers, named_values(self.modules), homes)
+        one = len({s.value.layout.placement for s in held.values()}) == 1
+        sources = tuple(
+            s
+            if s.value.name not in held
+            else replace(s, owner=ranks[s.value.name])
+            if s.value.name in ranks
+            else replace(s, whole=self.whole[s.value.name] if one else None)
+            for s in graph.sources
+        )
         return replace(graph, sources=sources)
 
     def _fits(self, graph: Physical, room: float) -> None:

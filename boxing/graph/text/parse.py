@@ -66,8 +66,8 @@ class _Reader:
                     steps.append(self.step(line))
                 case BackLine():
                     backs.append(self.back(line))
-                case GraphLine("source", (kind, typed, rests, many, offload)):
-                    sources.append(self.source(kind, typed, rests, many, offload))
+                case GraphLine("source", (kind, typed, rests, step, offload)):
+                    sources.append(self.source(kind, typed, rests, step, offload))
                 case GraphLine("place", (short, grid)):
                     self.place(short, grid)
                 case GraphLine("graph", (label,)):
@@ -96,7 +96,7 @@ class _Reader:
         kind: Token,
         typed: Typed,
         rests: tuple[WrittenLayout | None, ...],
-        many: Token | None,
+        step: tuple[Token | None, Token | None],
         offload: Token | None,
     ) -> Source:
         if kind not in KINDS:
@@ -106,7 +106,11 @@ class _Reader:
         if offload is not None and offload not in get_args(OffloadPlace):
             raise Misread(offload, f"{str(offload)!r} is no place on the host", "write cpu or disk")
         there = cast(OffloadPlace | None, offload and str(offload))
-        return Source(value, str(kind), grads, states, None if many is None else whole(many), offload=there)
+        many, owner = (None if number is None else whole(number) for number in step)
+        if owner is not None and owner not in value.layout.placement:
+            assert step[1] is not None
+            raise Misread(step[1], f"there is no rank {owner} on {value.layout.placement}", "write one that has a part")
+        return Source(value, str(kind), grads, states, many, offload=there, owner=owner)
 
     def step(self, line: CallLine) -> GraphStep:
         args = [self.resolved(arg) for arg in line.args if not isinstance(arg, Keyword)]

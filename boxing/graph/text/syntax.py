@@ -42,6 +42,7 @@ WORDS = {
     "LITERAL": "a value as %x, a number, a text, a list or the like", "LOSS": "'loss'",
     "LPAR": "'('", "LSQB": "'['", "NO_GRAD": "'no_grad'",
     "NUMBER": "a number", "OFFLOAD": "'offload'", "ON": "'on'", "OP": "an op as linear(...)",
+    "OWNER": "'owner'",
     "PLACE": "p0 = ...", "RBRACE": "'}'",
     "RETURN": "'return'", "ROUND": "'round'", "RPAR": "')'", "RSQB": "']'", "SEMICOLON": "';'", "STATES": "'states'",
     "STRING": "a text", "TYPE": "a dtype and shape as float32[8, 64]", "VALUE": "a value as %x", "WORD": "a word",
@@ -155,10 +156,11 @@ class _Build(Transformer[Token, Any]):
         grads: WrittenLayout | None,
         states: WrittenLayout | None,
         many: Token | None,
+        owner: Token | None,
         offload: Token | None,
         _end: Token,
     ) -> GraphLine:
-        return GraphLine("source", (kind, value, (grads, states), many, offload))
+        return GraphLine("source", (kind, value, (grads, states), (many, owner), offload))
 
     def step(self, *parts: Any) -> CallLine:
         *outputs, (op, args, grad, turn), end = parts

@@ -17,8 +17,8 @@
 
 A value is dtype[shape], a signature, and `grad` if a gradient comes back; it is on p0 where no `on p1` follows.
 `grads` and `states` are said where a parameter's gradient, or what its optimizer keeps, lies otherwise than itself, and
-`whole 2` where the optimizer steps on whole tensors, with so many of what it keeps; `offload` where it has them on the
-host.
+`whole 2` where the optimizer steps on whole tensors, with so many of what it keeps, `owner 3` where one rank has it
+whole and keeps its states; `offload` where the optimizer has them on the host.
 `B/P` is B with a gradient that is P. What a signature leaves open stands in brackets where it is not the usual:
 
     [dim 0: tensor, data]     the order of nested splits
@@ -124,6 +124,7 @@ class _Writer:
         apart = {"grads": source.grads, "states": source.states}
         said = [f", {kind} {self.near(of, source.value.name)}" for kind, of in apart.items() if of is not None]
         said += [f", whole {source.whole}"] * (source.whole is not None)
+        said += [f", owner {source.owner}"] * (source.owner is not None)
         said += [f", offload {source.offload}"] if source.offload else []
         return f"{source.kind:<9} {self.value(source.value)}{''.join(said)}"
 

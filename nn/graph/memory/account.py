@@ -4,7 +4,7 @@ that runs."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ....boxing.graph.move_table import buckets_home, updates_of
+from ....boxing.graph.move_table import buckets_home, of_owner, updates_of
 from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
 from ....boxing.plan import plan
@@ -44,8 +44,11 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
     the buffer for its gradient too."""
     sources, ranks = list(of), {}
     rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
+    elsewhere = Counter(s.master for s in sources if s.owner is not None)  # than there is what is kept of these
     away = Counter((s.master, s.offload) for s in sources if s.offload)
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
+    owned = Counter(of_owner(s) for s in sources if s.owner is not None)
+    whole.update({(of, True): 2 * n for of, n in owned.items()})  # its value and gradient
     layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
     ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
     homeward = buckets_home(sources) if kept else []  # who keeps nothing may be no optimizer at all
@@ -57,6 +60,8 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
             ranks[rank] = made[key]
             continue
         states = sum(n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items())
+        states += kept * sum(n * _bytes(of, rank) for of, n in owned.items())
+        states -= kept * sum(n * _bytes(of, rank) for of, n in elsewhere.items())
         wide, wide_away = (
             sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
         )

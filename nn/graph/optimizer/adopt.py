@@ -1,6 +1,6 @@
 """Optimizers of a graph: theirs are the graph's parameters, or, where their state lies in pieces, pieces of these."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,8 @@ from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import B, Layout, State
 from ...model.values.noted_states import taken_states
+from ...owners.balance import owners
+from ...owners.kinds import by_tensor
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import became, building
@@ -20,7 +22,9 @@ from .on_shards import ALONE, forget
 from .settle import settle
 from .trained import Trained, alike
 
-__all__ = ["adopt", "clip", "refuse_closures", "served", "states_at_rest", "states_of", "stepped_whole"]
+__all__ = [
+    "adopt", "clip", "owned_by", "refuse_closures", "served", "states_at_rest", "states_of", "stepped_whole",
+]  # fmt: skip
 
 # How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
 KEPT = {
@@ -50,12 +54,33 @@ def stepped_whole(optimizers: Sequence[Optimizer], values: Mapping[str, Tensor])
     found: dict[str, int] = {}
     for optimizer in optimizers:
         if type(optimizer) not in ALONE:
-            for value in (value for group in optimizer.param_groups for value in group["params"]):
-                now = became[value]() if value in became else getattr(value, "_piece_of", value)
-                if id(now) in names:
-                    vector = type(optimizer) is Adafactor and now.ndim < 2  # of which it keeps no rows and columns
-                    found[names[id(now)]] = _kept(optimizer) + vector
+            for name in _called(optimizer, names):
+                vector = type(optimizer) is Adafactor and values[name].ndim < 2  # of which it keeps no rows and columns
+                found[name] = _kept(optimizer) + vector
     return found
+
+
+def owned_by(
+    optimizers: Sequence[Optimizer], values: Mapping[str, Tensor], homes: Mapping[str, Placement]
+) -> dict[str, int]:
+    """The ranks that have parameters whole for steps tensor by tensor, by the names of those that are in `homes`."""
+    names: dict[int, str] = {}
+    for name, value in values.items():
+        names.setdefault(id(value), name)
+    found: dict[str, int] = {}
+    for optimizer in filter(by_tensor, optimizers):
+        called = [name for name in _called(optimizer, names) if name in homes]
+        ranks = owners(tuple((homes[name], tuple(values[name].shape)) for name in called))
+        found.update(zip(called, ranks, strict=True))
+    return found
+
+
+def _called(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
+    """The names of what an optimizer has, in its order."""
+    for value in (value for group in optimizer.param_groups for value in group["params"]):
+        now = became[value]() if value in became else getattr(value, "_piece_of", value)
+        if id(now) in names:
+            yield names[id(now)]
 
 
 def refuse_closures(optimizers: Sequence[Optimizer]) -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ....boxing import box
 from ....placement.world import owned
 from ....sbp import Layout, State
+from ...owners.step import steps_owned
 from ...tensors import seeds
 from ...tensors.tensor import GlobalTensor, wrap
 from ..host.states import KeptState
@@ -34,7 +35,7 @@ def step_on_whole(
     So is that of an optimizer of several placements: none of their ranks has all that it may look at.
     """
     places = {each.rest.placement for each in trained.values()}
-    if type(optimizer) in ALONE or len(places) != 1 or not owned(*places):
+    if type(optimizer) in ALONE or len(places) != 1 or not owned(*places) or steps_owned(optimizer):
         return False
     for each in trained.values():
         each.gather()

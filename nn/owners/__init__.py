@@ -1,0 +1,10 @@
+"""Optimizers that need whole matrices: each matrix has an owner, a rank that has all of it for a step and keeps its
+state.
+
+kinds     which optimizers step tensor by tensor; users say it of their own
+balance   the owners, by what a step of each costs
+states    of owners, as all processes know them
+step      torch's own step, of each owner on what it owns, between two bundles of moves
+"""
+
+from . import step as step
