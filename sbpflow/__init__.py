@@ -16,6 +16,7 @@ from .nn.explanations.explicit import explicit
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.planner import plan
+from .nn.refit.addends import addends
 from .nn.refit.refit import refit
 from .nn.tensors.dtensor import from_dtensor, to_dtensor
 from .nn.tensors.factories import (
@@ -90,6 +91,7 @@ __all__ = [
     "TransportError",
     "__version__",
     "actors",
+    "addends",
     "arange",
     "box",
     "boxing",
