@@ -80,7 +80,7 @@ def measured(rounds: int) -> Times:
             if at:
                 runs["refit"].append(ours)
                 runs["gathered"].append(theirs)
-    
+
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, sent)
         times[name] = {**runs, "bytes": [float(sum(every))]}
