@@ -74,6 +74,7 @@ def by_hand(inner: int, outer: str, rounds: int = 3) -> list[torch.Tensor]:
     return [x.detach() for x in anchor.parameters()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parts", [[""], ["0", "2"]], ids=["at once", "by parts"])
 @pytest.mark.parametrize(("inner", "outer"), [(1, "sgd"), (3, "nesterov")])
 @pytest.mark.parametrize("grid", [GRID, flow.placement("cpu:[0-1]", names=("data",))], ids=["of two", "of one"])
