@@ -31,6 +31,7 @@ __all__ = [
     "updates",
     "of_owner",
     "updates_of",
+    "value_for_owner",
     "ways_of",
 ]
 
@@ -245,8 +246,15 @@ def _to_owner_and_back(source: Source) -> tuple[BoxingPlan, ...]:
     if source.owner is None:
         return ()
     rest, whole = source.master.with_state(source.master.state), of_owner(source)
-    there = refilling(rest, whole)
-    return (there, there, refilling(whole, rest)) if there.total else (refilling(whole, rest),)
+    ways = refilling(value_for_owner(source), whole), refilling(rest, whole), refilling(whole, rest)
+    return tuple(way for way in ways if way.total)
+
+
+def value_for_owner(source: Source) -> Layout:
+    """The layout of what an owner takes a parameter's value from: the parameter, if it has all of it and all digits."""
+    lies = source.value.layout.with_state(source.value.layout.state)
+    whole = refilling(lies, of_owner(source).with_dtype(lies.dtype)).total == 0
+    return lies if whole and lies.dtype is source.master.dtype else source.master.with_state(source.master.state)
 
 
 def of_owner(source: Source) -> Layout:

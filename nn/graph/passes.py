@@ -211,7 +211,7 @@ class Passes:
         held = account(bucketed(graph), self.states, regather=self.options.backend != "autograd")
         rank = max(held, key=lambda rank: held[rank].total)
         if held[rank].total > room:
-            many = sum(s.whole is not None for s in graph.sources)
+            many = sum(s.whole is not None or s.owner is not None for s in graph.sources)
             raise SbpError(
                 f"{self.name} does not fit into {volume(room)} a rank: the step of its optimizer takes "
                 f"{volume(held[rank].total)} on rank {rank}\n"

@@ -135,7 +135,7 @@ def _stand_in(optimizer: Optimizer, held: Sequence[OwnedTensor]) -> Optimizer:
     state.update({x: kept for x, kept in optimizer.state.items() if not isinstance(x, GlobalTensor)})
     for one in held:
         assert isinstance(one.x.grad, GlobalTensor)
-        filling, value = one.whole(one.x, own=False)
+        filling, value = one.whole(_exact(one.x, one.rank), own=False)
         fillings += [] if filling is None else [filling]
         filling, grad = one.whole(one.x.grad, own=True)
         fillings += [] if filling is None else [filling]
@@ -161,6 +161,14 @@ def _stand_in(optimizer: Optimizer, held: Sequence[OwnedTensor]) -> Optimizer:
     ]
     made.state = state  # type: ignore[assignment]
     return made
+
+
+def _exact(x: GlobalTensor, rank: int) -> GlobalTensor:
+    """The tensor, or what it is a piece of, where a rank has all of that with all its digits: then nothing is sent."""
+    of = vars(x).get("_piece_of")
+    if not isinstance(of, GlobalTensor) or of.dtype is not x.dtype or rank not in of.placement:
+        return x
+    return of if of._layout.local_shape(rank) == of._layout.shape and not of._layout.state.partial else x
 
 
 def _stepped(x: Tensor, whole: dict[int, nn.Parameter | None]) -> Tensor | None:

@@ -4,7 +4,7 @@ that runs."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ....boxing.graph.move_table import buckets_home, of_owner, updates_of
+from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
 from ....boxing.plan import plan
@@ -48,7 +48,9 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
     away = Counter((s.master, s.offload) for s in sources if s.offload)
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
     owned = Counter(of_owner(s) for s in sources if s.owner is not None)
-    whole.update({(of, True): 2 * n for of, n in owned.items()})  # its value and gradient
+    for s in sources:
+        if s.owner is not None:  # its gradient, and its value unless it lies there
+            whole[of_owner(s), True] += 2 - (value_for_owner(s).local_shape(s.owner) == of_owner(s).shape)
     layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
     ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
     homeward = buckets_home(sources) if kept else []  # who keeps nothing may be no optimizer at all

@@ -186,3 +186,15 @@ def test_owners_have_as_much_to_do() -> None:
 def test_only_classes_of_optimizers_can_be_said_to_step_by_tensor() -> None:
     with pytest.raises(flow.SbpError, match="no class of optimizers"):
         flow.nn.steps_by_tensor(Mine([nn.Parameter(torch.ones(2))]))  # type: ignore[type-var]
+
+
+def test_a_value_that_an_owner_has_is_not_sent_to_it() -> None:
+    """With states in pieces of rows and weights whole, it takes the weight and not the pieces."""
+    model = laid(matrices(), "pieces of rows")
+    step = flow.compile(model, loss_fn, optim.Muon(model.parameters(), lr=0.02), placement=DATA)
+    step(*batch(0))
+    with flow.record() as moves:
+        step(*batch(1))
+    ways = [move.plan for move in moves if move.op == "optimizer whole"]
+    to_owners = [way for way in ways if way.dst.placement.size == 1 and way.total]
+    assert len(to_owners) == 2  # gradients
