@@ -111,7 +111,7 @@ def _check_fold(plan: PlanText, grid: Grid, axis: GridAxis, shape: dict[str, int
 def _checked(plan: PlanText, grid: Grid, grids: Grids, ranks: int | None) -> Grids:
     """The grids, unless they are not of the ranks that there are. One that is named may leave some out."""
     size = grids.whole.size
-    if ranks is not None and grid.placement is not None and size < ranks:
+    if ranks is not None and grid.placement is not None and size <= ranks:
         missing = max(grids.whole.flat)
         if missing >= ranks:
             raise plan.wrong(

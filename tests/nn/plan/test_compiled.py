@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.boxing.graph.physical import Op
-from sbpflow.placement.errors import SbpError
+from sbpflow.nn.plan.grids import grids_of
+from sbpflow.nn.plan.language.plan_text import PlanText
+from sbpflow.placement.errors import SbpError, SbpflowError
 from sbpflow.sbp.logical import SavedOffload
+from tests.ranks import Ranks
 
 X, Y = torch.randn(16, 8, dtype=torch.float64), torch.randint(3, (16,))
 
@@ -207,3 +210,16 @@ def test_a_flow_that_was_noted_by_hand_is_told_as_before() -> None:
     flow.nn.flow(model[0], result={"data": flow.S(5)})
     with pytest.raises(SbpError, match=r"^the result of 0 is to flow as \{data: S\(5\)\}"):
         flow.compile(model, loss_fn, plan="grid (data=2)")(X, Y)
+
+
+def some_ranks(text: str) -> str:
+    try:
+        return str(grids_of(PlanText.read(text)).whole)
+    except SbpflowError as error:
+        return str(error)
+
+
+def test_a_grid_that_is_a_placement_may_leave_out_ranks_but_not_name_others(ranks4: Ranks) -> None:
+    assert ranks4(some_ranks, "grid cpu:[1-2] as (data=2)") == ["cpu:[1-2] as (data=2)"] * 4
+    assert "there is no rank 5: 4 were started, 0 to 3" in ranks4(some_ranks, "grid cpu:[2-5] as (data=4)")[0]
+    assert "a grid of 2 on 4 ranks" in ranks4(some_ranks, "grid (data=2)")[0]
