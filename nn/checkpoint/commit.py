@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ...placement.errors import FileError, SbpError
+from ...placement.errors import FileError, SbpError, some_of
 from ..files.headers import DTYPES
 from ..files.pieces import sizes_of
 from ..files.raw import wrote
 from .content import Content
-from .manifest import MANIFEST, NAMES, WrittenPiece, made_manifest
+from .manifest import MANIFEST, NAMES, WrittenPiece, is_checkpoint, made_manifest
 from .meeting import Meeting
 from .newest import REPLACED, WRITING, remove, tidied
 from .writing import FilePlan, synced, write_file
@@ -39,7 +39,7 @@ def committed(
     """Write what this process has to, and have the checkpoint stand when all have."""
     aside = path.with_name(path.name + WRITING)
     meeting.agree(
-        _dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(aside, each)
+        _dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(path, aside, each)
     )
     meeting.limit = limit + sum(file.size for file in files) / SLOW
     error: Exception | None = None
@@ -80,7 +80,7 @@ def _dumped(**said: Any) -> str:
     return json.dumps(said, separators=(",", ":"))
 
 
-def _begin(aside: Path, each: Sequence[str]) -> str:
+def _begin(path: Path, aside: Path, each: Sequence[str]) -> str:
     """All save the same, and there is an empty folder for it."""
     rows = [json.loads(said) for said in each]
     _same({f"rank {rank}": {"path": row["path"], **row["alike"]} for rank, row in enumerate(rows)})
@@ -94,6 +94,12 @@ def _begin(aside: Path, each: Sequence[str]) -> str:
                     "  it is a plain tensor, which all ranks are to have alike\n"
                     "  make it global, as by flow.from_local, or the same everywhere"
                 )
+    if path.exists() and not is_checkpoint(path) and not (path.is_dir() and not any(path.iterdir())):
+        what = f"a folder with {some_of(sorted(x.name for x in path.iterdir()))}" if path.is_dir() else "a file"
+        raise FileError(
+            f"flow.save: {path} is there, and is no checkpoint\n  it is {what}, which would be lost\n"
+            f"  name a folder for this one checkpoint, such as {path / 'step-100'}"
+        )
     aside.parent.mkdir(parents=True, exist_ok=True)
     if aside.exists():
         shutil.rmtree(aside)

@@ -44,7 +44,7 @@ class WrittenPiece:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint in a folder holds. `said` is all that is no tensor, as JSON has it."""
+    """The manifest of a checkpoint in a folder. `said` is all of it, as JSON has it."""
 
     folder: Path
     said: Mapping[str, Any]

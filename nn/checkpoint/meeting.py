@@ -47,7 +47,7 @@ class Meeting:
         error: Exception | None = None,
         decide: Callable[[Sequence[str]], str] | None = None,
     ) -> str:
-        """What the first process decides from all that is said; raises on all where one has an error, or deciding has.
+        """The first process decides from all that is said, and all get that; an error of one of them is one of all.
 
         `decide` is called in the first process, with what each said in their order.
         """

@@ -13,7 +13,7 @@ from ..files.checksums import checksum
 from ..files.pieces import sizes_of
 from ..files.raw import RawFile
 from ..files.sums import altered
-from .manifest import Manifest, is_checkpoint, read_manifest
+from .manifest import MANIFEST, Manifest, is_checkpoint, read_manifest
 
 __all__ = ["REPLACED", "WRITING", "Saved", "newest", "remove", "tidied"]
 
@@ -66,20 +66,23 @@ def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
     """Those that are whole, the newest last, and of later ones what is wrong."""
     found: list[Manifest] = []
     bad: list[tuple[Path, str]] = []
+    begun: list[Path] = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.endswith(WRITING):
-            bad.append((path, "it was not written to its end"))
+            begun.append(path)
         elif is_checkpoint(path):
             try:
                 found.append(read_manifest(path))
             except FileError as error:
-                bad.append((path, " ".join(str(error).splitlines()[1:2]).strip()))
+                bad.append((path, " ".join(line.strip() for line in str(error).splitlines()[:2])))
     found.sort(key=lambda each: (each.saved_at, each.step))
     while found:
         wrong = found[-1].wrong()
         if wrong is None:
             break
         bad.append((found.pop().folder, wrong))
+    last = found[-1].saved_at if found else 0
+    bad += [(path, "it was not written to its end") for path in begun if path.stat().st_mtime_ns > last]
     return found, bad
 
 
@@ -106,5 +109,5 @@ def tidied(folder: Path, keep: int) -> None:
 def remove(folder: Path) -> None:
     """Remove a checkpoint; half removed, it is none."""
     if folder.exists():
-        (folder / "manifest.json").unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

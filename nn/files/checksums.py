@@ -85,7 +85,7 @@ def _folded(line: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Memory(threading.local):
-    """What a thread sums in: memory that is made anew for each square takes half of the time."""
+    """Memory of a thread to sum in: memory that is made anew for each square takes half of the time."""
 
     def __init__(self) -> None:
         self.square = torch.empty(SIDE * SIDE, dtype=torch.int64)

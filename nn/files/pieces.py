@@ -52,15 +52,17 @@ def boxes(spans: Sequence[Spans]) -> list[Region]:
 
 
 def cut(region: Region, parts: int) -> list[Region]:
-    """At most so many boxes that make up a box, nearly alike: along its first dim, or the longest if that is short.
+    """At most so many boxes that make up a box, nearly alike: along its first dim, or the longest if that one is not
+    long enough to be cut alike.
 
-    >>> cut(((0, 5), (0, 2)), 2), cut(((0, 1), (3, 6)), 2)
-    ([((0, 3), (0, 2)), ((3, 5), (0, 2))], [((0, 1), (3, 5)), ((0, 1), (5, 6))])
+    >>> cut(((0, 6), (0, 8)), 2), cut(((0, 1), (3, 6)), 2)
+    ([((0, 3), (0, 8)), ((3, 6), (0, 8))], [((0, 1), (3, 5)), ((0, 1), (5, 6))])
     """
     sizes = sizes_of(region)
     if not sizes or parts < 2:
         return [region]
-    d = 0 if sizes[0] >= parts else max(range(len(sizes)), key=lambda d: sizes[d])
+    even = sizes[0] % parts == 0 or sizes[0] >= 16 * parts
+    d = 0 if even and sizes[0] else max(range(len(sizes)), key=lambda d: sizes[d])
     lo, parts = region[d][0], min(parts, max(sizes[d], 1))
     base, more = divmod(sizes[d], parts)
     ends = [lo + part * base + min(part, more) for part in range(parts + 1)]

@@ -19,48 +19,60 @@ __all__ = ["PieceSums", "altered"]
 
 
 class PieceSums:
-    """What has been added up so far. `counting` are the boxes of the value that is being read that count here."""
+    """Sums so far. `counting` are the boxes of the value that is being read that count here."""
 
     def __init__(self) -> None:
         self.counting: Sequence[Region] = ()
-        self.found: dict[tuple[int, int], int] = {}  # by value and number of its piece
-        self.alone: dict[int, Pieced] = {}  # what this process reads whole
-        self.together: dict[int, Pieced] = {}  # what all of them read, in the order in which they do
+        self.alone = _Expected()  # what this process reads whole
+        self.together = _Expected()  # what all of them read, in the order in which they do
+        self.now = self.alone
 
     def expect(self, of: Pieced, *, alone: bool) -> None:
-        """All of this value is to be read."""
-        (self.alone if alone else self.together)[id(of)] = of
+        """All of this value is to be read, once more than before."""
+        self.now = self.alone if alone else self.together
+        self.now.values[id(of)] = of
+        self.now.times[id(of)] = self.now.times.get(id(of), 0) + 1
 
     def note(self, of: Pieced, number: int, block: Tensor, region: Region) -> None:
         """A block of a piece has been read."""
+        found = self.now.found
         for box in self.counting:
             inside = intersection(box, region)
             if inside is not None:
                 part = block[tuple(slice(a - lo, b - lo) for (a, b), (lo, _) in zip(inside, region, strict=True))]
                 more = checksum(part, [lo for lo, _ in inside], of.shape)
-                self.found[id(of), number] = (self.found.get((id(of), number), 0) + more) % (1 << BITS)
+                found[id(of), number] = (found.get((id(of), number), 0) + more) % (1 << BITS)
 
     def wrong_here(self) -> FileError | None:
         """Why what this process has read by itself is not what was written."""
-        return _wrong(self.alone, [*self._of(self.alone)])
+        return self.alone.wrong(self.alone.sums())
 
     def compare(self, everybody: Placement | None) -> None:
         """Raise, on every rank, where what they have read together is not what was written."""
         if everybody is not None and not owned(everybody):
             return
-        sums = self._of(self.together)
-        error = _wrong(self.together, sums if everybody is None else added(sums, everybody, "flow.load"))
+        sums = self.together.sums()
+        error = self.together.wrong(sums if everybody is None else added(sums, everybody, "flow.load"))
         if error is not None:
             raise error
 
-    def _of(self, values: dict[int, Pieced]) -> list[int]:
-        return [self.found.get((key, at), 0) for key, of in values.items() for at in range(len(of.pieces))]
 
+class _Expected:
+    """Values that are to be read, so many times each, and the sums of what was read of them."""
 
-def _wrong(values: dict[int, Pieced], sums: Sequence[int]) -> FileError | None:
-    pieces = [(of, piece) for of in values.values() for piece in of.pieces]
-    both = zip(pieces, sums, strict=True)
-    return next((altered(of, piece) for (of, piece), total in both if total != piece.sum), None)
+    def __init__(self) -> None:
+        self.values: dict[int, Pieced] = {}
+        self.times: dict[int, int] = {}
+        self.found: dict[tuple[int, int], int] = {}  # by value and number of its piece
+
+    def sums(self) -> list[int]:
+        return [self.found.get((key, at), 0) for key, of in self.values.items() for at in range(len(of.pieces))]
+
+    def wrong(self, sums: Sequence[int]) -> FileError | None:
+        pieces = [(of, piece, self.times[key]) for key, of in self.values.items() for piece in of.pieces]
+        both = zip(pieces, sums, strict=True)
+        wrong = ((of, piece) for (of, piece, times), total in both if total != piece.sum * times % (1 << BITS))
+        return next((altered(of, piece) for of, piece in wrong), None)
 
 
 def altered(of: Pieced, piece: StoredPiece) -> FileError:

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 from ....placement.errors import FileError, some_of
 from ..trees import Json
 from .owners import HeldParameter
-from .saved_states import HOW
 
-__all__ = ["check_optimizers", "put_options", "saved_options"]
+__all__ = ["check_optimizers", "put_options"]
 
 
 def check_optimizers(
@@ -80,10 +79,6 @@ def _options(
     return found
 
 
-def saved_options(options: Mapping[str, Json]) -> dict[str, Json]:
-    return {name: tree for name, tree in options.items() if name not in HOW}
-
-
 def put_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Give a group its numbers; one that is a tensor stays the same tensor, which graphs may have seen."""
     for name, value in options.items():
@@ -91,4 +86,4 @@ def put_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
         if isinstance(held, Tensor):
             held.fill_(float(value))
         else:
-            group[name] = value
+            group[name] = float(value) if isinstance(value, Tensor) and isinstance(held, float) else value

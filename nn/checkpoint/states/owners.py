@@ -31,7 +31,7 @@ class HeldParameter:
 
 def listed(optimizer: Optimizer | Sequence[Optimizer] | None, asked: str) -> list[Optimizer]:
     """Optimizers, however many were given."""
-    found = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    found = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     for each in found:
         if not isinstance(each, Optimizer):
             raise SbpError(
@@ -47,7 +47,7 @@ def names_of(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
 
 
 def held_by(optimizers: Sequence[Optimizer], model: nn.Module, asked: str) -> list[list[HeldParameter]]:
-    """What each optimizer holds."""
+    """The parameters that each optimizer holds."""
     names = names_of(model)
     seen: dict[str, int] = {}
     found = []

@@ -1,0 +1,199 @@
+"""Torn, altered and foreign files: found, named, and nothing has changed; the one before is offered."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.placement.errors import DtypeError, FileError, SbpflowError, ShapeError
+from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
+
+
+def first_file(path: Path) -> Path:
+    return sorted(path.glob("*.safetensors"))[0]
+
+
+def cut_off(path: Path) -> None:
+    file = first_file(path)
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def broken_header(path: Path) -> None:
+    file = first_file(path)
+    file.write_bytes(b"\x30" + file.read_bytes()[1:])
+
+
+def other_header(path: Path) -> None:
+    file = first_file(path)
+    file.write_bytes(file.read_bytes().replace(b"model.inner.bias", b"model.inner.bear"))
+
+
+def without_file(path: Path) -> None:
+    first_file(path).unlink()
+
+
+def cut_manifest(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text[: len(text) // 2])
+
+
+def said(path: Path, **more: Any) -> None:
+    found = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**found, **more}))
+
+
+def lost_piece(path: Path) -> None:
+    found = json.loads((path / "manifest.json").read_text())["tensors"]
+    found["model.inner.bias"]["pieces"] = []
+    said(path, tensors=found)
+
+
+TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut off": (cut_off, "00000-000.safetensors has [0-9]+ bytes, and was written with"),
+    "broken header": (broken_header, "has no header of safetensors|has other tensors"),
+    "other header": (other_header, "has other tensors than were written to it, such as model.inner.bear"),
+    "without a file": (without_file, "of 1 files is missing"),
+    "half a manifest": (cut_manifest, "is no manifest of a checkpoint"),
+    "lost piece": (lost_piece, "the pieces of model.inner.bias"),
+    "another kind": (lambda path: said(path, kind="x"), "it is a 'x'"),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_one_is_passed_over_and_named(tmp_path: Path, tear: str) -> None:
+    good, torn = saved(tmp_path, 1), saved(tmp_path, 2)
+    do, message = TEARS[tear]
+    do(torn)
+    with pytest.warns(RuntimeWarning, match=f"step-1 of step 1 is the newest that is(.|\n)*step-2: .*({message})"):
+        found = flow.newest(tmp_path)
+    assert found is not None
+    assert found.path == good
+    model, optimizer = made()
+    train(model, optimizer, 5)
+    before = snapshot(model, optimizer)
+    with pytest.raises(FileError, match=f"(.|\n)*({message})(.|\n)*load the one before: .*step-1 of step 1"):
+        flow.load(torn, model, optimizer=optimizer)
+    same(snapshot(model, optimizer), before)
+
+
+def test_one_that_was_not_written_to_its_end_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    shutil.copytree(saved(tmp_path, 2), tmp_path / "step-3.writing")
+    (tmp_path / "step-3.writing").touch()
+    with pytest.warns(RuntimeWarning, match=r"step-3\.writing: it was not written to its end"):
+        found = flow.newest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    (tmp_path / "step-2" / "manifest.json").unlink()
+    with pytest.raises(FileError, match="not written to its end"):
+        flow.load(tmp_path / "step-2", made()[0])
+    assert flow.newest(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("name", ["model.emb.weight", "optimizer.state.inner.weight.exp_avg", "extra.note"])
+def test_altered_numbers_are_found_by_their_checksum(tmp_path: Path, name: str) -> None:
+    saved(tmp_path, 1)
+    path = saved(tmp_path, 2, extra={"note": torch.ones(3)})
+    piece = json.loads((path / "manifest.json").read_text())["tensors"][name]["pieces"][0]
+    file = path / piece[0]
+    raw = bytearray(file.read_bytes())
+    raw[piece[1] + 2] ^= 4
+    file.write_bytes(raw)
+    found = flow.newest(tmp_path)  # sizes and headers are right
+    assert found is not None
+    error = f"00000-000.safetensors has other numbers(.|\n)*of {name}(.|\n)*the one before: .*step-1"
+    with pytest.raises(FileError, match=error):
+        found.verify()
+    model, optimizer = made()
+    with pytest.raises(FileError, match=error):
+        flow.load(path, model, optimizer=optimizer, extra={"note": torch.zeros(3)})
+    fresh, optimizer = made(meta=True)
+    if name.startswith("model"):
+        flow.load(path, fresh)
+        with pytest.raises(FileError, match=error):
+            flow.nn.to_global(fresh, LINE, lambda name, value: flow.S(0) if value.ndim else flow.B)
+        assert all(value.is_meta for value in fresh.parameters())
+    flow.load(tmp_path / "step-1", model)
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    said(path, version=9)
+    with pytest.raises(FileError, match="of version 9, and this sbpflow reads version 1"):
+        flow.load(path, made()[0])
+
+
+class Renamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(()))
+
+
+def shaped() -> nn.Module:
+    model, _ = made()
+    model.inner = nn.Linear(6, 7)
+    return model
+
+
+def counted() -> nn.Module:
+    model, _ = made()
+    model.scale = nn.Parameter(torch.ones((), dtype=torch.int64), requires_grad=False)
+    return model
+
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], type[SbpflowError], str]] = {
+    "other names": (
+        Renamed,
+        FileError,
+        "missing in the files: inner_.bias and 1 more; inner.bias or",
+    ),
+    "another shape": (shaped, ShapeError, r"inner.weight is \(7, 6\) in the model, and \(6, 6\) in the files"),
+    "another kind": (counted, DtypeError, "scale is torch.int64, and model.scale"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_model_is_refused(tmp_path: Path, other: str) -> None:
+    path = saved(tmp_path, 1)
+    make, kind, message = OTHERS[other]
+    model = make()
+    before = snapshot(model)
+    with pytest.raises(kind, match=message):
+        flow.load(path, model)
+    same(snapshot(model), before)
+
+
+def test_other_optimizers_and_extras_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1, extra={"seen": 3})
+    model, optimizer = made()
+    train(model, optimizer, 1)
+    before = snapshot(model, optimizer)
+    with pytest.raises(FileError, match="has states of AdamW, and SGD was passed"):
+        flow.load(path, model, optimizer=torch.optim.SGD(model.emb.parameters()))
+    with pytest.raises(FileError, match=r"has no states of AdamW for inner\.bias"):
+        flow.load(path, model, optimizer=torch.optim.AdamW([model.inner.bias]))
+    with pytest.raises(FileError, match="saved with different lr, and are in one group now"):
+        flow.load(path, model, optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
+    with pytest.raises(FileError, match=r"has no extra sean\n  it has seen"):
+        flow.load(path, model, optimizer=optimizer, extra={"sean": 0})
+    weights = saved(tmp_path, 2)
+    flow.save(weights, model)
+    with pytest.raises(FileError, match="was saved without an optimizer"):
+        flow.load(weights, model, optimizer=optimizer)
+    same(snapshot(model, optimizer), before)
+
+
+def test_what_is_no_checkpoint_is_refused_with_an_optimizer(tmp_path: Path) -> None:
+    model, optimizer = made()
+    (tmp_path / "file").write_text("garbage")
+    for path in (tmp_path, tmp_path / "file", tmp_path / "nowhere"):
+        with pytest.raises(FileError, match=r"is no checkpoint of flow\.save, and optimizer= is given"):
+            flow.load(path, model, optimizer=optimizer)
+        with pytest.raises(FileError):
+            flow.load(path, model)
