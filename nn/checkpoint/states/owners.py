@@ -31,7 +31,9 @@ class HeldParameter:
 
 def listed(optimizer: Optimizer | Sequence[Optimizer] | None, asked: str) -> list[Optimizer]:
     """Optimizers, however many were given."""
-    found = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    found: list[Any] = [optimizer] if optimizer is not None else []
+    if isinstance(optimizer, Sequence):
+        found = list(optimizer)
     for each in found:
         if not isinstance(each, Optimizer):
             raise SbpError(

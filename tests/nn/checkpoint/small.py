@@ -46,7 +46,8 @@ def made(*, meta: bool = False, dtype: torch.dtype = torch.float64) -> tuple[Net
     with torch.device("meta" if meta else "cpu"):
         model = Net().to(dtype)
     trained = [p for p in model.parameters() if p.requires_grad]
-    return model, torch.optim.AdamW([{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}]
+    return model, torch.optim.AdamW(groups, lr=0.01)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *at: int) -> None:

@@ -30,7 +30,10 @@ def test_a_run_goes_on_in_another_plan(tmp_path: Path, kind: str, before: str, a
     step2.plan(*plans.batch(2)).planned.prepare()
     plans.same(plans.weights(fresh), held)
     plans.same(plans.states(fresh, optimizer2), kept)
-    torch.testing.assert_close(float(step2(*plans.batch(2))), float(step(*plans.batch(2))), rtol=1e-9, atol=0)
+    near, far = (
+        (1e-9, 1e-7) if kind == "gpt" else (1e-6, 1e-4)
+    )  # Llama's loss is one of float32 whatever its weights are
+    torch.testing.assert_close(float(step2(*plans.batch(2))), float(step(*plans.batch(2))), rtol=near, atol=0)
     trained = plans.weights(model)
     for name, value in plans.weights(fresh).items():
-        torch.testing.assert_close(value, trained[name], rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(value, trained[name], rtol=far, atol=far)

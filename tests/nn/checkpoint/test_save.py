@@ -17,6 +17,7 @@ from sbpflow import B, S
 from sbpflow.nn.checkpoint import commit, writing
 from sbpflow.nn.files.raw import traffic
 from sbpflow.placement.errors import FileError, SbpError
+from tests.nn.checkpoint.plans import weights
 from tests.nn.checkpoint.small import LINE, loss, made, same, saved, snapshot, train, words
 
 
@@ -54,7 +55,7 @@ def test_each_byte_is_written_once_and_read_once(tmp_path: Path) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(3)))
     held = sum(p.nbytes for p in model.parameters())
     for sbp in (B, S(0), S(1)):
-        flow.nn.to_global(model, LINE, lambda name, value, sbp=sbp: sbp if value.ndim > 1 else B)
+        flow.nn.to_global(model, LINE, {"*.weight": sbp})
         path = tmp_path / str(sbp)
         with traffic() as bytes_:
             flow.save(path, model)
@@ -87,15 +88,15 @@ def test_every_dtype_is_written_as_torch_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_reads_it_without_us(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     model, _ = made()
     flow.nn.to_global(model, LINE, lambda name, value: S(0) if value.ndim else B)
     flow.save(tmp_path / "a", model)
     plain = {name: value.full_tensor() for name, value in model.state_dict().items() if name != "head.weight"}
     read = {f"model.{name}": torch.zeros_like(value) for name, value in plain.items()}
-    dcp.load(read, storage_reader=HuggingFaceStorageReader(str(tmp_path / "a")))
+    load(read, storage_reader=HuggingFaceStorageReader(str(tmp_path / "a")))
     same(read, {f"model.{name}": value for name, value in plain.items()})
 
 
@@ -110,7 +111,7 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path, monkeypatc
     model, optimizer = made()
     step = flow.compile(model, loss, optimizer, placement=LINE)
     step(words(0))
-    kept = {name: value.full_tensor().clone() for name, value in model.named_parameters()}
+    kept = weights(model)
     saving = flow.save(tmp_path / "a", model, optimizer=optimizer, asynchronous=True)
     step(words(1))
     assert not saving.done
@@ -120,7 +121,7 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path, monkeypatc
     assert saving.done  # the next waits for it
     second.wait()
     flow.load(tmp_path / "a", model, optimizer=optimizer)
-    same({name: value.full_tensor() for name, value in model.named_parameters()}, kept)
+    same(weights(model), kept)
 
 
 def test_an_error_of_the_writer_comes_at_wait_or_the_next_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
