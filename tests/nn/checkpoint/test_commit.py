@@ -62,7 +62,7 @@ def answers(fresh: Fresh, name: str, function: Any, *args: object) -> list[Any]:
     return [each.answer.value for each in ended if each.answer is not None]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=map(" to ".join, PAIRS))
 def test_as_many_processes_as_there_are_go_on(fresh: Fresh, tmp_path: Path, before: str, after: str) -> None:
     kind = "gpt" if len(before) % 2 else "llama"
@@ -80,6 +80,46 @@ def test_as_many_processes_as_there_are_go_on(fresh: Fresh, tmp_path: Path, befo
         torch.testing.assert_close(loss, saved[0][2][0], rtol=1e-9 if kind == "gpt" else 1e-6, atol=0)
         assert own <= read <= own * 1.01 + 1000  # what ranks hold alike is told apart by its memory
     assert {name for _, states, _ in loaded for name in states} == kept.keys()
+
+
+LINE = flow.placement("cpu", range(4))
+
+
+def trained(at: int, where: flow.Placement, folder: Path, *, load: bool) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """A step of a small model that was loaded, or a checkpoint of it; its weights and states, and bytes."""
+    torch.manual_seed(2)
+    with torch.device("meta" if load else "cpu"):
+        model = torch.nn.Sequential(torch.nn.Linear(40, 70), torch.nn.Tanh(), torch.nn.Linear(70, 40)).double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if load:
+        flow.load(folder, model, optimizer=optimizer)
+    flow.nn.shard(model, {"0.*": flow.S(0)})
+    step = flow.compile(model, pipes.square_loss, optimizer, placement=where)
+    with traffic() as bytes_:
+        if load:
+            step.plan(*pipes.numbers(at, 8, 40)).planned.prepare()
+        else:
+            step(*pipes.numbers(at, 8, 40))
+            flow.save(folder, model, optimizer=optimizer, asynchronous=True).wait()
+    return plans.weights(model), plans.states(model, optimizer), bytes_.read + bytes_.written
+
+
+def on_ranks(at: int, folder: Path, load: bool) -> Any:
+    return trained(at, LINE, folder, load=load)
+
+
+def test_four_processes_go_on_with_what_one_has_saved_and_one_with_theirs(ranks4: Ranks, tmp_path: Path) -> None:
+    one = trained(0, flow.placement("cpu", range(3)), tmp_path / "one", load=False)
+    four = ranks4(on_ranks, 1, tmp_path / "four", False)
+    assert sum(written for *_, written in four) == sum(f.stat().st_size for f in (tmp_path / "four").iterdir())
+    back = trained(0, flow.placement("cpu:[0-5] as (2, 3)"), tmp_path / "four", load=True)
+    plans.same(back[0], four[0][0])
+    plans.same(back[1], four[3][1])
+    held = (40 * 70 + 70, 70 * 40 + 40)
+    for weights, states, read in ranks4(on_ranks, 0, tmp_path / "one", True):
+        plans.same(weights, one[0])
+        plans.same(states, one[1])
+        assert read <= 3 * 8 * (held[0] // 4 + 71 + held[1]) * 1.01
 
 
 def fail_on_one(folder: Path) -> list[str]:
@@ -100,12 +140,11 @@ def fail_on_one(folder: Path) -> list[str]:
     tried(extra={"x": rank == 1})
     tried(extra={"x": torch.tensor([rank])})
     tried(step=rank)
-    write = commit.write_file
-    if rank == 3:
-        commit.write_file = _full  # type: ignore[assignment]
-    tried(asynchronous=True)
-    tried()
-    commit.write_file = write
+    with pytest.MonkeyPatch.context() as broken:
+        if rank == 3:
+            broken.setattr(commit, "write_file", _full)
+        tried(asynchronous=True)
+        tried()
     said.append(" ".join(sorted(os.listdir(folder))))
     (folder / "step-1" / "00002-000.safetensors").unlink() if rank == 0 else None
     torch.distributed.barrier()
