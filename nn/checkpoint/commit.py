@@ -58,7 +58,10 @@ def committed(
     except Exception as failure:
         error = failure
     try:
-        meeting.agree(said, error, lambda each: _end(path, aside, content, each, keep))
+        try:
+            meeting.agree(said, error, lambda each: _end(path, aside, content, each, keep))
+        finally:
+            meeting.end()
     except Exception as failure:
         if meeting.me == 0:
             shutil.rmtree(aside, ignore_errors=True)

@@ -29,9 +29,9 @@ def processes() -> int:
     return world().size or 1
 
 
-def everybody() -> Placement:
+def everybody(kind: str = "cpu") -> Placement:
     """All processes in a line, as those that have what is plain."""
-    return Placement("cpu", tuple(range(processes())), (processes(),), None)
+    return Placement(kind, tuple(range(processes())), (processes(),), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...placement import Placement
 from ...placement.errors import FileError, SbpError, some_of
 from ..files.reading import Reading
 from ..files.values import FileValue, Pieced
@@ -123,7 +124,7 @@ class _Job:
 
     def run(self) -> None:
         said, tensors = self.manifest.said, self.manifest.tensors
-        with Reading(everybody() if processes() > 1 else None) as files:
+        with Reading(self._everybody() if processes() > 1 else None) as files:
             plain.read_now(self.groups, files)
             take = _taking(tensors, files)
             now = [each for each in self.optimizers if not _on_meta(each[0])]
@@ -143,6 +144,11 @@ class _Job:
         for name, value in extra.items():
             _put_extra(self.extra, name, value)
         restore(random)
+
+    def _everybody(self) -> Placement:
+        """All processes, on the kind of device that they talk by anyway."""
+        values = [group[0].value for group, _ in self.groups]
+        return everybody(next((x.placement.type for x in values if isinstance(x, GlobalTensor)), "cpu"))
 
     def _settle(self, each: Any, groups: list[dict[str, Any]], others: Mapping[Any, Any]) -> None:
         optimizer, states, _, said = each

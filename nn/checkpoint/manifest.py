@@ -25,6 +25,7 @@ __all__ = ["MANIFEST", "NAMES", "Manifest", "WrittenPiece", "is_checkpoint", "re
 MANIFEST = "manifest.json"
 VERSION = 1
 KIND = "sbpflow checkpoint"
+PARTS = "tied", "modules", "optimizers", "states", "extra", "random"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -142,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
         version = said["version"]
         made = Manifest(folder, said)
         if version == VERSION:
-            _ = made.step, made.plan, made.saved_at, made.files
+            _ = made.step, made.plan, made.saved_at, made.files, [said[name] for name in PARTS]
             _check(made.tensors.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise FileError(

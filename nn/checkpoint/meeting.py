@@ -16,6 +16,7 @@ from ...placement.world import at_close, store, world
 __all__ = ["Meeting"]
 
 ASK = 0.002, 0.05  # seconds between two looks at the store, at first and later: a look that waits would block others
+LEAVE = 5.0  # seconds in which all that are alive have heard
 _count = 0
 _lock = threading.Lock()
 
@@ -64,11 +65,20 @@ class Meeting:
         if self.me == 0:
             self._decide(prefix, error, decide)
         verdict = self._wait(f"{prefix}/verdict", "rank 0")
+        self.store.add(f"{prefix}/heard", 1)
         if error is not None:
             raise error
         if verdict[:1] == "!":
             raise FileError(f"{self.asked}: another rank has failed\n  {verdict[1:]}")
         return verdict[1:]
+
+    def end(self) -> None:
+        """The first process may have the store, and stays until the others have heard its last verdict."""
+        if self.store is None or self.me != 0 or not self.round:
+            return
+        end, key = time.monotonic() + LEAVE, f"meeting/{self.number}/{self.round - 1}/heard"
+        while self.store.add(key, 0) < self.size and time.monotonic() < end:
+            time.sleep(ASK[0])
 
     def _decide(self, prefix: str, error: Exception | None, decide: Callable[[Sequence[str]], str] | None) -> None:
         assert self.store is not None

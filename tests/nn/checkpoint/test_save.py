@@ -184,3 +184,66 @@ def test_mistakes_are_named_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(SbpError, match=r"extra\.f is a function"):
         flow.save(tmp_path / "a", model, extra={"f": made})
     assert not os.listdir(tmp_path)
+
+
+def test_an_average_of_weights_is_an_extra_that_lies_as_it_does_now(tmp_path: Path) -> None:
+    from torch.optim.swa_utils import AveragedModel
+
+    def averaged(where: flow.Placement, sbp: Any) -> tuple[Any, AveragedModel]:
+        model = flow.nn.to_global(torch.nn.Linear(6, 5), where, sbp)
+        average = AveragedModel(model)
+        average.update_parameters(model)
+        return model, average
+
+    model, average = averaged(LINE, S(0))
+    with torch.no_grad():
+        model.weight.mul_(3)
+    average.update_parameters(model)
+    flow.save(tmp_path / "a", model, extra={"average": average})
+    other, again = averaged(flow.placement("cpu", range(4)), B)
+    flow.load(tmp_path / "a", other, extra={"average": again})
+    for mine, wanted in zip(again.parameters(), average.parameters(), strict=True):
+        assert torch.equal(mine.full_tensor(), wanted.full_tensor())  # type: ignore[attr-defined]
+        assert mine.sbp == (B,)  # type: ignore[attr-defined]
+    assert (
+        int(again.n_averaged.full_tensor() if isinstance(again.n_averaged, flow.GlobalTensor) else again.n_averaged)
+        == 2
+    )
+
+
+class Counting(torch.nn.Linear):
+    calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_what_modules_keep_besides_tensors_comes_along(tmp_path: Path) -> None:
+    one, other = torch.nn.Sequential(Counting(2, 2)), torch.nn.Sequential(Counting(2, 2))
+    one[0].calls = 5
+    flow.save(tmp_path / "a", one)
+    flow.load(tmp_path / "a", other)
+    assert other[0].calls == 5
+    flow.save(tmp_path / "b", torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(FileError, match="has no extra state of 0"):
+        flow.load(tmp_path / "b", other)
+
+
+def test_a_tied_checkpoint_and_an_untied_model(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    wanted, _ = made()
+    flow.load(path, wanted)
+    model, _ = made()
+    model.head.weight = torch.nn.Parameter(torch.zeros_like(model.head.weight))
+    flow.load(path, model)
+    assert torch.equal(model.head.weight, wanted.emb.weight)
+    flow.save(tmp_path / "untied", model)
+    flow.load(tmp_path / "untied", wanted)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    flow.save(tmp_path / "untied", model)
+    with pytest.raises(FileError, match="are tied in the model, and the files have different values"):
+        flow.load(tmp_path / "untied", wanted)
