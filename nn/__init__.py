@@ -1,7 +1,7 @@
 """nn: models and graphs. Layers that are placed and cut, made global, given values; steps that are captured and run.
 
-tensors <- eager, files <- model <- graph: each folder imports those before it. explanations tell of a call, graphs of a
-step.
+tensors <- eager, files <- model <- graph <- checkpoint: each folder imports those before it. explanations tell
+of a call, graphs of a step.
 """
 
 from .composites.axis import Axis, AxisValue

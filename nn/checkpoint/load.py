@@ -248,10 +248,7 @@ def _weights(tensors: Mapping[str, Pieced], known: Mapping[str, str], held: Sequ
 
 def _states(manifest: Manifest, held: Sequence[HeldParameter], known: Mapping[str, str]) -> LoadedStates:
     named = [(each, known.get(each.name, each.name)) for each in held]
-    tensors = manifest.tensors
-    shapes = [(each, name, tensors[f"model.{name}"].shape) for each, name in named if f"model.{name}" in tensors]
-    assert all(tuple(each.owner.shape) == shape for each, _, shape in shapes)  # as the model's own were compared
-    return LoadedStates.of(str(manifest.folder), tensors, manifest.said["states"], named)
+    return LoadedStates.of(manifest.tensors, manifest.said["states"], named)
 
 
 def _wanted(folder: Path, saved: Mapping[str, Json], extra: dict[str, Any] | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -25,7 +26,6 @@ __all__ = ["MANIFEST", "NAMES", "Manifest", "WrittenPiece", "is_checkpoint", "re
 MANIFEST = "manifest.json"
 VERSION = 1
 KIND = "sbpflow checkpoint"
-PARTS = "tied", "modules", "optimizers", "states", "extra", "random"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -135,27 +135,38 @@ def is_checkpoint(folder: Path) -> bool:
 
 def read_manifest(folder: Path) -> Manifest:
     """That of a folder, or an error that says why it cannot be read."""
-    path = folder / MANIFEST
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if said["kind"] != KIND:
-            raise ValueError(f"it is a {said['kind']!r}")
-        version = said["version"]
-        made = Manifest(folder, said)
-        if version == VERSION:
-            _ = made.step, made.plan, made.saved_at, made.files, [said[name] for name in PARTS]
-            _check(made.tensors.values())
+        return _read(folder)
+    except FileError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise FileError(
-            f"flow.load: {path} is no manifest of a checkpoint\n"
+            f"flow.load: {folder / MANIFEST} is no manifest of a checkpoint\n"
             f"  found {type(error).__name__}: {error}\n  {_advice(str(folder))}"
         ) from error
-    if version != VERSION:
+
+
+def _read(folder: Path) -> Manifest:
+    said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if said["kind"] != KIND:
+        raise ValueError(f"it is a {said['kind']!r}")
+    if said["version"] != VERSION:
         raise FileError(
-            f"flow.load: {path} is of version {version}, and this sbpflow reads version {VERSION}\n"
+            f"flow.load: {folder / MANIFEST} is of version {said['version']}, and this sbpflow "
+            f"reads version {VERSION}\n"
             f"  it was saved by sbpflow {said.get('sbpflow')}\n  install the one that it was saved by"
         )
+    if said["sum"] != _sum(said):
+        raise ValueError("it was changed: its checksum is another")
+    made = Manifest(folder, said)
+    _check(made.tensors.values())
     return made
+
+
+def _sum(said: Mapping[str, Any]) -> str:
+    """The checksum of a manifest, without that itself."""
+    text = json.dumps({name: of for name, of in said.items() if name != "sum"}, sort_keys=True)
+    return f"{crc32(text.encode()):08x}"
 
 
 def _check(tensors: Iterable[Pieced]) -> None:
@@ -172,22 +183,17 @@ def _check(tensors: Iterable[Pieced]) -> None:
 
 def _advice(folder: str) -> str:
     """The fix for a checkpoint that is not what was written: the newest good one that was saved before it."""
-    path = Path(folder)
-    found: list[Manifest] = []
-    for other in path.parent.iterdir() if path.parent.is_dir() else ():
-        if other.name == path.name or not is_checkpoint(other):
-            continue
+    path, mine = Path(folder), _saved_at(Path(folder))
+    others = [other for other in (path.parent.iterdir() if path.parent.is_dir() else ()) if other.name != path.name]
+    known = [(at, other) for other in others if (at := _saved_at(other)) is not None and (mine is None or at < mine)]
+    for _, other in sorted(known, reverse=True):
         try:
-            found.append(read_one(other))
-        except FileError:
+            found = _read(other)
+            if found.wrong() is None:
+                return f"copy it again, or load the one before: {other} of step {found.step}"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError):
             continue
-    found.sort(key=lambda each: each.saved_at)
-    mine = _saved_at(path)
-    older = [each for each in found if mine is None or each.saved_at < mine]
-    good = next((each for each in reversed(older) if each.wrong() is None), None)
-    if good is None:
-        return "copy it again from where it was saved; no other whole checkpoint lies beside it"
-    return f"copy it again, or load the one before: {good.folder} of step {good.step}"
+    return "copy it again from where it was saved; no other whole checkpoint lies beside it"
 
 
 def _saved_at(folder: Path) -> int | None:
@@ -195,12 +201,6 @@ def _saved_at(folder: Path) -> int | None:
         return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["saved_at"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def read_one(folder: Path) -> Manifest:
-    """A manifest of a neighbour, for which nobody asked."""
-    said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return Manifest(folder, said)
 
 
 def made_manifest(
@@ -213,4 +213,5 @@ def made_manifest(
         name: {"shape": list(shape), "dtype": NAMES[dtype], "pieces": [piece.json() for piece in of]}
         for name, (shape, dtype, of) in pieces.items()
     }
-    return {"kind": KIND, "version": VERSION, **said, "files": dict(files), "tensors": tensors}
+    made: dict[str, Json] = {"kind": KIND, "version": VERSION, **said, "files": dict(files), "tensors": tensors}
+    return {**made, "sum": _sum(made)}

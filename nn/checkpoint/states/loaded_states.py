@@ -36,7 +36,6 @@ class LoadedStates:
     """The states that a checkpoint has for one optimizer; `places` says of each parameter its group and place there,
     and its name in the checkpoint."""
 
-    source: str
     tensors: Mapping[str, Pieced]
     states: Mapping[str, Json]
     places: Sequence[tuple[int, int, str]] = field(repr=False)
@@ -44,12 +43,11 @@ class LoadedStates:
     @classmethod
     def of(
         cls,
-        source: str,
         tensors: Mapping[str, Pieced],
         states: Mapping[str, Json],
         held: Sequence[tuple[HeldParameter, str]],
     ) -> "LoadedStates":
-        return cls(source, tensors, states, [(each.group, each.place, name) for each, name in held])
+        return cls(tensors, states, [(each.group, each.place, name) for each, name in held])
 
     def give(self, optimizer: Optimizer) -> None:
         """Read all, where a graph has just adopted the optimizer."""

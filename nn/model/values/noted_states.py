@@ -13,13 +13,9 @@ __all__ = ["Waiting", "note_states", "noted_states", "taken_states"]
 
 
 class Waiting(Protocol):
-    """States in files. `give` is told of each parameter that the optimizer has now, by group and place, what it was
-    before and what the optimizer's own is, and reads."""
+    """States in files; `give` reads them for the parameters that the optimizer has by then."""
 
     def give(self, optimizer: Optimizer) -> None: ...
-
-    @property
-    def source(self) -> str: ...
 
 
 _noted: "WeakKeyDictionary[Optimizer, Waiting]" = WeakKeyDictionary()

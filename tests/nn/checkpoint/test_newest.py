@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
+from sbpflow.nn.checkpoint.manifest import _sum
 from sbpflow.placement.errors import DtypeError, FileError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
 
@@ -45,7 +46,13 @@ def cut_manifest(path: Path) -> None:
 
 def said(path: Path, **more: Any) -> None:
     found = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**found, **more}))
+    found = {**found, **more}
+    (path / "manifest.json").write_text(json.dumps({**found, "sum": _sum(found)}))
+
+
+def other_rate(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"lr":0.02', '"lr":0.03').replace('"lr": 0.02', '"lr": 0.03'))
 
 
 def lost_piece(path: Path) -> None:
@@ -60,6 +67,7 @@ TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
     "other header": (other_header, "has other tensors than were written to it, such as model.inner.bear"),
     "without a file": (without_file, "of 1 files is missing"),
     "half a manifest": (cut_manifest, "is no manifest of a checkpoint"),
+    "another number": (other_rate, "it was changed: its checksum is another"),
     "lost piece": (lost_piece, "the pieces of model.inner.bias"),
     "another kind": (lambda path: said(path, kind="x"), "it is a 'x'"),
 }
