@@ -53,13 +53,13 @@ def everywhere() -> flow.Placement:
     return flow.placement("cpu", range(torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1))
 
 
-def whole(value: Any) -> Any:
-    """A value as one tensor on every process, also on those that have nothing of it."""
+def whole(value: Any, where: flow.Placement | None = None) -> Any:
+    """A value as one tensor on every process, also on those that have nothing of it, or on some ranks."""
     if not isinstance(value, flow.GlobalTensor):
         return value.detach().clone() if isinstance(value, Tensor) else value
     if not torch.distributed.is_initialized():
         return value.detach().full_tensor().clone()
-    shard: Tensor = value.detach().to_global(placement=everywhere(), sbp=B).to_local()
+    shard: Tensor = value.detach().to_global(placement=where or everywhere(), sbp=B).to_local()
     return shard.clone()
 
 
@@ -74,7 +74,7 @@ def states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     names = [name for name, _ in model.named_parameters()]
     assert len(held) == len(names)
     return {
-        f"{name}.{key}": whole(part)
+        f"{name}.{key}": whole(part, getattr(part, "placement", None))
         for name, value in zip(names, held, strict=True)
         for key, part in sorted(optimizer.state.get(value, {}).items())
     }
