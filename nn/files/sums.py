@@ -81,5 +81,5 @@ def altered(of: Pieced, piece: StoredPiece) -> FileError:
     return FileError(
         f"flow.load: {piece.file} has other numbers than were written to it\n"
         f"  of {of.name} {of.shape} {of.dtype} the part [{where}] has another checksum; "
-        f"what was loaded has its wrong numbers now\n  {of.advice()}"
+        f"do not go on with what was loaded of it\n  {of.advice()}"
     )

@@ -63,7 +63,7 @@ def load(path: str | PathLike[str], model: M) -> M:
 
 
 def saved_slots(model: nn.Module) -> list[TensorSlot]:
-    """What a state_dict of a model has, under each of its names."""
+    """The slots of all that a state_dict of a model has, under each of its names."""
     if not isinstance(model, nn.Module):
         raise SbpError(
             f"flow.load: expected a module to give values to, found {type(model).__name__}\n"
