@@ -21,7 +21,7 @@ from .compared import same_position, same_samples
 from .order import mixed
 from .reading import Read, Reader
 from .shares import BatchShares, shares_of
-from .sources import DataSource, Given, batches_of, source_of
+from .sources import DataSource, GivenData, batches_of, source_of
 
 __all__ = ["ShardedData", "shards"]
 
@@ -111,7 +111,7 @@ class ShardedData:
 
 
 def shards(
-    source: Given,
+    source: GivenData,
     placement: Placement,
     sbp: SbpLike = ROWS,
     *,

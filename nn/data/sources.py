@@ -21,9 +21,9 @@ from ...placement.errors import SbpError
 from .order import shuffled
 from .own_random import drawn, seeded
 
-__all__ = ["DataSource", "Given", "batches_of", "source_of"]
+__all__ = ["DataSource", "GivenData", "batches_of", "source_of"]
 
-Given: TypeAlias = "DataLoader[Any] | Dataset[Any] | Iterable[Any]"
+GivenData: TypeAlias = "DataLoader[Any] | Dataset[Any] | Iterable[Any]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _listed(sampler: Any, epoch: int) -> list[int]:
 
 
 def source_of(
-    given: Given, batch_size: int | None, shuffle: bool | None, drop_last: bool | None, collate: Any
+    given: GivenData, batch_size: int | None, shuffle: bool | None, drop_last: bool | None, collate: Any
 ) -> DataSource:
     """A dataset with options, or a loader that has them."""
     if isinstance(given, DataLoader):

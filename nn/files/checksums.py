@@ -1,9 +1,11 @@
 """Checksums that add up: those of all parts of a tensor, in whatever parts it is read, give that of the whole.
 
-    sum over all elements of  bits * (2 * index + 1)   modulo 2**64
+    sum over all words of  bits * (index * (index + 1) + 1)   modulo 2**64
 
-The bits of an element are an unsigned number of its width, its index is that in the whole tensor, row by row. A factor
-is odd, so that no change of one element is lost, and differs by place, so that elements that changed places show.
+A word is an element, or 4 bytes of one that has more; its bits are a signed number, its index is that in the whole
+tensor, row by row. A factor is odd, so that no change of one word is lost, and differs by place, so that elements that
+changed places show. Factors grow by squares: added up over a power of two, those that grow evenly have so many zeros
+behind them that a million ones would pass for zeros.
 """
 
 import threading
@@ -16,9 +18,9 @@ from torch import Tensor
 __all__ = ["BITS", "checksum"]
 
 BITS = 64
-INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width; torch adds up no others unsigned
-MASKS = {2: 0xFFFF, 4: 0xFFFFFFFF}
-SIDE = 256  # of squares of elements that stay in a cache: 3 GB/s of float32 on one core, and half of that without
+INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # by width
+ROWS, COLUMNS = 512, 256  # of blocks of words that stay in a cache
+LONG = 4 * COLUMNS  # of a run that is a block or more of its own
 
 
 def checksum(part: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> int:
@@ -34,6 +36,10 @@ def checksum(part: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> int:
     total = 0
     with torch.no_grad():
         bits = _bits(part.detach())
+        words = part.dtype.itemsize // bits.itemsize
+        if words > 1:
+            offsets = (*offsets[:-1], offsets[-1] * words) if shape else (0,)
+            shape = (*shape[:-1], shape[-1] * words) if shape else (words,)
         for rows, starts in _rows(bits, offsets, shape):
             total += _sum(rows, starts)
     return total % (1 << BITS)
@@ -43,12 +49,9 @@ def _bits(part: Tensor) -> Tensor:
     width = part.dtype.itemsize
     if width not in INTS:
         raise TypeError(f"elements of {width} bytes, as {part.dtype} has them")
-    whole = part if part.is_complex() or part.stride()[-1:] in ((), (1,)) else part.contiguous()
-    return whole.resolve_conj().resolve_neg().view(INTS[width]) if whole.dtype is not torch.bool else _bytes(whole)
-
-
-def _bytes(part: Tensor) -> Tensor:
-    return part.view(torch.uint8)
+    whole = part.resolve_conj().resolve_neg()
+    whole = whole.reshape(1) if width == 8 and not whole.ndim else whole
+    return (whole if whole.stride()[-1:] in ((), (1,)) else whole.contiguous()).view(INTS[width])
 
 
 def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -62,46 +65,48 @@ def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterato
     for i in range(d):
         first = first.unsqueeze(-1) + (torch.arange(outer[i]) + offsets[i]) * steps[i]
     starts = first.reshape(-1)
-    if run > SIDE * 4:
+    if run > LONG:
         lines = bits.reshape(-1, run) if bits.is_contiguous() else bits.flatten(0, max(d - 1, 0)) if d else bits
         for at, start in enumerate(starts.tolist()):
             yield from _folded(lines[at].reshape(-1) if d else bits.reshape(-1), start)
         return
     matrix = bits.reshape(-1, run)
-    many = max(1, SIDE * SIDE // max(run, 1))
+    many = max(1, ROWS * COLUMNS // max(run, 1))
     yield from zip(torch.split(matrix, many), torch.split(starts, many), strict=True)
 
 
 def _folded(line: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A long run in squares."""
-    square = SIDE * SIDE
-    for at in range(0, len(line), square):
-        some = line[at : at + square]
-        whole = len(some) // SIDE * SIDE
+    """A long run in blocks."""
+    block = ROWS * COLUMNS
+    for at in range(0, len(line), block):
+        some = line[at : at + block]
+        whole = len(some) // COLUMNS * COLUMNS
         if whole:
-            yield some[:whole].view(-1, SIDE), start + at + torch.arange(0, whole, SIDE)
+            yield some[:whole].view(-1, COLUMNS), start + at + torch.arange(0, whole, COLUMNS)
         if whole < len(some):
             yield some[whole:].view(1, -1), torch.tensor([start + at + whole])
 
 
 class _Memory(threading.local):
-    """Memory of a thread to sum in: memory that is made anew for each square takes half of the time."""
+    """Memory in which a thread adds up: what is made anew for each block takes half of the time."""
 
     def __init__(self) -> None:
-        self.square = torch.empty(SIDE * SIDE, dtype=torch.int64)
-        self.places = torch.arange(SIDE * 4)
+        self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64)
+        self.places = torch.arange(LONG)
+        self.factors = torch.stack([torch.ones(LONG), self.places], 1).double()  # by columns: for sums, and by place
 
 
 _memory = _Memory()
 
 
 def _sum(rows: Tensor, starts: Tensor) -> int:
-    numbers, mask = rows, MASKS.get(rows.itemsize)
-    if rows.dtype is not torch.int64:  # of which sums and products wrap around, as they are to
-        room = _memory.square if rows.numel() <= SIDE * SIDE else torch.empty(rows.numel(), dtype=torch.int64)
-        numbers = room[: rows.numel()].view(rows.shape).copy_(rows)
-    if mask is not None:
-        numbers.bitwise_and_(mask)
-    across, down = numbers.sum(1), numbers.sum(0)
-    places = _memory.places[: rows.shape[1]]
-    return int((starts.mul(2).add_(1).mul_(across)).sum()) + 2 * int(down.mul_(places).sum())
+    """Of rows whose first elements have these indices s: of s + c a factor is s(s + 1) + 1, 2sc and c(c + 1).
+
+    Within a block sums are of less than 53 bits, which floats have exactly, and products of matrices are fast.
+    """
+    room = _memory.block if rows.numel() <= ROWS * COLUMNS else torch.empty(rows.numel(), dtype=torch.float64)
+    numbers = room[: rows.numel()].view(rows.shape).copy_(rows)
+    across, along = (numbers @ _memory.factors[: rows.shape[1]]).long().unbind(1)
+    down, places = numbers.sum(0).long(), _memory.places[: rows.shape[1]]
+    whole = (starts * (starts + 1) + 1) * across + 2 * starts * along
+    return int(whole.sum()) + int((down * places * (places + 1)).sum())

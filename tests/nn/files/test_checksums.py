@@ -20,12 +20,11 @@ def by_hand(part: Tensor, offsets: tuple[int, ...], shape: tuple[int, ...]) -> i
     places = torch.arange(torch.Size(shape).numel()).reshape(shape)
     for d, (lo, size) in enumerate(zip(offsets, part.shape, strict=True)):
         places = places.narrow(d, lo, size)
-    raw, width = part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), part.dtype.itemsize
-    bits = [int.from_bytes(raw[at : at + width], "little") for at in range(0, len(raw), width)]
-    total = 0
-    for b, at in zip(bits, places.reshape(-1).tolist(), strict=True):
-        total += b * (2 * int(at) + 1)
-    return total % 2**64
+    raw, width = part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), min(part.dtype.itemsize, 4)
+    words = part.dtype.itemsize // width
+    bits = [int.from_bytes(raw[at : at + width], "little", signed=True) for at in range(0, len(raw), width)]
+    indices = [words * int(at) + word for at in places.reshape(-1).tolist() for word in range(words)]
+    return sum(b * (at * (at + 1) + 1) for b, at in zip(bits, indices, strict=True)) % 2**64
 
 
 SHAPES = [(), (1,), (7,), (3, 5), (1, 600), (5, 300), (70000,), (2, 40000), (2, 3, 4, 5), (0, 3), (2000, 3)]
@@ -73,3 +72,12 @@ def test_any_one_bit_and_any_swap_shows() -> None:
     y = x.clone()
     y[3], y[17] = x[17], x[3]
     assert checksum(y, (0,), (40,)) != whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_wrong_everywhere_alike_shows(dtype: torch.dtype) -> None:
+    """Signs of all elements, and zeros for a constant, in sizes that are powers of two."""
+    for many in (2**10, 2**17, 2**21):
+        x = torch.ones(many, dtype=dtype)
+        sums = {checksum(y, (0,), (many,)) for y in (x, -x, 0 * x, 2 * x)}
+        assert len(sums) == 4, many
