@@ -22,6 +22,7 @@ from .table import Table, added, best_over, dense, refined, sizes
 __all__ = ["LiveMask", "Model", "Elimination", "presolve"]
 
 LiveMask: TypeAlias = npt.NDArray[np.bool_]
+QUICK = 1 << 17  # cells at which a node is eliminated before candidates are compared
 PAIRS = 1 << 21  # cells of a temporary in which pairs of candidates are compared
 WIDE = 1 << 17  # cells of a table above which comparing candidates costs more than it saves
 
@@ -188,17 +189,23 @@ class Model:
 
 
 def presolve(model: Model) -> None:
-    """Drop candidates and eliminate nodes of at most two neighbours, those of least work first, to a fixed point."""
+    """Drop candidates and eliminate nodes of at most two neighbours, those of least work first, to a fixed point.
+
+    What is eliminated at little work goes before anything is compared: comparing its candidates, and those of its
+    neighbours again each time that something around them changes, takes several times as long.
+    """
     queue: list[tuple[int, int]] = []
-    while True:
-        model.compare()
+    while not model.dead:
         for node in model.fresh:
             if node in model.left and (cells := _work(model, node)) is not None:
                 heapq.heappush(queue, (cells, node))
         model.fresh.clear()
         while queue and queue[0][1] not in model.left:
             heapq.heappop(queue)
-        if not queue or model.dead:
+        if model.changed and not (queue and queue[0][0] <= QUICK):
+            model.compare()
+            continue
+        if not queue:
             return
         known, node = heapq.heappop(queue)
         cells = _work(model, node)
