@@ -15,7 +15,7 @@ from ...sbp.joint.source_options import Stored
 from ...sbp.state import Lie
 from .choose.choose import Decided
 
-__all__ = ["report", "said"]
+__all__ = ["parts_of", "report", "said"]
 
 
 def report(
@@ -49,6 +49,13 @@ def _waiting(copying: float, compute: float) -> float:
     """Seconds by which copies there take longer than the forward beside them, a third of all that is computed, and
     those back longer than the backward."""
     return max(0.0, copying - compute / 3) + max(0.0, copying - compute * 2 / 3)
+
+
+def parts_of(decided: Decided) -> dict[str, float]:
+    """The seconds of a choice, by what they are spent on."""
+    update, waited, _ = _times(decided)
+    computing = decided.solution.cost - update - waited
+    return {"computing": computing, "moves that all wait for": waited, "the optimizer": update}
 
 
 def _times(decided: Decided) -> tuple[float, float, float]:

@@ -4,39 +4,29 @@ Of the first each holds some of the second: a plan that says more costs no less,
 planned that a bound does not rule out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf, prod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 
-import numpy as np
 from torch import nn
 
-from ...placement import Placement
 from ...placement.errors import SbpError
-from ...sbp import B, Broadcast, S, Sbp, Split, State
-from ...sbp.joint.pins import allows
-from ...sbp.joint.problem import Edge
-from ...sbp.joint.solver.best import best
-from ...sbp.joint.solver.fold import fold
-from ...sbp.joint.source_options import Stored
-from ...sbp.logical import Source
+from ...sbp import Broadcast
 from ..graph.capture.likeness import blocks_of
-from ..graph.choose.choose import Decided
 from .assignment import Assignment
 from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from .plan import Plan
 
-__all__ = ["Candidate", "candidates", "least_of", "resting"]
+__all__ = ["Candidate", "candidates", "resting"]
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan to try: `opened` has all others as cases; `shown` is planned whatever it costs, to compare with."""
+    """A plan to try: `opened` has all others as cases."""
 
     name: str
     plan: Plan
     opened: bool = False
-    shown: bool = False
 
 
 def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[Candidate]:
@@ -54,7 +44,7 @@ def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[C
         yield Candidate("chosen within the limit", Plan.read(f"{text}\n**: ?{within}"))
     hand = list(_by_hand(axes, takes=_takes(model, axes), norms=_norms(model, layers)))
     for name, lines in hand:
-        yield Candidate(name, Plan.read(f"{text}\n{lines}"), shown=limit is None and name in SHOWN)
+        yield Candidate(name, Plan.read(f"{text}\n{lines}"))
     if limit is not None and layers:
         for name, lines in hand:
             yield Candidate(f"{name}, blocks run again", Plan.read(f"{text}\n{lines}\nrecompute {layers}"))
@@ -63,7 +53,6 @@ def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[C
 OPEN = "{weights,grads,states} **: ?"
 ALL = "ZeRO-3"
 KINDS = {"ZeRO-1": "states", "ZeRO-2": "{grads,states}"}
-SHOWN = ("data parallel",)
 
 
 def _by_hand(axes: list[str], *, takes: bool, norms: str) -> Iterator[tuple[str, str]]:
@@ -120,60 +109,6 @@ def _norms(model: nn.Module, layers: str) -> str:
     names = {path.rpartition(".")[2] for path, _ in model.named_modules()}
     known = {"input_layernorm", "post_attention_layernorm"} <= names and "{" not in layers
     return f"{layers}.{{input,post_attention}}_layernorm" if known and layers else ""
-
-
-def least_of(of: Decided, made: Assignment, enough: float = inf) -> float:
-    """Seconds, or what is `enough` of them, below which no step is of a plan that says more than one in which all was
-    left open: of what was possible there, where weights, gradients and states rest as the plan has them.
-
-    Gradients and states that could not rest so there cost nothing here. Weights that could not, as in cuts that leave
-    remainders, are seen by ops in ways that were not possible either: then nothing is known.
-    """
-    problem = of.formulated.problem
-    costs, free = list(problem.costs), set[int]()
-    for at, node in enumerate(of.formulated.nodes):
-        source = of.logical.sources[node.index] if node.kind == "source" else None
-        if source is None or source.kind != "parameter":
-            continue
-        same, rests = _fits(node.candidates, source, made)
-        if not any(same):
-            return 0.0
-        costs[at] = np.where(rests if any(rests) else same, costs[at] if any(rests) else 0.0, np.inf)
-        if not any(rests):
-            free.add(at)
-    if not free and of.floor >= enough:
-        return of.floor
-    edges = [Edge(e.i, e.j, np.zeros_like(e.matrix)) if {e.i, e.j} & free else e for e in problem.edges]
-    folded = fold(replace(problem, costs=tuple(costs), edges=tuple(edges)).priced(of.solution.share))
-    return best(folded.costs, folded.tables).bound
-
-
-def _fits(candidates: Sequence[object], source: Source, made: Assignment) -> tuple[list[bool], list[bool]]:
-    """Of each candidate of a parameter whether its weights lie as a plan says, and whether all do."""
-    grid = made.grids.whole
-    weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
-    said = (weights, *(weights | _entries(made, kind, source) for kind in RESTS))
-    lies = [
-        [_lies(entries, lie.state, grid) for entries, lie in zip(said, each, strict=True)]
-        for each in candidates
-        if isinstance(each, Stored)
-    ]
-    return [first for first, *_ in lies], [all(each) for each in lies]
-
-
-RESTS: tuple[Kind, ...] = ("grads", "states")
-
-
-def _entries(made: Assignment, kind: Kind, source: Source) -> dict[str, Sbp | None]:
-    """The entries that a plan says of a parameter, by axes; dims are counted from the front."""
-    ndim = source.fake.ndim
-    said = {axis: pinned.entry for axis, pinned in made.rests[kind].get(source.name, {}).items()}
-    return {axis: S(entry.dim % ndim) if isinstance(entry, Split) and ndim else entry for axis, entry in said.items()}
-
-
-def _lies(said: Mapping[str, Sbp | None], state: State, grid: Placement) -> bool:
-    entries = (said[name] for name in grid.names or ())
-    return allows(tuple(None if n == 1 else entry for entry, n in zip(entries, grid.shape, strict=True)), state)
 
 
 def resting(made: Assignment, model: nn.Module, kept: int) -> int:

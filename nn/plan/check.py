@@ -29,7 +29,7 @@ from .language.plan_text import PlanText
 from .language.statements import ExpectAtMost
 from .notes import kept_notes, noted, options_of
 
-__all__ = ["Checked", "check", "planned_step", "priced_by", "stepped"]
+__all__ = ["Checked", "check", "checked_step", "planned_step", "priced_by", "stepped"]
 
 Loss = Callable[..., Any]
 
@@ -98,10 +98,23 @@ def stepped(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
-    captures: Captures | None = None,
 ) -> tuple[Step, Checked]:
     """The planned step of a plan, and what is found of it."""
-    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=captures)
+    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+    return step, checked_step(plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+
+
+def checked_step(
+    plan: PlanText,
+    step: Step,
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss_fn: Loss | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ranks: int | None = None,
+) -> Checked:
+    """Of the planned step of a plan what is found of it."""
     report = step.explain()
     seconds = report.predicted or 0.0
     others: dict[str, float] = {}
@@ -111,7 +124,7 @@ def stepped(
             there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
             others[line.of] = there.explain().predicted or 0.0
     found = findings(plan, step, others)
-    return step, Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found)
+    return Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found)
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:

@@ -18,11 +18,13 @@ from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.errors import SbpError, SbpflowError
 from ..graph.captures import Captures
+from ..graph.explain import parts_of
 from ..graph.step import Step
 from .answer import answer
 from .assignment import Assignment, assignment
-from .candidates import Candidate, candidates, least_of, resting
-from .check import Checked, Loss, priced_by, stepped
+from .candidates import Candidate, candidates, resting
+from .cases import Cases
+from .check import Checked, Loss, checked_step, planned_step, priced_by
 from .grids import grids_of
 from .language.statements import ExpectAtMost, Limit, Seek
 from .plan import Plan
@@ -72,14 +74,19 @@ class FoundPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
+    """A candidate as far as it was looked at: not at all (`why`, and `least` seconds), planned, or checked in full."""
+
     of: Candidate
     step: Step | None = None
     checked: Checked | None = None
-    why: str = ""  # it was not planned, or could not be
+    why: str = ""
+    least: float = inf  # seconds below which it cannot be
 
     @property
     def seconds(self) -> float:
-        return self.checked.seconds if self.checked is not None else inf
+        if self.checked is not None:
+            return self.checked.seconds
+        return self.least if self.step is None else self.step.plan.decided.solution.cost
 
     @property
     def bound(self) -> float:
@@ -137,9 +144,10 @@ def plan(
 class _Trying:
     """The candidates that were tried, for one model and batch; what all of them need is captured once.
 
-    Planned are those that may be the answer. A plan that says more than the open one costs no less than the bound of
-    what is possible there with parameters as it has them: where that is not below the best, it is not planned. One
-    whose weights, gradients and states alone take too much does not fit.
+    Checked in full are those that may be the answer. A plan that says more than the open one costs no less than the
+    bound of what is possible there with parameters as it has them: where that is not below the best, it is not planned.
+    Of one that was planned, and costs no less than the best, nobody asks for its memory. One whose weights, gradients
+    and states alone take too much does not fit.
     """
 
     def __init__(
@@ -152,15 +160,16 @@ class _Trying:
         limit: float | None,
     ) -> None:
         self.model, self.batch, self.ranks, self.limit = model, batch, ranks, limit
-        self.how: Any = {"loss_fn": loss_fn, "optimizer": optimizer, "ranks": ranks, "captures": Captures()}
+        self.how: Any = {"loss_fn": loss_fn, "optimizer": optimizer, "ranks": ranks}
+        self.captures = Captures()
         self.tried: list[_Tried] = []
         self.best: _Tried | None = None
+        self.cases: Cases | None = None
 
     def add(self, one: Candidate) -> _Tried:
         """Try one more."""
         try:
-            why = "" if one.shown else self.ruled_out(one)
-            made = _Tried(one, why=why) if why else _Tried(one, *stepped(one.plan, self.model, self.batch, **self.how))
+            made = self.ruled_out(one) or self.planned(one)
         except SbpflowError as error:
             made = _Tried(one, why=str(error))
         if made.fits(self.limit) and (self.best is None or made.seconds < self.best.seconds):
@@ -168,22 +177,34 @@ class _Trying:
         self.tried.append(made)
         return made
 
-    def ruled_out(self, one: Candidate) -> str:
-        """Why a candidate cannot be the answer, as far as that is known before it is planned."""
+    def planned(self, one: Candidate) -> _Tried:
+        """A candidate with its step, checked if it may be the answer."""
+        step = planned_step(one.plan, self.model, self.batch, captures=self.captures, **self.how)
+        if one.opened and step.plan.pieces is None:  # what is known of these is of one micro-batch
+            self.cases = Cases(step.plan.decided)
+        made = _Tried(one, step)
+        if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):
+            return made
+        return _Tried(one, step, checked_step(one.plan, step, self.model, self.batch, **self.how))
+
+    def ruled_out(self, one: Candidate) -> _Tried | None:
+        """A candidate that cannot be the answer, as far as that is known before it is planned."""
         opened = next((each for each in self.tried if each.of.opened), None)
         if opened is None or opened.step is None:
-            return ""
+            return None
         meaning = self.meaning(one.plan)
         least = resting(meaning, self.model, opened.step.plan.passes.states)
         if self.limit is not None and least > self.limit:
-            return f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
-        if self.best is None or opened.step.plan.pieces is not None:  # what is known of these is of one micro-batch
-            return ""
+            why = f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
+            return _Tried(one, why=why)
+        if self.best is None or self.cases is None:
+            return None
         enough = self.best.seconds * (1 - SURE)
-        bound = least_of(opened.step.plan.decided, meaning, enough)
+        bound = self.cases.least(meaning, enough)
         if not enough <= bound < inf:
-            return ""
-        return f"no less than {duration(bound)}, {max(0.0, bound / self.best.seconds - 1):+.1%}"
+            return None
+        more = max(0.0, bound / self.best.seconds - 1)
+        return _Tried(one, why=f"no less than {duration(bound)}, {more:+.1%}", least=bound)
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))
@@ -205,31 +226,25 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
 
 
 def _said(one: _Tried) -> str:
-    if one.checked is None:
-        return one.why.partition("\n")[0]
-    return f"{duration(one.checked.seconds)}, {volume(one.checked.memory)}"
+    if one.checked is not None:
+        return f"{duration(one.seconds)}, {volume(one.checked.memory)}"
+    return duration(one.seconds) if one.step is not None else one.why.partition("\n")[0]
 
 
 def _rank(one: _Tried, limit: float | None) -> tuple[bool, float]:
-    if one.checked is None:
-        return True, float("inf")
-    return limit is not None and one.checked.memory > limit, one.checked.seconds
+    """What may fit first, the cheapest first."""
+    return one.checked is not None and not one.fits(limit), one.seconds
 
 
 def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
     """The cost of another plan beyond the best, and in which part of the step."""
-    if one.checked is None or best.checked is None:
+    if one.step is None or best.step is None:
         return one.why.partition("\n")[0]
-    if limit is not None and one.checked.memory > limit:
-        return f"{duration(one.checked.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit)}"
-    more = one.checked.seconds - best.checked.seconds
-    mine, other = one.checked.report, best.checked.report
-    parts = {
-        "computing": (mine.compute or 0.0) - (other.compute or 0.0),
-        "moves that all wait for": (mine.exposed or 0.0) - (other.exposed or 0.0),
-        "the optimizer": mine.update - other.update,
-    }
+    if one.checked is not None and not one.fits(limit):
+        return f"{duration(one.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit or 0)}"
+    share = (one.seconds - best.seconds) / best.seconds if best.seconds else 0.0
+    said = f"{duration(one.seconds)}, {share:+.1%}"
+    mine, other = parts_of(one.step.plan.decided), parts_of(best.step.plan.decided)
+    parts = {part: spent - other[part] for part, spent in mine.items()}
     most = max(parts, key=lambda part: parts[part])
-    share = more / best.checked.seconds if best.checked.seconds else 0.0
-    said = f"{duration(one.checked.seconds)}, {share:+.1%}"
     return f"{said}, {duration(parts[most])} more for {most}" if parts[most] > 0 else said

@@ -42,6 +42,7 @@ class Decided:
     formulated: Formulated
     solution: Solution
     names: Mapping[int, str]  # of the logical graph's values in the graph
+    pose: Callable[[Logical], Formulated]  # of the same graph with other ops, or other origins of them
     again: tuple[str, ...] = ()  # blocks that the backward runs again to fit
     floor: float = 0.0  # seconds: with all memory there is, no plan that treats equal blocks alike takes less
 
@@ -104,7 +105,7 @@ def decide(
                 lambda node: _gathered(logical, posed.nodes[node], where),
             )
             solution, (graph, names) = found.solution, found.made
-        return Decided(graph, logical, posed, solution, names, tuple(again))
+        return Decided(graph, logical, posed, solution, names, posed_of, tuple(again))
 
     def with_again(blocks: Sequence[str]) -> Decided:
         other = run_again(logical, blocks)

@@ -10,8 +10,8 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.nn.graph.passes import Passes
-from sbpflow.nn.plan.candidates import OPEN, candidates, least_of, resting
-from sbpflow.nn.plan.check import planned_step, priced_by
+from sbpflow.nn.plan.candidates import candidates, resting
+from sbpflow.nn.plan.check import priced_by
 from sbpflow.nn.plan.planner import FoundPlan, _Trying
 
 GRID = "grid cuda (data=2, tensor=4)"
@@ -79,8 +79,7 @@ def test_all_candidates_are_captured_once_and_only_those_planned_that_may_be_the
     monkeypatch.setattr(Passes, "captured", counted)
     others = found.__wrapped__("llama").runners_up
     assert len(captured) == 1
-    assert [one.name for one in others if one.checked is not None] == ["data parallel"]
-    assert all("no less than" in one.why for one in others if one.checked is None)
+    assert all(one.checked is None and "no less than" in one.why for one in others)
     assert {one.name for one in others} == {*HAND}
 
 
@@ -93,28 +92,3 @@ def test_what_rests_alone_takes_too_much_is_not_planned() -> None:
         least = resting(trying.meaning(whole.plan), model, 2)
         assert least == 4 * sum(value.nbytes for value in model.parameters())
         assert least <= whole.plan.check(model, batch).memory
-
-
-def test_bounds_are_below_what_plans_take() -> None:
-    """Of each plan that people write, cuts of states that leave remainders with them."""
-    model, batch = small("llama")
-    plan = flow.Plan.read(GRID)
-    with priced_by("h100x8"):
-        opened = planned_step(next(candidates(plan, model, None)).plan, model, batch).plan.decided
-        trying = _Trying(model, batch, None, None, None, None)
-        some = [one for one in candidates(plan, model, None) if not one.opened][::6]
-        texts = [*(str(one.plan) for one in some), f"{GRID}\nstates **: data=S(-1), tensor=S(-1)"]
-        for text in texts:
-            one = flow.Plan.read(text)
-            bound = least_of(opened, trying.meaning(one))
-            assert 0 < bound <= one.check(model, batch).seconds * (1 + 1e-9)
-
-
-def test_nothing_is_known_of_weights_in_cuts_that_leave_remainders() -> None:
-    model = nn.Sequential(nn.Linear(6, 8, device="meta"), nn.Linear(8, 3, device="meta"))
-    x = torch.empty(8, 6, device="meta")
-    step = planned_step(flow.Plan.read(f"grid (data=4)\n{OPEN}"), model, x)
-    trying = _Trying(model, x, None, None, None, None)
-    even, uneven = (trying.meaning(flow.Plan.read(f"grid (data=4)\n{path}: data=S(0)")) for path in ("0", "1"))
-    assert least_of(step.plan.decided, even) >= step.plan.decided.floor
-    assert least_of(step.plan.decided, uneven) == 0
