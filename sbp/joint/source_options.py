@@ -118,13 +118,14 @@ def _apart(
 
 
 def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:
-    """The states that words allow beside a parameter in this one: what they leave open is as there, or cut evenly."""
+    """The states that words allow beside a parameter in this one: what they leave open is as there, or cut evenly, or
+    along the first dim, as ZeRO has it."""
     fixed = _turned(state, {axis: entry for axis, entry in said if entry is not None}, sizes)
     free = [axis for axis, entry in said if entry is None and sizes[axis] > 1]
     for dims in product(*[[None, *range(len(shape))]] * len(free)):
         cuts = {axis: S(d) for axis, d in zip(free, dims, strict=True) if d is not None}
         found = _turned(fixed, cuts, sizes)
-        if not cuts or _even(found, shape, sizes):
+        if all(entry.dim == 0 for entry in cuts.values()) or _even(found, shape, sizes):
             yield found
 
 
