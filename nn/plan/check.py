@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,10 @@ def _usual(model: nn.Module) -> Optimizer | None:
 
 
 def _usual_loss(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The loss that is meant where none is given: the model's own, or the mean of its first result of floats."""
+    """The loss that is meant where none is given: the model's own, or the mean of its first result of floats. Keys and
+    values for the next word are nothing to it: without their cache equal layers are captured once."""
+    if "use_cache" in signature(model.forward).parameters:
+        kwargs.setdefault("use_cache", False)
     result = model(*args, **kwargs)
     loss = getattr(result, "loss", None)
     if isinstance(loss, Tensor):
