@@ -5,6 +5,7 @@ known by these, and by the placement that factories in the program are told.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -20,9 +21,12 @@ __all__ = ["Captures"]
 
 
 class Captures:
-    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes."""
+    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes.
+
+    Within a limit of memory, a plan that takes `enough` seconds is not looked for."""
 
     def __init__(self) -> None:
+        self.enough = inf
         self.made: list[tuple[Any, Logical, Passes]] = []
 
     def of(self, passes: Passes, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:

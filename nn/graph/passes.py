@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,8 +162,10 @@ class Passes:
         room: float | None,
         kept: Mapping[str, Layout] | None = None,
         rest: Placement | None = None,
+        enough: float = inf,
     ) -> Decided:
-        """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept."""
+        """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. Within
+        a limit nothing is looked for that takes `enough` seconds."""
         made = decide(
             logical,
             rest or self.rest,
@@ -178,6 +181,7 @@ class Passes:
             name=self.name,
             arguments_everywhere=self.options.piped,  # a rank of a pipeline takes them from its caller
             uses=self.uses,
+            enough=enough,
         )
         if self.whole:
             made = replace(made, graph=self.stepped(made.graph))

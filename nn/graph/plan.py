@@ -97,7 +97,8 @@ def plan_step(
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
     passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale)
-    logical = (captures or Captures()).of(passes, build, args, kwargs)
+    captures = captures or Captures()
+    logical = captures.of(passes, build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:
         raise SbpError(
             f"{name} has an optimizer, and build(...) calls no backward(): nothing would be trained\n"
@@ -117,7 +118,7 @@ def plan_step(
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is None:
-        decided = passes.decided(logical, inputs, options.memory)
+        decided = passes.decided(logical, inputs, options.memory, enough=captures.enough)
         graph = bucketed(decided.graph)
         passes.dump("physical", lambda: to_text(graph))
     else:

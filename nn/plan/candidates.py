@@ -17,7 +17,7 @@ from .assignment import Assignment
 from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from .plan import Plan
 
-__all__ = ["Candidate", "candidates", "resting"]
+__all__ = ["OPEN", "Candidate", "body", "candidates", "layers_of", "resting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +32,13 @@ class Candidate:
 def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[Candidate]:
     """The given plan with all left open that it does not say, and if it says nothing of weights those that people
     write; open ones first."""
-    text = "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
+    text = body(given)
     within = f"\nlimit memory {int(limit)} B" if limit is not None else ""
     if any(isinstance(s, Rest | TakePlan) for s in given.statements):
         yield Candidate("as said", Plan.read(text + within))
         return
     axes = [axis.name for s in given.statements if isinstance(s, Grid) for axis in s.axes if axis.folds is None]
-    layers = _layers(model)
+    layers = layers_of(model)
     yield Candidate("chosen", Plan.read(f"{text}\n{OPEN}"), opened=True)
     if limit is not None:
         yield Candidate("chosen within the limit", Plan.read(f"{text}\n**: ?{within}"))
@@ -48,6 +48,11 @@ def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[C
     if limit is not None and layers:
         for name, lines in hand:
             yield Candidate(f"{name}, blocks run again", Plan.read(f"{text}\n{lines}\nrecompute {layers}"))
+
+
+def body(given: Plan) -> str:
+    """What a plan says but for its limit."""
+    return "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
 
 
 OPEN = "{weights,grads,states} **: ?"
@@ -93,7 +98,7 @@ def _takes(model: nn.Module, axes: list[str]) -> bool:
     return True
 
 
-def _layers(model: nn.Module) -> str:
+def layers_of(model: nn.Module) -> str:
     """The pattern of the outermost repeated layers, if there are some."""
     held = list(model.modules())
     paths = {id(part): path for path, part in model.named_modules()}

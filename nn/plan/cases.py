@@ -25,7 +25,7 @@ from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, Source
 from ..graph.choose.choose import Decided
 from .assignment import Assignment
-from .language.statements import Kind, Recompute
+from .language.statements import Kind, Offload, Recompute
 
 __all__ = ["Cases"]
 
@@ -65,6 +65,15 @@ class Cases:
         if not again and self.opened.floor >= enough:
             return self.opened.floor
         return _bound(left, self.opened.solution.share, enough)
+
+    def holds(self, made: Assignment) -> float:
+        """Bytes that the chooser counts of a plan at least, where the backward runs nothing again, in units of those
+        that it counts of the open one; 0 where nothing is known."""
+        posed = self.problem(frozenset())
+        left = self.restricted(posed, made)
+        if left is None or any(isinstance(line, Recompute | Offload) for line, _ in made.marks):
+            return 0.0
+        return sum(float(held.min()) for held in left.memory) / self.opened.solution.memory
 
     def problem(self, again: frozenset[str]) -> _Posed:
         """The open problem where the backward runs these modules again."""

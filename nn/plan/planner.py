@@ -22,6 +22,7 @@ from ..graph.explain import parts_of
 from ..graph.step import Step
 from .answer import answer
 from .assignment import Assignment, assignment
+from .away import last_ways, offloading
 from .candidates import Candidate, candidates, resting
 from .cases import Cases
 from .check import Checked, Loss, checked_step, planned_step, priced_by
@@ -32,6 +33,7 @@ from .plan import Plan
 __all__ = ["FoundPlan", "OtherPlan", "plan"]
 
 
+NEARLY = 0.85  # of the bytes that the chooser counts, which the account may say that there are at least
 SURE = 1e-9  # of seconds, by which sums in another order may differ
 
 
@@ -124,8 +126,20 @@ def plan(
         limits = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
         limit = next((each for each in limits if each is not None), None)
         trying = _Trying(model, batch, loss_fn, optimizer, ranks, limit)
+
+        def attempt(one: Candidate) -> Checked | None:
+            tried = trying.add(one)
+            told(f"{one.name}: {_said(tried)}")
+            return tried.checked
+
         for one in candidates(given, model, limit):
-            told(f"{one.name}: {_said(trying.add(one))}")
+            found = attempt(one)
+            if one.opened and limit is not None and found is not None and found.memory > limit:
+                offloading(given, model, limit, found, attempt)
+        if trying.best is None and limit is not None and trying.opened:
+            for name, text in last_ways(given, model, limit).items():
+                if trying.best is None:
+                    attempt(Candidate(name, Plan.read(text)))
         best, tried = trying.best, trying.tried
         if best is None or best.step is None or best.checked is None:
             raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
@@ -179,6 +193,7 @@ class _Trying:
 
     def planned(self, one: Candidate) -> _Tried:
         """A candidate with its step, checked if it may be the answer."""
+        self.captures.enough = inf if self.best is None else self.best.seconds * (1 - SURE)
         step = planned_step(one.plan, self.model, self.batch, captures=self.captures, **self.how)
         if one.opened and step.plan.pieces is None:  # what is known of these is of one micro-batch
             self.cases = Cases(step.plan.decided)
@@ -187,9 +202,14 @@ class _Trying:
             return made
         return _Tried(one, step, checked_step(one.plan, step, self.model, self.batch, **self.how))
 
+    @property
+    def opened(self) -> _Tried | None:
+        """The plan that has the others as cases."""
+        return next((each for each in self.tried if each.of.opened), None)
+
     def ruled_out(self, one: Candidate) -> _Tried | None:
         """A candidate that cannot be the answer, as far as that is known before it is planned."""
-        opened = next((each for each in self.tried if each.of.opened), None)
+        opened = self.opened
         if opened is None or opened.step is None:
             return None
         meaning = self.meaning(one.plan)
@@ -197,7 +217,13 @@ class _Trying:
         if self.limit is not None and least > self.limit:
             why = f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
             return _Tried(one, why=why)
-        if self.best is None or self.cases is None:
+        if self.cases is None:
+            return None
+        if self.limit is not None and opened.checked is not None and meaning.memory is None:
+            about = self.cases.holds(meaning) * opened.checked.memory
+            if about * NEARLY > self.limit:
+                return _Tried(one, why=f"about {volume(about)} at least of {volume(self.limit)}")
+        if self.best is None:
             return None
         enough = self.best.seconds * (1 - SURE)
         bound = self.cases.least(meaning, enough)

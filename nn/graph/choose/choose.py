@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import inf
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -10,6 +12,7 @@ import numpy as np
 from ....boxing.graph.buckets import LIMITS, bucketed
 from ....boxing.graph.insert import Choice, insert
 from ....boxing.graph.physical import Physical
+from ....boxing.picture.palette import duration
 from ....placement import Placement, default_cluster
 from ....placement.errors import SbpError, ShortageError
 from ....sbp.joint.demands import Demands, RestPins, SourcePin
@@ -59,6 +62,7 @@ def decide(
     name: str = "graph",
     arguments_everywhere: bool = False,
     uses: Uses = MappingProxyType({}),
+    enough: float = inf,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
@@ -66,7 +70,8 @@ def decide(
     gradients and what an optimizer keeps of them must. With a limit in bytes a rank, all these may lie in pieces, and
     the backward runs blocks again where that is not enough, or takes less. `regather` says whether what was gathered of
     parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
-    its caller, and `uses` which modules compute by composites.
+    its caller, and `uses` which modules compute by composites. With a limit, blocks are not run again for plans that
+    take `enough` seconds: where nothing less fits, there is none.
     """
     first = homes(logical, placement)
     if uses:
@@ -80,7 +85,7 @@ def decide(
     places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
     pinned = pins(places)
     demands = Demands(pinned, states, limit is not None, LIMITS, rests(places))
-    key = _key(logical, where, demands, (limit, regather), name)
+    key = _key(logical, where, demands, (limit, regather, enough), name)
     known = _known.get(key)
     if known is not None:
         return known
@@ -129,6 +134,10 @@ def decide(
         except ShortageError:
             if not blocks:
                 raise
+        spent = accumulate((block.seconds for block in blocks), initial=free.bound)
+        blocks = blocks[: max(sum(seconds < enough for seconds in spent) - 1, 0)]
+        if not blocks and plain is None:
+            raise ShortageError(f"nothing that fits takes less than {duration(enough)}")
         decided = cheapest(plain, free.bound, blocks, with_again, lambda found: found.solution.cost)
         decided = replace(decided, floor=free.bound)
     return _known.put(key, decided)

@@ -1,0 +1,76 @@
+"""Offloading, as one more choice under a limit that is not met without: activations of so many layers, or states.
+
+Of activations there go those of the first layers, which would be kept longest; how many must go is read off two plans,
+with none and with all. What goes to the host beside the computing costs nothing by the price of the host's link; what
+does not, and a step of the optimizer there, has its price as all else has.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+
+from torch import nn
+
+from ..model.paths import met
+from .candidates import OPEN, Candidate, body, layers_of
+from .check import Checked
+from .plan import Plan
+
+__all__ = ["last_ways", "offloading"]
+
+STATES = "offload states ** to cpu"
+MORE = 3  # plans between none and all
+
+
+def offloading(
+    given: Plan, model: nn.Module, limit: float, whole: Checked, attempt: Callable[[Candidate], Checked | None]
+) -> None:
+    """Try plans that offload, where `whole` is what is best without and takes too much; `attempt` tells what one comes
+    to, or nothing of one that cannot be the answer."""
+    text, layers = body(given), layers_of(model)
+    attempt(Candidate("chosen, states on the host", Plan.read(f"{text}\n{OPEN}\n{STATES}")))
+    many = _most(layers, model)
+
+    def with_saved(n: int) -> int | None:
+        where = "all layers" if n == many else f"{n} layers"
+        name = f"chosen, activations of {where} on the host"
+        found = attempt(Candidate(name, Plan.read(f"{text}\n{OPEN}\n{_saved(layers, n, many)}")))
+        return None if found is None else found.memory
+
+    least = with_saved(many) if many else None
+    if least is None:
+        return
+    if least > limit:
+        lines = f"{text}\n{OPEN}\n{STATES}\n{_saved(layers, many, many)}"
+        attempt(Candidate("chosen, states and activations of all layers on the host", Plan.read(lines)))
+        return
+    full, low, high, there = whole.memory, 0, many, least
+    for _ in range(MORE):  # as few as it takes, since what waits for the host has its price
+        guess = min(max(ceil(high * (full - limit) / max(full - there, 1)), low + 1), high - 1)
+        if not low < guess < high:
+            return
+        found = with_saved(guess)
+        if found is None:
+            return
+        low, high, there = (low, guess, found) if found <= limit else (guess, high, there)
+
+
+def last_ways(given: Plan, model: nn.Module, limit: float) -> Mapping[str, str]:
+    """Plans within a limit that nothing has met, by names: states go to the host, then all activations too."""
+    text, layers = body(given), layers_of(model)
+    many = _most(layers, model)
+    within = f"{text}\n**: ?\nlimit memory {int(limit)} B\n{STATES}"
+    found = {"chosen within the limit, states on the host": within}
+    if many:
+        found["chosen within the limit, states and activations on the host"] = f"{within}\n{_saved(layers, many, many)}"
+    return found
+
+
+def _saved(layers: str, n: int, many: int) -> str:
+    path = layers if n == many else f"{layers.removesuffix('*')}[:{n}]"
+    return f"offload saved {path} to cpu"
+
+
+def _most(layers: str, model: nn.Module) -> int:
+    """The layers of the longest list."""
+    names = met(layers, dict(model.named_modules())) if layers else []
+    return max((int(last) + 1 for name in names if (last := name.rpartition(".")[2]).isdigit()), default=0)

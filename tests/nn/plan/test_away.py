@@ -1,0 +1,77 @@
+"""Offloading as a choice: a limit that nothing else meets is met, and one that is met without stays without."""
+
+from math import isclose
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow.nn.plan.language.statements import Offload, Recompute
+from sbpflow.nn.plan.planner import FoundPlan
+from sbpflow.placement.errors import ShortageError
+
+GRID = "grid (data=2)"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(self.up(self.norm(x)).relu())
+        return y
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def loss_fn(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.as_tensor(net(x).square().mean())
+
+
+def found_within(net: nn.Module, x: Tensor, share: float) -> FoundPlan:
+    """What is found within a share of what is taken without a limit."""
+    most = flow.plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
+    return flow.plan(net, x, plan=GRID, loss_fn=loss_fn, memory=share * most)
+
+
+def test_a_limit_that_nothing_else_meets_is_met_by_states_on_the_host() -> None:
+    net, x = Net(), torch.randn(64, 64)
+    limit = 0.6 * flow.plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
+    with pytest.raises(ShortageError):
+        flow.Plan.read(f"{GRID}\n**: ?\nlimit memory {int(limit)} B").check(net, x, loss_fn=loss_fn)
+    found = flow.plan(net, x, plan=GRID, loss_fn=loss_fn, memory=limit)
+    assert found.checked.memory <= limit
+    assert any(isinstance(line, Offload) and line.what == "states" for line in found.statements)
+    alone = loss_fn(net, x).item()
+    step = flow.compile(net, loss_fn, torch.optim.AdamW(net.parameters()), plan=str(found))
+    assert isclose(step(x).item(), alone, rel_tol=1e-5)  # sums are in another order
+    assert max(held.total for held in step.planned.held().values()) <= limit
+
+
+def test_activations_go_to_the_host_where_that_is_cheaper_than_running_blocks_again() -> None:
+    net, x = Net(), torch.randn(4096, 64)
+    found = found_within(net, x, 0.8)
+    assert [line.what for line in found.statements if isinstance(line, Offload)] == ["saved"]
+    assert not any(isinstance(line, Recompute) for line in found.statements)
+    again = [one for one in found.runners_up if one.name.endswith("blocks run again")]
+    assert again
+    assert all("no less than" in one.why for one in again)
+    alone = loss_fn(net, x).item()
+    assert isclose(flow.compile(net, loss_fn, plan=str(found))(x).item(), alone, rel_tol=1e-5)  # sums in another order
+
+
+def test_a_limit_that_is_met_without_stays_without() -> None:
+    found = found_within(Net(), torch.randn(4096, 64), 1.0)
+    assert not any(isinstance(line, Offload) for line in found.statements)
+    assert all("host" not in one.name for one in found.runners_up)
