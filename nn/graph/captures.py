@@ -23,7 +23,7 @@ __all__ = ["Captures"]
 class Captures:
     """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes.
 
-    Within a limit of memory, a plan that takes `enough` seconds is not looked for."""
+    The best of plans that take `enough` seconds is not looked for."""
 
     def __init__(self) -> None:
         self.enough = inf

@@ -164,8 +164,8 @@ class Passes:
         rest: Placement | None = None,
         enough: float = inf,
     ) -> Decided:
-        """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. Within
-        a limit nothing is looked for that takes `enough` seconds."""
+        """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. The
+        best of those that take `enough` seconds is not looked for."""
         made = decide(
             logical,
             rest or self.rest,

@@ -51,7 +51,7 @@ def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[C
 
 
 def body(given: Plan) -> str:
-    """What a plan says but for its limit."""
+    """The lines of a plan but for its limit."""
     return "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
 
 

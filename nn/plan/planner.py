@@ -34,6 +34,7 @@ __all__ = ["FoundPlan", "OtherPlan", "plan"]
 
 
 NEARLY = 0.85  # of the bytes that the chooser counts, which the account may say that there are at least
+CLOSE = 1e-3  # of seconds, between which and its bound a plan was looked for to the end
 SURE = 1e-9  # of seconds, by which sums in another order may differ
 
 
@@ -268,8 +269,13 @@ def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
         return one.why.partition("\n")[0]
     if one.checked is not None and not one.fits(limit):
         return f"{duration(one.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit or 0)}"
-    share = (one.seconds - best.seconds) / best.seconds if best.seconds else 0.0
-    said = f"{duration(one.seconds)}, {share:+.1%}"
+    bound = one.step.plan.decided.solution.bound
+    stopped = one.checked is None and best.seconds <= bound < one.seconds * (1 - CLOSE)
+    seconds = bound if stopped else one.seconds
+    share = (seconds - best.seconds) / best.seconds if best.seconds else 0.0
+    said = f"{'no less than ' * stopped}{duration(seconds)}, {share:+.1%}"
+    if stopped:
+        return said
     mine, other = parts_of(one.step.plan.decided), parts_of(best.step.plan.decided)
     parts = {part: spent - other[part] for part, spent in mine.items()}
     most = max(parts, key=lambda part: parts[part])

@@ -70,8 +70,8 @@ def decide(
     gradients and what an optimizer keeps of them must. With a limit in bytes a rank, all these may lie in pieces, and
     the backward runs blocks again where that is not enough, or takes less. `regather` says whether what was gathered of
     parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
-    its caller, and `uses` which modules compute by composites. With a limit, blocks are not run again for plans that
-    take `enough` seconds: where nothing less fits, there is none.
+    its caller, and `uses` which modules compute by composites. The best of what takes `enough` seconds is not looked
+    for: with a limit, where nothing less fits, there is no plan; without, any will do.
     """
     first = homes(logical, placement)
     if uses:
@@ -96,7 +96,7 @@ def decide(
             return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
         if limit is None:
-            solution = solver.solve(posed.problem.memory, None)
+            solution = solver.solve(posed.problem.memory, None, level=enough)
             graph, names = made(solution)
         else:
             found = fitted(

@@ -61,7 +61,8 @@ class _Branch:
 
 
 class Search:
-    """The search of a problem, of which `expand` tells the choice of every node from that of every variable."""
+    """The search of a problem, of which `expand` tells the choice of every node from that of every variable. It ends
+    where nothing is below a `level`."""
 
     def __init__(
         self,
@@ -71,8 +72,9 @@ class Search:
         expand: Callable[[tuple[int, ...]], tuple[int, ...]],
         solver: Callable[[Model], Best],
         branches: int = BRANCHES,
+        level: float = np.inf,
     ) -> None:
-        self.branches = branches
+        self.branches, self.level = branches, level
         self.problem, self.whole, self.limit, self.expand, self.solver = problem, whole, limit, expand, solver
         self.most = np.inf if limit is None else limit
         self.met: dict[tuple[int, ...], float] = {}  # what fits, for all nodes, and its cost
@@ -104,7 +106,7 @@ class Search:
             self.offer(self.expand(near.choice))
 
     def enough(self, bound: float, share: float = CLOSE) -> bool:
-        return bound >= self.best * (1 - share)
+        return bound >= min(self.best * (1 - share), self.level)
 
     def climbed(self, branch: _Branch, turns: int, share: float, near: bool = False) -> _Branch:
         climb = climbed(
@@ -128,7 +130,8 @@ class Search:
                 return Found((), np.inf, least, None)
             root = _Branch(self.whole, Climb(free.bound, At(0.0, 0.0), planes))
         branch = self.settled(root)
-        self.mix(branch.climb)
+        if branch.climb.bound < self.level:
+            self.mix(branch.climb)
         bound, climb = branch.climb.bound, branch.climb
         if self.branches and not self.enough(bound, ENOUGH):
             level = self.best * (1 - ENOUGH)

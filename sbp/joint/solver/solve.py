@@ -101,8 +101,10 @@ class Solver:
         *,
         branches: int = BRANCHES,
         near: Near | None = None,
+        level: float = np.inf,
     ) -> Solution:
-        """The best plan where nodes take these bytes; `near` is where a search ended, to look there first."""
+        """The best plan where nodes take these bytes; `near` is where a search ended, to look there first. Where no
+        plan takes less than `level` seconds, one that takes more will do."""
         start = perf_counter() - self.seconds
         problem, free = replace(self.problem, memory=tuple(memory)), self.free
         bound, ended = free.bound, None
@@ -117,7 +119,7 @@ class Solver:
                     bound = problem.cost(plan)  # the same but for rounding
             else:
                 whole = self.whole.holding(self.folded.sums(memory))
-                search = Search(problem, whole, limit, self.folded.expand, self.looked, branches)
+                search = Search(problem, whole, limit, self.folded.expand, self.looked, branches, level)
                 found = search.run(free, near)
                 plans, bound, least, ended = list(found.plans), found.bound, found.least, found.near
         return self.chosen(problem, plans, bound, limit, least, ended, perf_counter() - start)
