@@ -85,7 +85,7 @@ class Cases:
         return found
 
     def restricted(self, of: _Posed, made: Assignment) -> Measured | None:
-        """What a plan leaves of it; none where its weights rest as they cannot there."""
+        """The part of it that a plan leaves; none where its weights rest as they cannot there."""
         allowed: dict[int, list[bool]] = {}
         free: set[int] = set()
         variables = of.folded.variable.tolist()

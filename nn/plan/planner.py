@@ -259,7 +259,7 @@ def _said(one: _Tried) -> str:
 
 
 def _rank(one: _Tried, limit: float | None) -> tuple[bool, float]:
-    """What may fit first, the cheapest first."""
+    """Plans that may fit come first, and of these the cheapest."""
     return one.checked is not None and not one.fits(limit), one.seconds
 
 
