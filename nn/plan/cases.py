@@ -48,6 +48,7 @@ class Cases:
         self.opened = opened
         self.posed: dict[frozenset[str], _Posed] = {}  # by modules that are run again
         self.known: dict[object, tuple[list[bool], list[bool]]] = {}
+        self.bounds: dict[object, float] = {}
 
     def least(self, made: Assignment, enough: float = inf) -> float:
         """Seconds, or what is `enough` of them, below which no step is of a plan that says more than the open one: of
@@ -64,7 +65,10 @@ class Cases:
             return 0.0
         if not again and self.opened.floor >= enough:
             return self.opened.floor
-        return _bound(left, self.opened.solution.share, enough)
+        kind = frozenset(again), tuple(live.tobytes() for live in left.lives), enough
+        if kind not in self.bounds:  # plans that differ in how results flow are one case
+            self.bounds[kind] = _bound(left, self.opened.solution.share, enough)
+        return self.bounds[kind]
 
     def holds(self, made: Assignment) -> float:
         """Bytes that the chooser counts of a plan at least, where the backward runs nothing again, in units of those

@@ -255,7 +255,11 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
 def _said(one: _Tried) -> str:
     if one.checked is not None:
         return f"{duration(one.seconds)}, {volume(one.checked.memory)}"
-    return duration(one.seconds) if one.step is not None else one.why.partition("\n")[0]
+    if one.step is None:
+        return one.why.partition("\n")[0]
+    bound = one.step.plan.decided.solution.bound
+    found = duration(one.seconds)
+    return f"between {duration(bound)} and {found}" if bound < one.seconds * (1 - CLOSE) else found
 
 
 def _rank(one: _Tried, limit: float | None) -> tuple[bool, float]:
