@@ -40,12 +40,14 @@ SURE = 1e-9  # of seconds, by which sums in another order may differ
 
 @dataclass(frozen=True, eq=False)
 class OtherPlan:
-    """Another plan that was tried: how many times the seconds of the answer it takes, or why it cannot be."""
+    """Another plan that was tried, and why it is not the answer. It takes `seconds` at least, infinitely many where
+    nothing is known but that it cannot be; `checked` in full are those alone that might have been the answer."""
 
     name: str
     plan: Plan
     checked: Checked | None
     why: str
+    seconds: float
 
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
@@ -151,7 +153,10 @@ def plan(
     object.__setattr__(made, "found", best.of.name)
     object.__setattr__(made, "floor", max(0.0, tried[0].bound))
     others = sorted((one for one in tried if one is not best), key=lambda one: _rank(one, limit))
-    listed = tuple(OtherPlan(one.of.name, one.of.plan, one.checked, _why(one, best, limit)) for one in others)
+    listed = tuple(
+        OtherPlan(one.of.name, one.of.plan, one.checked, _why(one, best, limit), _at_least(one, best)[0])
+        for one in others
+    )
     object.__setattr__(made, "runners_up", listed)
     return made
 
@@ -273,9 +278,7 @@ def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
         return one.why.partition("\n")[0]
     if one.checked is not None and not one.fits(limit):
         return f"{duration(one.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit or 0)}"
-    bound = one.step.plan.decided.solution.bound
-    stopped = one.checked is None and best.seconds <= bound < one.seconds * (1 - CLOSE)
-    seconds = bound if stopped else one.seconds
+    seconds, stopped = _at_least(one, best)
     share = (seconds - best.seconds) / best.seconds if best.seconds else 0.0
     said = f"{'no less than ' * stopped}{duration(seconds)}, {share:+.1%}"
     if stopped:
@@ -284,3 +287,12 @@ def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
     parts = {part: spent - other[part] for part, spent in mine.items()}
     most = max(parts, key=lambda part: parts[part])
     return f"{said}, {duration(parts[most])} more for {most}" if parts[most] > 0 else said
+
+
+def _at_least(one: _Tried, best: _Tried) -> tuple[float, bool]:
+    """The seconds of a plan, or those that it takes at least: then it was not looked for to its end."""
+    if one.step is None or one.checked is not None:
+        return one.seconds, one.checked is None
+    bound = one.step.plan.decided.solution.bound
+    stopped = best.seconds <= bound < one.seconds * (1 - CLOSE)
+    return (bound if stopped else one.seconds), stopped

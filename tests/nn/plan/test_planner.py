@@ -26,7 +26,9 @@ def test_the_answer_costs_no_more_than_what_was_tried_and_says_why() -> None:
     names = [one.name for one in found.runners_up]
     assert names == ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3", "HSDP"]
     assert len(told) == len(names) + 1
-    assert all(one.checked.seconds >= found.checked.seconds for one in found.runners_up if one.checked)
+    for one in found.runners_up:
+        seconds = one.plan.check(model, x, cluster="h100x8", loss_fn=loss_fn).seconds
+        assert found.checked.seconds * (1 - 1e-9) <= one.seconds <= seconds * (1 + 1e-9)
     assert "?" not in str(found.without_comments())
     again = flow.Plan.read(str(found)).check(model, x, cluster="h100x8", loss_fn=loss_fn)
     assert again.seconds == found.checked.seconds
@@ -36,7 +38,7 @@ def test_the_answer_costs_no_more_than_what_was_tried_and_says_why() -> None:
 def test_a_limit_leaves_out_what_does_not_fit() -> None:
     model, x = net(), torch.randn(32, 64)
     free = flow.plan(model, x, plan="grid (data=4)", loss_fn=loss_fn)
-    others = [one.checked for one in free.runners_up if one.checked]
+    others = [one.plan.check(model, x, loss_fn=loss_fn) for one in free.runners_up]
     limit = 1.01 * min(one.memory for one in (free.checked, *others))
     found = flow.plan(model, x, plan="grid (data=4)", memory=limit, loss_fn=loss_fn)
     assert found.checked.memory <= limit
