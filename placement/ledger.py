@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 from .errors import TransportError
 
-__all__ = ["Entry", "Ledger", "stamp"]
+__all__ = ["Entry", "Ledger", "runs", "stamp", "this_host"]
 
 # A page in words of 8 bytes, each written in one go: process id, which entry is the latest, the entries, the fault.
 # An entry is its group, turn and fingerprint in one word (so that nobody reads one without the other), and its text.
@@ -58,7 +58,7 @@ class Ledger:
 
     def _join(self, size: int) -> None:
         rank, store = self.rank, self.store
-        self.host = os.environ.get("SBPFLOW_HOST") or f"{socket.gethostname()}:{_boot_id()}"
+        self.host = this_host()
         store.set(f"host/{rank}", self.host)
         hosts = [store.get(f"host/{r}").decode() for r in range(size)]
         self.local = tuple(r for r in range(size) if hosts[r] == self.host)
@@ -158,12 +158,7 @@ class Ledger:
         page = self._page.get(rank)
         if page is None:
             return True
-        pid = self._words[page]
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return state not in "ZX"  # a zombie's memory is gone though its number is not
+        return runs(self._words[page])
 
     def fail(self, text: str) -> None:
         """Tell every rank that this one gave up, and why."""
@@ -238,6 +233,20 @@ def _map_file(path: str, size: int) -> mmap.mmap:
         return mmap.mmap(handle, size)
     finally:
         os.close(handle)
+
+
+def this_host() -> str:
+    """The host that this process is on; what SBPFLOW_HOST says, where several stand for hosts of their own."""
+    return os.environ.get("SBPFLOW_HOST") or f"{socket.gethostname()}:{_boot_id()}"
+
+
+def runs(pid: int) -> bool:
+    """Whether a process of this host still runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # a zombie's memory is gone though its number is not
 
 
 def _boot_id() -> str:

@@ -3,20 +3,26 @@
     process 0  <--said--  1, 2, 3        from any thread: no collective is used, which the main thread may be in
     process 0  --verdict-->  1, 2, 3     an error that one of them says is the verdict for all
 
-Calls must be made in the same order in all processes, from any threads.
+Calls must be made in the same order in all processes, from any threads. Who waits for a process of the same host looks
+whether it still runs; one of another host is waited for until the limit, and where the store is gone, all end at once.
 """
 
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from ...placement.errors import FileError, TransportError
+from ...placement.errors import FileError, SbpflowError, TransportError
+from ...placement.ledger import runs, this_host
 from ...placement.world import at_close, store, world
 
 __all__ = ["Meeting"]
 
 ASK = 0.002, 0.05  # seconds between two looks at the store, at first and later: a look that waits would block others
 LEAVE = 5.0  # seconds in which all that are alive have heard
+LOOK = 0.5  # seconds between two looks whether who is waited for still runs
+FAILED, GONE = "!~"  # before what is said of an error: one in what is saved, or of ranks that are not there any more
 _count = 0
 _lock = threading.Lock()
 
@@ -34,12 +40,15 @@ class Meeting:
         here = world()
         self.asked, self.me, self.size = asked, here.rank or 0, here.size or 1
         self.limit = here.timeout
-        with _lock:
-            if not _count:
-                at_close(_again)
-            self.number = _count
-            _count += 1
         self.store = store() if self.size > 1 else None
+        with _lock:
+            first, self.number = not _count, _count
+            _count += 1
+        if first:
+            at_close(_again)
+        if first and self.store is not None:
+            with self._reachable():
+                self.store.set(f"meeting/process/{self.me}", f"{os.getpid()} {this_host()}")
         self.round = 0
 
     def agree(
@@ -58,18 +67,17 @@ class Meeting:
             if error is not None:
                 raise error
             return decide([said]) if decide is not None else ""
-        if error is None:
-            self.store.set(f"{prefix}/said/{self.me}", "=" + said)
-        else:
-            self.store.set(f"{prefix}/said/{self.me}", "!" + str(error))
-        if self.me == 0:
-            self._decide(prefix, error, decide)
-        verdict = self._wait(f"{prefix}/verdict", "rank 0")
-        self.store.add(f"{prefix}/heard", 1)
+        with self._reachable():
+            self.store.set(f"{prefix}/said/{self.me}", "=" + said if error is None else _failed(error))
+            if self.me == 0:
+                self._decide(prefix, error, decide)
+            verdict = self._wait(f"{prefix}/verdict", 0)
+            self.store.add(f"{prefix}/heard", 1)
         if error is not None:
             raise error
-        if verdict[:1] == "!":
-            raise FileError(f"{self.asked}: another rank has failed\n  {verdict[1:]}")
+        if verdict[:1] != "=":
+            kind = TransportError if verdict[:1] == GONE else FileError
+            raise kind(f"{self.asked}: another rank has failed\n  {verdict[1:]}")
         return verdict[1:]
 
     def end(self) -> None:
@@ -77,21 +85,22 @@ class Meeting:
         if self.store is None or self.me != 0 or not self.round:
             return
         end, key = time.monotonic() + LEAVE, f"meeting/{self.number}/{self.round - 1}/heard"
-        while self.store.add(key, 0) < self.size and time.monotonic() < end:
-            time.sleep(ASK[0])
+        with suppress(RuntimeError):  # the store is gone, and nobody can be waited for
+            while self.store.add(key, 0) < self.size and time.monotonic() < end:
+                time.sleep(ASK[0])
 
     def _decide(self, prefix: str, error: Exception | None, decide: Callable[[Sequence[str]], str] | None) -> None:
         assert self.store is not None
-        verdict = "!"
+        verdict = GONE
         try:
-            said = [self._wait(f"{prefix}/said/{rank}", f"rank {rank}") for rank in range(self.size)]
-            failed = next((rank for rank, text in enumerate(said) if text[:1] == "!"), None)
+            said = [self._wait(f"{prefix}/said/{rank}", rank) for rank in range(self.size)]
+            failed = next((rank for rank, text in enumerate(said) if text[:1] != "="), None)
             if failed is not None:
-                verdict = f"!rank {failed}: {said[failed][1:]}"
+                verdict = f"{said[failed][0]}rank {failed}: {said[failed][1:]}"
             else:
                 verdict = "=" + (decide([text[1:] for text in said]) if decide is not None else "")
         except Exception as failure:
-            verdict = f"!rank 0: {failure}"
+            verdict = _failed(failure, "rank 0: ")
             if error is None:
                 raise
         finally:
@@ -99,15 +108,52 @@ class Meeting:
                 self.store.delete_key(f"{prefix}/said/{rank}")
             self.store.set(f"{prefix}/verdict", verdict)
 
-    def _wait(self, key: str, who: str) -> str:
+    def _wait(self, key: str, rank: int) -> str:
+        """What a rank has said, or will have within the limit."""
         assert self.store is not None
-        end, pause = time.monotonic() + self.limit, ASK[0]
+        began, pause = time.monotonic(), ASK[0]
+        look = began + LOOK
         while not self.store.check([key]):
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > began + self.limit:
                 raise TransportError(
-                    f"{self.asked}: {who} did not come within {self.limit:g} s (flow.init(timeout=) sets this)\n"
+                    f"{self.asked}: rank {rank} did not come within {self.limit:g} s (flow.init(timeout=) sets this)\n"
                     "  every process calls it, in the same order; or it has ended, or writes for so long"
                 )
+            if now > look:
+                look = now + LOOK
+                if self._ended(rank) and not self.store.check([key]):
+                    raise TransportError(f"{self.asked}: rank {rank} has ended, and the others wait for it\n  {_ANEW}")
             time.sleep(pause)
             pause = min(pause * 1.5, ASK[1])
         return self.store.get(key).decode()
+
+    def _ended(self, rank: int) -> bool:
+        """Whether the process of a rank of this host does not run any more."""
+        assert self.store is not None
+        key = f"meeting/process/{rank}"
+        if not self.store.check([key]):
+            return False
+        pid, host = self.store.get(key).decode().split(" ", 1)
+        return host == this_host() and not runs(int(pid))
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Around calls of the store: where nobody answers, say who has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, SbpflowError):
+                raise
+            said = str(error).partition("\n")[0].rpartition("] ")[2]
+            raise TransportError(
+                f"{self.asked}: rank {self.me} lost the store at which all {self.size} ranks meet\n"
+                f"  rank 0, which has it where torchrun does not, has ended or cannot be reached: {said}\n  {_ANEW}"
+            ) from error
+
+
+def _failed(error: Exception, who: str = "") -> str:
+    return f"{GONE if isinstance(error, TransportError) else FAILED}{who}{error}"
+
+
+_ANEW = "start all processes anew, as torchrun --max-restarts does; flow.newest(folder) names what is whole"
