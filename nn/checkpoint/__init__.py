@@ -6,6 +6,7 @@ content                 all that is saved, as one process has it; its optimizers
 snapshot, writing       copies that training leaves alone; the files of one process
 manifest, newest        what a checkpoint holds, whether it is whole, and which is the newest
 meeting, commit         all processes are done, and the folder gets its name
+hosts, neighbours       in the memory of hosts, with copies on the next; host_search finds what they have together
 saving, save            one save at a time
 load                    into any plan, each process its part
 """

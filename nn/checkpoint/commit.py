@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,12 +23,16 @@ from ..files.headers import DTYPES
 from ..files.pieces import sizes_of
 from ..files.raw import wrote
 from .content import Content
-from .manifest import MANIFEST, NAMES, WrittenPiece, is_checkpoint, made_manifest
+from .manifest import MANIFEST, NAMES, REPLACED, WRITING, WrittenPiece, is_checkpoint, made_manifest
 from .meeting import Meeting
-from .newest import REPLACED, WRITING, remove, tidied
+from .newest import remove, tidied
+from .trees import Json
 from .writing import FilePlan, synced, write_file
 
-__all__ = ["committed"]
+__all__ = [
+    "begin_folder", "check_alike", "committed", "dumped", "gathered_manifest", "raise_told", "renamed",
+    "write_manifest", "written_files",
+]  # fmt: skip
 
 SLOW = 10e6  # bytes a second of the slowest disk that is waited for
 
@@ -39,22 +43,13 @@ def committed(
     """Write what this process has to, and have the checkpoint stand when all have."""
     aside = path.with_name(path.name + WRITING)
     meeting.agree(
-        _dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(path, aside, each)
+        dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(path, aside, each)
     )
     meeting.limit = limit + sum(file.size for file in files) / SLOW
     error: Exception | None = None
     said = ""
     try:
-        pieces = [piece for file in files for piece in write_file(aside, file)]
-        shapes = {e.name: [list(e.layout.shape), NAMES[e.layout.dtype]] for e in content.entries}
-        here = {piece.name for piece in pieces}
-        said = _dumped(
-            pieces=[[piece.name, *_list(piece)] for piece in pieces],
-            shapes={name: of for name, of in shapes.items() if name in here},
-            files={file.name: file.size for file in files},
-            states=content.states,
-            random=content.random,
-        )
+        said = written_files(aside, content, files)
     except Exception as failure:
         error = failure
     try:
@@ -65,12 +60,31 @@ def committed(
     except Exception as failure:
         if meeting.me == 0:
             shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(failure, OSError) and not isinstance(failure, FileError):
-            raise FileError(
-                f"flow.save: {path} could not be written: {failure}\n"
-                "  what was saved before is as it was\n  make room, or save to another disk"
-            ) from failure
-        raise
+        raise_told(failure, path)
+
+
+def raise_told(failure: Exception, path: Path) -> NoReturn:
+    """An error of the disk in the words of the house, and any other as it is."""
+    if isinstance(failure, OSError) and not isinstance(failure, FileError):
+        raise FileError(
+            f"flow.save: {path} could not be written: {failure}\n"
+            "  what was saved before is as it was\n  make room, or save to another disk"
+        ) from failure
+    raise failure
+
+
+def written_files(aside: Path, content: Content, files: Sequence[FilePlan]) -> str:
+    """Write what this process has to; what it tells the first of it."""
+    pieces = [piece for file in files for piece in write_file(aside, file)]
+    shapes = {e.name: [list(e.layout.shape), NAMES[e.layout.dtype]] for e in content.entries}
+    here = {piece.name for piece in pieces}
+    return dumped(
+        pieces=[[piece.name, *_list(piece)] for piece in pieces],
+        shapes={name: of for name, of in shapes.items() if name in here},
+        files={file.name: file.size for file in files},
+        states=content.states,
+        random=content.random,
+    )
 
 
 def _list(piece: WrittenPiece) -> list[Any]:
@@ -79,12 +93,19 @@ def _list(piece: WrittenPiece) -> list[Any]:
     return found
 
 
-def _dumped(**said: Any) -> str:
+def dumped(**said: Any) -> str:
     return json.dumps(said, separators=(",", ":"))
 
 
 def _begin(path: Path, aside: Path, each: Sequence[str]) -> str:
     """All save the same, and there is an empty folder for it."""
+    check_alike(each)
+    begin_folder(path, aside)
+    return ""
+
+
+def check_alike(each: Sequence[str]) -> None:
+    """Refuse processes that are to save different things."""
     rows = [json.loads(said) for said in each]
     _same({f"rank {rank}": {"path": row["path"], **row["alike"]} for rank, row in enumerate(rows)})
     known: dict[str, tuple[int, int]] = {}
@@ -97,6 +118,10 @@ def _begin(path: Path, aside: Path, each: Sequence[str]) -> str:
                     "  it is a plain tensor, which all ranks are to have alike\n"
                     "  make it global, as by flow.from_local, or the same everywhere"
                 )
+
+
+def begin_folder(path: Path, aside: Path) -> None:
+    """An empty folder beside where the checkpoint will be."""
     if path.exists() and not is_checkpoint(path) and not (path.is_dir() and not any(path.iterdir())):
         what = f"a folder with {some_of(sorted(x.name for x in path.iterdir()))}" if path.is_dir() else "a file"
         raise FileError(
@@ -107,7 +132,6 @@ def _begin(path: Path, aside: Path, each: Sequence[str]) -> str:
     if aside.exists():
         shutil.rmtree(aside)
     aside.mkdir()
-    return ""
 
 
 def _same(said: Mapping[str, Mapping[str, Any]]) -> None:
@@ -130,7 +154,16 @@ def _same(said: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: int | None) -> str:
     """All is written: the manifest, and then the name."""
-    rows = [json.loads(said) for said in each]
+    manifest = gathered_manifest(content, [json.loads(said) for said in each])
+    write_manifest(aside, manifest)
+    renamed(aside, path)
+    if keep is not None:
+        tidied(path.parent, keep)
+    return ""
+
+
+def gathered_manifest(content: Content, rows: Sequence[dict[str, Any]], **more: Json) -> dict[str, Json]:
+    """The JSON of what all have written. One piece that several have written counts once, with copies."""
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype, list[WrittenPiece]]] = {}
     files: dict[str, int] = {}
     states: dict[str, Any] = {}
@@ -141,6 +174,7 @@ def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: i
             shape, dtype = row["shapes"][name]
             piece = WrittenPiece(name, file, at, tuple((lo, hi) for lo, hi in region), int(total, 16))
             tensors.setdefault(name, (tuple(shape), DTYPES[dtype], []))[2].append(piece)
+    copies = {name: _apart(name, pieces) for name, (*_, pieces) in tensors.items()} if "hosts" in more else {}
     _check_all(tensors)
     said = {
         "sbpflow": _version(),
@@ -149,9 +183,40 @@ def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: i
         "processes": len(rows),
         "states": states,
         "random": [row["random"] for row in rows],
+        **more,
     }
-    _write(aside / MANIFEST, json.dumps(made_manifest(tensors, files, said)).encode())
+    return made_manifest(tensors, files, said, copies)
+
+
+def _apart(name: str, pieces: list[WrittenPiece]) -> list[Json]:
+    """Take those that were written before out of the list; of each the number of the first, its file and place."""
+    first: dict[object, int] = {}
+    once: list[WrittenPiece] = []
+    copies: list[Json] = []
+    for piece in pieces:
+        at = first.setdefault(piece.region, len(once))
+        if at == len(once):
+            once.append(piece)
+            continue
+        if once[at].sum != piece.sum:
+            where = ", ".join(f"{lo}:{hi}" for lo, hi in piece.region)
+            raise SbpError(
+                f"flow.save: hosts have different numbers in {name} [{where}]\n"
+                f"  by the checksums of {once[at].file} and {piece.file}, which are to be alike\n"
+                "  replicas have drifted apart; flow.load of an older checkpoint makes them alike again"
+            )
+        copies.append([at, piece.file, piece.at])
+    pieces[:] = once
+    return copies
+
+
+def write_manifest(aside: Path, manifest: Json) -> None:
+    _write(aside / MANIFEST, json.dumps(manifest).encode())
     synced(aside)
+
+
+def renamed(aside: Path, path: Path) -> None:
+    """Give a folder that is whole its name; one that has it goes."""
     old = path.with_name(path.name + REPLACED)
     if path.exists():
         remove(old)
@@ -159,9 +224,6 @@ def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: i
     aside.rename(path)
     synced(path.parent)
     remove(old)
-    if keep is not None:
-        tidied(path.parent, keep)
-    return ""
 
 
 def _merge(states: dict[str, Any], more: Mapping[str, Any], rank: int) -> None:

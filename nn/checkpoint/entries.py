@@ -69,12 +69,10 @@ class NamedTensor:
 
     def mine(self, shares: Shares) -> list[tuple[Region, Tensor]]:
         """The boxes that this process writes of it, and the numbers in them."""
-        found = []
-        for region in shares.of(self.layout).get(me(), []):
-            found.append((region, self._part(region)))
-        return found
+        return [(region, self.part(region)) for region in shares.of(self.layout).get(me(), [])]
 
-    def _part(self, region: Region) -> Tensor:
+    def part(self, region: Region) -> Tensor:
+        """The numbers in a box of which this process has all."""
         for rank, shard in zip(owned(self.layout.placement), self.shards, strict=False):
             spans = self.layout.spans(rank)
             for inner in boxes(spans):

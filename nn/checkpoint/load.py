@@ -26,9 +26,9 @@ from ..model.values.noted_states import note_states
 from ..tensors.tensor import GlobalTensor
 from .content import extra_state_modules
 from .entries import everybody, me, processes
-from .manifest import MANIFEST, Manifest, is_checkpoint, read_manifest
+from .host_search import found_on_hosts
+from .manifest import MANIFEST, REPLACED, WRITING, Manifest, is_checkpoint, read_manifest
 from .meeting import Meeting
-from .newest import REPLACED, WRITING
 from .random_state import restore
 from .saving import finished
 from .states.loaded_groups import check_optimizers, put_options
@@ -47,6 +47,7 @@ def load(
     *,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     extra: dict[str, Any] | None = None,
+    neighbours: int = 0,
 ) -> M:
     """Give a model the values of files, and return it: of a checkpoint that `flow.save` wrote, of a file *.safetensors,
     or of a folder as `save_pretrained` writes it.
@@ -64,18 +65,22 @@ def load(
     they were saved under: what has load_state_dict is given its state, a tensor its values, and numbers and texts are
     put into the dict itself. The random state is that of the save. Every process calls it.
 
+    What was saved with `neighbours` is loaded with it: each process reads what is on its host, and only what it needs
+    of the rest from hosts that have it, at once or at the first step. All of them still run until then.
+
     An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, as of a disk,
     of numbers that are not those that were written, or that the model's dtype does not hold, comes on every rank; a
     model on meta is then as it was, and another has some of the new values.
     """
     finished()
     folder = Path(path).absolute()
-    if not is_checkpoint(folder):
+    if not is_checkpoint(folder) and not neighbours:
         _refuse_others(folder, optimizer, extra)
         return plain.load(path, model)
+    manifest = _on_hosts(folder) if neighbours else None
     meeting = Meeting("flow.load")
     try:
-        job = _checked(folder, model, listed(optimizer, "flow.load"), extra)
+        job = _checked(manifest or read_manifest(folder).check(), model, listed(optimizer, "flow.load"), extra)
     except Exception as error:
         meeting.agree(error=error)
         raise
@@ -83,6 +88,16 @@ def load(
     meeting.agree(str(crc32(same)), decide=_same)
     job.run()
     return model
+
+
+def _on_hosts(folder: Path) -> Manifest:
+    found, why = found_on_hosts("flow.load", folder.parent, folder.name)
+    if found is None:
+        raise FileError(
+            f"flow.load: the hosts have not all of {folder}\n  {' '.join(why) or 'it is on none of them'}\n"
+            "  flow.newest(folder, neighbours=1) names the newest of which they have all; or load one from a disk"
+        )
+    return found
 
 
 def _same(each: Sequence[str]) -> str:
@@ -209,8 +224,8 @@ def _on_meta(optimizer: Optimizer) -> bool:
     return any(value.is_meta for group in optimizer.param_groups for value in group["params"])
 
 
-def _checked(folder: Path, model: nn.Module, optimizers: list[Optimizer], extra: dict[str, Any] | None) -> _Job:
-    manifest = read_manifest(folder).check()
+def _checked(manifest: Manifest, model: nn.Module, optimizers: list[Optimizer], extra: dict[str, Any] | None) -> _Job:
+    folder = manifest.folder
     said, tensors = manifest.said, manifest.tensors
     known: dict[str, str] = dict(said["tied"])  # names of tied values, by their others
     held = plain.saved_slots(model)

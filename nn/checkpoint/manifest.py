@@ -5,7 +5,7 @@ step-100/00000-000.safetensors    pieces that process 0 wrote; second pieces of 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -18,12 +18,14 @@ import torch
 from ...placement.errors import FileError, some_of
 from ..files.headers import DTYPES
 from ..files.pieces import sizes_of
+from ..files.served import REMOTE
 from ..files.values import Pieced, Region, StoredPiece
 from .trees import Json
 
-__all__ = ["MANIFEST", "NAMES", "Manifest", "WrittenPiece", "is_checkpoint", "read_manifest"]
+__all__ = ["MANIFEST", "NAMES", "REPLACED", "WRITING", "Manifest", "WrittenPiece", "is_checkpoint", "read_manifest"]
 
 MANIFEST = "manifest.json"
+WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
 VERSION = 1
 KIND = "sbpflow checkpoint"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -49,6 +51,7 @@ class Manifest:
 
     folder: Path
     said: Mapping[str, Any]
+    places: Mapping[str, str] | None = None  # where files are that hosts have apart, of other hosts by URLs
 
     @property
     def step(self) -> int:
@@ -78,17 +81,42 @@ class Manifest:
 
     def _tensor(self, name: str, said: Any, advice: Any) -> Pieced:
         pieces = [
-            StoredPiece(str(self.folder / file), at, tuple((lo, hi) for lo, hi in region), int(sum_, 16))
-            for file, at, region, sum_ in said["pieces"]
+            StoredPiece(*self._place(files), tuple((lo, hi) for lo, hi in region), int(sum_, 16))
+            for files, (*_, region, sum_) in zip(_written(said), said["pieces"], strict=True)
         ]
         return Pieced(name, tuple(said["shape"]), DTYPES[said["dtype"]], tuple(pieces), advice)
 
+    def _place(self, files: Sequence[tuple[str, int]]) -> tuple[str, int]:
+        """The file that is read for a piece, and where in it: one that is here if there is one."""
+        if self.places is None:
+            return str(self.folder / files[0][0]), files[0][1]
+        there = [(self.places[file], at) for file, at in files if file in self.places]
+        return min(there, key=lambda of: of[0].startswith(REMOTE))
+
+    def lost(self, files: Container[str]) -> set[str]:
+        """The files that have pieces of which none of these has a copy."""
+        held = [each for said in self.said["tensors"].values() for each in _written(said)]
+        return {each[0][0] for each in held if not any(file in files for file, _ in each)}
+
+    def present(self) -> list[str]:
+        """The files in its folder that are as they were written."""
+        held = self._held()
+        return [
+            file
+            for file, size in self.files.items()
+            if (path := self.folder / file).is_file() and path.stat().st_size == size
+            and self._header(file, held[file]) is None
+        ]  # fmt: skip
+
     def wrong(self) -> str | None:
         """Why its files are not those that were written, by their sizes and headers; None where they are."""
+        if self.places is not None:
+            return None  # each host has looked at its own
         missing = [file for file in self.files if not (self.folder / file).is_file()]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            return f"{some_of(missing)} of {len(self.files)} files {verb} missing"
+            apart = "; hosts have them apart, and neighbours=1 finds them" if "hosts" in self.said else ""
+            return f"{some_of(missing)} of {len(self.files)} files {verb} missing{apart}"
         for file, size in self.files.items():
             there = (self.folder / file).stat().st_size
             if there != size:
@@ -98,10 +126,10 @@ class Manifest:
     def _held(self) -> dict[str, dict[str, tuple[Any, Any, int]]]:
         """Of each file the dtype, sizes and place of what it holds."""
         found: dict[str, dict[str, tuple[Any, Any, int]]] = {file: {} for file in self.files}
-        for name, of in self.tensors.items():
-            for piece in of.pieces:
-                held = NAMES[of.dtype], list(sizes_of(piece.region)), piece.at
-                found[Path(piece.file).name][name] = held
+        for name, said in self.said["tensors"].items():
+            for files, (*_, region, _) in zip(_written(said), said["pieces"], strict=True):
+                for file, at in files:
+                    found[file][name] = said["dtype"], [hi - lo for lo, hi in region], at
         return found
 
     def _header(self, file: str, held: Mapping[str, tuple[Any, Any, int]]) -> str | None:
@@ -127,6 +155,14 @@ class Manifest:
                 f"flow.load: {self.folder} is no whole checkpoint\n  {wrong}\n  {_advice(str(self.folder))}"
             )
         return self
+
+
+def _written(said: Mapping[str, Any]) -> list[list[tuple[str, int]]]:
+    """Of each piece of a tensor the files that have it, and where."""
+    found = [[(file, at)] for file, at, *_ in said["pieces"]]
+    for number, file, at in said.get("copies", ()):
+        found[number].append((file, at))
+    return found
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -207,11 +243,15 @@ def made_manifest(
     pieces: Mapping[str, tuple[tuple[int, ...], torch.dtype, list[WrittenPiece]]],
     files: Mapping[str, int],
     said: Mapping[str, Json],
+    copies: Mapping[str, list[Json]] = {},
 ) -> dict[str, Json]:
     """The JSON of a checkpoint whose tensors have these shapes, dtypes and pieces."""
     tensors: dict[str, Json] = {
         name: {"shape": list(shape), "dtype": NAMES[dtype], "pieces": [piece.json() for piece in of]}
         for name, (shape, dtype, of) in pieces.items()
     }
+    for name, of in copies.items():
+        if of:
+            tensors[name] = {**tensors[name], "copies": of}  # type: ignore[dict-item]
     made: dict[str, Json] = {"kind": KIND, "version": VERSION, **said, "files": dict(files), "tensors": tensors}
     return {**made, "sum": _sum(made)}

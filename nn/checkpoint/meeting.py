@@ -80,6 +80,15 @@ class Meeting:
             raise kind(f"{self.asked}: another rank has failed\n  {verdict[1:]}")
         return verdict[1:]
 
+    def together(self, work: Callable[[], str | None], decide: Callable[[Sequence[str]], str] | None = None) -> str:
+        """Do something, and hear that all have, with what the first process decides from what it gave each."""
+        said, error = "", None
+        try:
+            said = work() or ""
+        except Exception as failure:
+            error = failure
+        return self.agree(said, error, decide)
+
     def end(self) -> None:
         """The first process may have the store, and stays until the others have heard its last verdict."""
         if self.store is None or self.me != 0 or not self.round:
@@ -109,7 +118,7 @@ class Meeting:
             self.store.set(f"{prefix}/verdict", verdict)
 
     def _wait(self, key: str, rank: int) -> str:
-        """What a rank has said, or will have within the limit."""
+        """The words of a rank, which it has said or will have within the limit."""
         assert self.store is not None
         began, pause = time.monotonic(), ASK[0]
         look = began + LOOK

@@ -13,11 +13,11 @@ from ..files.checksums import checksum
 from ..files.pieces import sizes_of
 from ..files.raw import RawFile
 from ..files.sums import altered
-from .manifest import MANIFEST, Manifest, is_checkpoint, read_manifest
+from .host_search import found_on_hosts
+from .manifest import MANIFEST, WRITING, Manifest, is_checkpoint, read_manifest
 
-__all__ = ["REPLACED", "WRITING", "Saved", "newest", "remove", "tidied"]
+__all__ = ["Saved", "newest", "remove", "tidied"]
 
-WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
 BLOCK = 64 << 20
 
 
@@ -48,18 +48,31 @@ class Saved:
                     raise altered(of, piece)
 
 
-def newest(folder: str | PathLike[str]) -> Saved | None:
+def newest(folder: str | PathLike[str], *, neighbours: int = 0) -> Saved | None:
     """The checkpoint below a folder that was saved last, of those that are whole by sizes and headers; None if there
     is none. A warning tells of one that was saved later and is not whole.
 
+    With `neighbours` from 1 on, the folder is in each host's own memory, as `flow.save` with neighbours= fills it:
+    every process calls it, and all hear of the newest step of which their hosts together have every piece.
+
     >>> newest("nowhere")
     """
+    if neighbours:
+        found, why = found_on_hosts("flow.newest", Path(folder).absolute())
+        if why:
+            told = "\n".join(f"  {line}" for line in why[:4])
+            which = f"{found.folder.name} of step {found.step} is the newest that is" if found else _OTHERS
+            warnings.warn(f"flow.newest: not whole on the hosts; {which}\n{told}", RuntimeWarning, stacklevel=2)
+        return Saved.of(found) if found else None
     good, bad = _sorted(Path(folder))
     if bad:
         told = "\n".join(f"  {path.name}: {why}" for path, why in bad[:4])
         which = f"{good[-1].folder.name} of step {good[-1].step} is the newest that is" if good else "none is"
         warnings.warn(f"flow.newest: not whole in {folder}; {which}\n{told}", RuntimeWarning, stacklevel=2)
     return Saved.of(good[-1]) if good else None
+
+
+_OTHERS = "none is; load one from a disk, as flow.newest of its folder names it"
 
 
 def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:

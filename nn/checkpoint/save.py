@@ -1,5 +1,6 @@
 """`flow.save`: a checkpoint of a model, its optimizers and whatever else a run needs to go on."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -10,10 +11,13 @@ from torch.optim import Optimizer
 
 from ...placement.errors import SbpError
 from ...placement.world import world
+from ..files.values import Region
 from .commit import committed
 from .content import Content, collected
-from .entries import me, pieces_of
+from .entries import NamedTensor, me, pieces_of
+from .hosts import Hosts, agreed_hosts, pieces_by_host
 from .meeting import Meeting
+from .neighbours import Files, committed_by_hosts
 from .saving import Saving, finished
 from .snapshot import Snapshot
 from .states.owners import listed
@@ -34,6 +38,7 @@ def save(
     extra: Mapping[str, Any] | None = None,
     asynchronous: bool = False,
     keep: int | None = None,
+    neighbours: int = 0,
 ) -> Saving:
     """Write a checkpoint to a folder of its own; every process calls it, and each writes its share.
 
@@ -45,26 +50,31 @@ def save(
     `asynchronous` copies the share of this process and returns; a thread of its own writes it. The next save waits
     for it, and the process does before it ends. `keep` removes all but so many whole checkpoints beside it, when it is
     written. What is at `path` stays until the new one is whole; an error of one process is one of all, and leaves it.
+
+    With `neighbours` from 1 on, `path` is in each host's own memory, such as /dev/shm/run/step-10. A host's processes
+    write all that its ranks hold there, and so many hosts behind it take a copy of what they do not hold themselves:
+    `flow.newest` and `flow.load` with neighbours= find all of it though as many hosts were lost, and read no disk.
     """
     asked = "flow.save"
     if not isinstance(model, nn.Module):
         raise SbpError(f"{asked}: expected a module to save, found {type(model).__name__}\n  {_GRAPH}")
+    if neighbours < 0:
+        raise SbpError(f"{asked}: neighbours={neighbours}\n  it is how many other hosts have a copy, from 0")
     if keep is not None and keep < 1:
         raise SbpError(f"{asked}: keep={keep}\n  it is how many whole checkpoints stay, from 1")
     finished()
     meeting, folder = Meeting(asked), Path(path).absolute()
+    hosts = agreed_hosts(meeting) if neighbours else None
+    if hosts is not None and hosts.count <= neighbours:
+        warnings.warn(_FEW.format(neighbours, hosts.count), RuntimeWarning, stacklevel=2)
     try:
         optimizers = listed(optimizer, asked)
         content = collected(model, optimizers, extra, _text(plan), int(step))
-        parts = [(entry, region, part) for entry, region, part in pieces_of(content.entries)]
-        numbers = _memory.taken([part for *_, part in parts]) if asynchronous else [_this(part) for *_, part in parts]
-        files = planned_files(
-            me(), [(entry, region, of) for (entry, region, _), of in zip(parts, numbers, strict=True)]
-        )
+        files = _files(content, hosts, neighbours, asynchronous)
     except Exception as error:
         meeting.agree(error=error)
         raise
-    work = _work(folder, content, files, keep, meeting)
+    work = _work(folder, content, files, keep, meeting, hosts)
     saving = finished(lambda: Saving(folder, work, asynchronous=asynchronous))
     assert saving is not None
     return saving
@@ -77,11 +87,42 @@ def _this(part: Tensor) -> Callable[[], Tensor]:
     return lambda: part
 
 
+_FEW = (
+    "flow.save: neighbours={}, and there are so many hosts: {}; what a lost host had is lost\n"
+    "  start processes on more hosts, or save to a disk (SBPFLOW_HOST= names a host where several share a machine)"
+)
+
+
+def _files(
+    content: Content, hosts: Hosts | None, copies: int, asynchronous: bool
+) -> dict[tuple[int, ...], list[FilePlan]]:
+    """The files of this process, by which hosts behind its own take a copy."""
+    parts: list[tuple[tuple[int, ...], NamedTensor, Region, Tensor]]
+    if hosts is None:
+        parts = [((), *piece) for piece in pieces_of(content.entries)]
+    else:
+        parts = list(pieces_by_host(content.entries, hosts, min(copies, hosts.count - 1)))
+    held = [part for *_, part in parts]
+    numbers = _memory.taken(held) if asynchronous else [_this(part) for part in held]
+    found: dict[tuple[int, ...], list[FilePlan]] = {}
+    for lack in dict.fromkeys(of for of, *_ in parts):
+        mine = [(e, region, of) for (by, e, region, _), of in zip(parts, numbers, strict=True) if by == lack]
+        found[lack] = planned_files(me(), mine, before=sum(map(len, found.values())))
+    return found
+
+
 def _work(
-    folder: Path, content: Content, files: Sequence[FilePlan], keep: int | None, meeting: Meeting
+    folder: Path,
+    content: Content,
+    files: Files,
+    keep: int | None,
+    meeting: Meeting,
+    hosts: Hosts | None,
 ) -> Callable[[], None]:
+    if hosts is not None:
+        return lambda: committed_by_hosts(folder, content, files, hosts, keep, meeting)
     limit = world().timeout
-    return lambda: committed(folder, content, files, keep, meeting, limit)
+    return lambda: committed(folder, content, files.get((), []), keep, meeting, limit)
 
 
 def _text(plan: object) -> str | None:

@@ -59,15 +59,17 @@ class FilePlan:
         return len(self.header) + sum(piece.nbytes for piece in self.pieces)
 
 
-def planned_files(process: int, pieces: Iterable[tuple[NamedTensor, Region, Callable[[], Tensor]]]) -> list[FilePlan]:
-    """The files of a process."""
+def planned_files(
+    process: int, pieces: Iterable[tuple[NamedTensor, Region, Callable[[], Tensor]]], *, before: int = 0
+) -> list[FilePlan]:
+    """The files of a process; so many were planned before these."""
     files: list[list[tuple[NamedTensor, Region, Callable[[], Tensor]]]] = []
-    before: dict[str, int] = {}
+    last: dict[str, int] = {}
     for piece in pieces:
-        at = before[piece[0].name] = before.get(piece[0].name, -1) + 1
+        at = last[piece[0].name] = last.get(piece[0].name, -1) + 1
         files.extend([] for _ in range(at + 1 - len(files)))
         files[at].append(piece)
-    return [_file(f"{process:05d}-{number:03d}.safetensors", each) for number, each in enumerate(files)]
+    return [_file(f"{process:05d}-{number:03d}.safetensors", each) for number, each in enumerate(files, before)]
 
 
 def _file(name: str, held: Sequence[tuple[NamedTensor, Region, Callable[[], Tensor]]]) -> FilePlan:

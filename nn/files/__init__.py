@@ -10,4 +10,5 @@ reading           shards from values, by several processes
 
 joint_file        one file that several processes write; pretrained: `save_pretrained` of transformers by such files
 torch_protocol    how torch.distributed.checkpoint asks a global tensor for its pieces
+served            files of other hosts, read over a socket
 """

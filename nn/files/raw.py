@@ -25,17 +25,19 @@ from ...placement.errors import FileError
 from .pieces import sizes_of
 from .values import Region
 
-__all__ = ["RawFile", "Traffic", "memory_of", "traffic", "wrote"]
+__all__ = ["RawFile", "Traffic", "counted", "memory_of", "traffic", "wrote"]
 
 LONG = 32 << 10  # bytes of a run that is worth a call of its own
 
 
 @dataclass
 class Traffic:
-    """Bytes of tensors and headers that this process has read and written."""
+    """Bytes of tensors and headers that this process has read and written, and of files that others have or want."""
 
     read: int = 0
     written: int = 0
+    received: int = 0
+    sent: int = 0
 
 
 _counting: list[Traffic] = []
@@ -53,12 +55,14 @@ def traffic() -> Iterator[Traffic]:
         _counting[:] = [each for each in _counting if each is not mine]
 
 
-def _count(*, read: int = 0, written: int = 0) -> None:
+def counted(*, read: int = 0, written: int = 0, received: int = 0, sent: int = 0) -> None:
     if _counting:
         with _lock:
             for each in _counting:
                 each.read += read
                 each.written += written
+                each.received += received
+                each.sent += sent
 
 
 def memory_of(part: Tensor) -> memoryview:
@@ -74,7 +78,7 @@ def wrote(fd: int, data: memoryview | bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]
-    _count(written=len(data))
+    counted(written=len(data))
 
 
 class RawFile:
@@ -106,7 +110,7 @@ class RawFile:
                     "  it was cut off\n  copy it again, or load another checkpoint: flow.newest(folder) names one"
                 )
             done += got
-        _count(read=size)
+        counted(read=size)
 
     def box(self, at: int, sizes: Sequence[int], region: Region, out: Tensor) -> None:
         """The elements in a region of a tensor of these sizes that begins at an offset, into memory without gaps."""
@@ -125,7 +129,7 @@ class RawFile:
                 self.bytes(at + first * width, memory[number * run : (number + 1) * run])
             return
         out.copy_(self.map()[at : at + prod(sizes) * width].view(out.dtype).view(tuple(sizes))[_slices(region)])
-        _count(read=out.nbytes)
+        counted(read=out.nbytes)
 
     def map(self) -> Tensor:
         """All of the file's bytes."""

@@ -30,6 +30,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .headers import DTYPES, opened
 from .pieces import Shares, boxes, intersection, sizes_of
 from .raw import RawFile
+from .served import ServedFile, opened_piece
 from .sums import PieceSums
 from .values import FileTensor, FileValue, Pieced, Region, converted, whole
 
@@ -75,7 +76,7 @@ class Reading:
         self.everybody = everybody
         self.stack = ExitStack()
         self.handles: dict[str, Any] = {}
-        self.raw: dict[str, RawFile] = {}
+        self.raw: dict[str, RawFile | ServedFile] = {}
         self.sums = PieceSums()
         self.error: Exception | None = None
 
@@ -132,7 +133,7 @@ class Reading:
                 direct = out.dtype is of.dtype and there.device.type == "cpu" and there.is_contiguous()
                 read = there if direct else torch.empty(sizes_of(block), dtype=of.dtype)
                 if piece.file not in self.raw:
-                    self.raw[piece.file] = RawFile(piece.file)
+                    self.raw[piece.file] = opened_piece(piece.file)
                 slices = _within(block, piece.region)
                 own = tuple((each.start, each.stop) for each in slices)
                 self.raw[piece.file].box(piece.at, sizes_of(piece.region), own, read)
