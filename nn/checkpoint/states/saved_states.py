@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....placement import Placement
+from ....placement.world import owned
 from ...graph.choose.parameters import exact_of
 from ...graph.optimizer.adopt import served
 from ...graph.optimizer.loss_scale import scale_of
@@ -38,7 +39,7 @@ def described(optimizers: Sequence[Optimizer], model: nn.Module, put: Put) -> tu
         for each in held:
             state = optimizer.state.get(each.value)
             where = each.value.placement if isinstance(each.value, GlobalTensor) else None
-            if state:
+            if state and (where is None or owned(where)):  # else it is counted, and not kept, for a stage elsewhere
                 states[each.name] = encoded(dict(state), f"{STATE}.{each.name}", partial(_beside, put, where))
             master = _master(optimizer, each)
             if master is not None:
