@@ -39,14 +39,14 @@ def said(command: list[str]) -> str:
     return done.stdout
 
 
-def example(path: str, launched: bool) -> None:
+def example(path: str, launched: bool, *more: str) -> None:
     """As its command runs it, or a rank's part of what torchrun runs."""
     if not launched:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]
     os.chdir(ROOT)
     warnings.simplefilter("error")
-    sys.argv[:] = [path, *CHECKED.get(Path(path).stem, ())]
+    sys.argv[:] = [path, *CHECKED.get(Path(path).stem, ()), *more]
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
 
@@ -95,6 +95,15 @@ def test_weights_travel_between_real_ranks(fresh: Fresh, name: str, size: int) -
     ends = fresh(size, example, str(path), True, timeout=120.0)
     assert [(end.answer, end.code) for end in ends] == [(Answer(), 0)] * size, [end.stderr for end in ends]
     check(path, "".join(end.stderr for end in ends))
+
+
+def test_training_in_stages_resumes_to_the_same_losses(fresh: Fresh, tmp_path: Path) -> None:
+    path, plan = ROOT / "examples" / "train.py", tmp_path / "stages.plan"
+    plan.write_text("grid (pipe=2, data=*)\npipe blocks over pipe by 1f1b, 4 micro-batches\n")
+    ends = fresh(2, example, str(path), True, "--plan", str(plan), timeout=120.0)
+    assert [(end.answer, end.code) for end in ends] == [(Answer(), 0)] * 2, [end.stderr for end in ends]
+    check(path, "".join(end.stderr for end in ends))
+    assert "bubble" in ends[0].stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

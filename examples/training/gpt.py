@@ -27,8 +27,15 @@ class GPT(nn.Module):
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, width // 32) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-        for table in (self.words, self.places):
-            nn.init.normal_(table.weight, std=0.02)
+        for module in self.modules():
+            self._init_weights(module)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """The first values of what a module holds itself, also where it was made on meta."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Linear | nn.LayerNorm):
+            module.reset_parameters()
 
     def forward(self, text: Tensor, following: Tensor | None = None) -> Tensor:
         """The loss or, if it is not told what follows, scores of what may."""
