@@ -6,6 +6,8 @@ Without a launcher one process owns every rank there is, and nothing is ever sen
 
 import atexit
 import os
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +42,7 @@ _groups: dict[tuple[int, ...], "ProcessGroup"] = {}
 _closing: list[Callable[[], None]] = []
 _joined = 0  # how often this process joined; the store's names hold it, since a store may outlive a world
 _base: "tuple[Store, int, int] | None" = None  # where torchrun's processes meet; kept, so that they can meet again
+_start = ""  # the name of this start of the processes, where their store has seen others
 _ours = False  # whether we set up torch.distributed, and so take it down
 
 
@@ -76,9 +79,12 @@ def _join(timeout: float) -> World:
     if not _launched():
         return World(None, None, timeout, None)
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     _joined += 1
-    if not dist.is_initialized():
+    if dist.is_initialized():
+        _name_start(_get_default_store(), dist.get_rank(), dist.get_world_size(), timeout)
+    else:
         try:
             _meet(timeout)
         except RuntimeError as error:
@@ -106,9 +112,40 @@ def _meet(timeout: float) -> None:
     if _base is None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     meeting, rank, size = _base
-    named = PrefixStore(f"join/{_joined}", meeting)
+    _name_start(meeting, rank, size, timeout)
+    named = PrefixStore(f"join/{_start}{_joined}", meeting)
     named.set(f"came/{rank}", "")
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
+
+
+def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
+    """Agree on a name that this start of the processes has alone.
+
+    The store of torchrun's agent outlives its workers: after a restart it still has addresses, verdicts and files of
+    those that are gone, under the same keys. So each process says hello by a number that nobody had before, the first
+    one answers with its own, and asks again until everybody who is there now has taken it up.
+    """
+    global _start
+    if _start or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    mine = secrets.token_hex(8)
+    if rank:
+        meeting.set(f"hello/{rank}", mine)
+        _start = f"{meeting.get(f'answer/{mine}').decode()}/"
+        meeting.set(f"join/{_start}{_joined}/came/{rank}", "")
+        return
+    _start, end, answered = f"{mine}/", time.monotonic() + timeout, dict[int, bytes]()
+    waiting = {*range(1, size)}
+    while waiting:
+        for other in sorted(waiting):
+            if meeting.check([f"join/{_start}{_joined}/came/{other}"]):
+                waiting.discard(other)
+            elif meeting.check([f"hello/{other}"]) and answered.get(other) != (said := meeting.get(f"hello/{other}")):
+                answered[other] = said
+                meeting.set(f"answer/{said.decode()}", mine)
+        if time.monotonic() > end:
+            raise RuntimeError(f"ranks {sorted(waiting)} did not come")
+        time.sleep(0.002)
 
 
 def _absent() -> str:
@@ -121,7 +158,7 @@ def _absent() -> str:
             return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
         return f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached"
     meeting, _, size = _base
-    named = PrefixStore(f"join/{_joined}", meeting)
+    named = PrefixStore(f"join/{_start}{_joined}", meeting)
     try:
         late = [str(rank) for rank in range(size) if not named.check([f"came/{rank}"])]
     except RuntimeError:
@@ -252,6 +289,6 @@ def store() -> "Store":
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
-    meeting = PrefixStore(f"sbpflow/{_joined}", _get_default_store())
+    meeting = PrefixStore(f"sbpflow/{_start}{_joined}", _get_default_store())
     meeting.set_timeout(timedelta(seconds=world().timeout))
     return meeting

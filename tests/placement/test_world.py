@@ -281,3 +281,20 @@ def test_a_script_under_torchrun_runs_and_ends_by_itself(tmp_path: Path) -> None
     done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {r} has [0.0, 0.0, 1.0]" for r in range(2)]
+
+
+def summed(value: int) -> list[float]:
+    """A move among ranks, for which they meet at their store."""
+    grid = flow.placement("cpu", range(2))
+    moved = flow.tensor(torch.full((2,), float(value)), placement=grid, sbp=S(0)).to_global(sbp=B).to_local()
+    return [float(x) for x in moved]
+
+
+def test_ranks_that_are_started_again_do_not_hear_what_the_store_has_of_others(fresh: Fresh) -> None:
+    """The store of torchrun's agent stays: there are addresses and files of processes that have ended."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    said = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for value in (1, 2):
+        ended = fresh(2, summed, value, environment=lambda rank: said)
+        assert [each.code for each in ended] == [0, 0], ended
+        assert [each.answer.value for each in ended if each.answer] == [[float(value)] * 2] * 2
