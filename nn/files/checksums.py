@@ -20,7 +20,7 @@ __all__ = ["BITS", "checksum"]
 BITS = 64
 INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # by width
 ROWS, COLUMNS = 512, 256  # of blocks of words that stay in a cache
-LONG = 4 * COLUMNS  # of a run that is a block or more of its own
+LONG, FEW = 4 * COLUMNS, 64  # so long runs are added up one by one, if there are not many
 
 
 def checksum(part: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> int:
@@ -41,7 +41,7 @@ def checksum(part: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> int:
             offsets = (*offsets[:-1], offsets[-1] * words) if shape else (0,)
             shape = (*shape[:-1], shape[-1] * words) if shape else (words,)
         for rows, starts in _rows(bits, offsets, shape):
-            total += _sum(rows, starts)
+            total += _sum(rows, starts) if isinstance(starts, Tensor) else _long(rows, starts)
     return total % (1 << BITS)
 
 
@@ -54,8 +54,8 @@ def _bits(part: Tensor) -> Tensor:
     return (whole if whole.stride()[-1:] in ((), (1,)) else whole.contiguous()).view(INTS[width])
 
 
-def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Matrices whose rows are runs of neighbours, and the index of each row's first element."""
+def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor | int]]:
+    """Matrices whose rows are runs of neighbours, and the index of each row's first element; or a long run, and its."""
     d = bits.ndim
     while d > 0 and (d == bits.ndim or bits.shape[d] == shape[d]):
         d -= 1
@@ -65,26 +65,15 @@ def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterato
     for i in range(d):
         first = first.unsqueeze(-1) + (torch.arange(outer[i]) + offsets[i]) * steps[i]
     starts = first.reshape(-1)
-    if run > LONG:
-        lines = bits.reshape(-1, run) if bits.is_contiguous() else bits.flatten(0, max(d - 1, 0)) if d else bits
-        for at, start in enumerate(starts.tolist()):
-            yield from _folded(lines[at].reshape(-1) if d else bits.reshape(-1), start)
+    if run > LONG and len(starts) < FEW:
+        lines = bits.reshape(-1, run)
+        yield from zip(lines, starts.tolist(), strict=True)
         return
     matrix = bits.reshape(-1, run)
-    many = max(1, ROWS * COLUMNS // max(run, 1))
-    yield from zip(torch.split(matrix, many), torch.split(starts, many), strict=True)
-
-
-def _folded(line: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A long run in blocks."""
-    block = ROWS * COLUMNS
-    for at in range(0, len(line), block):
-        some = line[at : at + block]
-        whole = len(some) // COLUMNS * COLUMNS
-        if whole:
-            yield some[:whole].view(-1, COLUMNS), start + at + torch.arange(0, whole, COLUMNS)
-        if whole < len(some):
-            yield some[whole:].view(1, -1), torch.tensor([start + at + whole])
+    for lo in range(0, run, LONG):
+        some = matrix[:, lo : lo + LONG]
+        many = max(1, ROWS * COLUMNS // some.shape[1])
+        yield from zip(torch.split(some, many), torch.split(starts + lo, many), strict=True)
 
 
 class _Memory(threading.local):
@@ -93,20 +82,42 @@ class _Memory(threading.local):
     def __init__(self) -> None:
         self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64)
         self.places = torch.arange(LONG)
-        self.factors = torch.stack([torch.ones(LONG), self.places], 1).double()  # by columns: for sums, and by place
+        self.factors = torch.stack([torch.ones(LONG), self.places]).double()  # for sums of a row, and those by place
+        self.ones = torch.ones(ROWS, dtype=torch.float64)
 
 
 _memory = _Memory()
 
 
 def _sum(rows: Tensor, starts: Tensor) -> int:
-    """Of rows whose first elements have these indices s: of s + c a factor is s(s + 1) + 1, 2sc and c(c + 1).
+    """Of rows whose first elements have these indices.
 
     Within a block sums are of less than 53 bits, which floats have exactly, and products of matrices are fast.
     """
     room = _memory.block if rows.numel() <= ROWS * COLUMNS else torch.empty(rows.numel(), dtype=torch.float64)
     numbers = room[: rows.numel()].view(rows.shape).copy_(rows)
-    across, along = (numbers @ _memory.factors[: rows.shape[1]]).long().unbind(1)
-    down, places = numbers.sum(0).long(), _memory.places[: rows.shape[1]]
+    return _of_sums(_memory.factors[:, : rows.shape[1]] @ numbers.t(), numbers.sum(0), starts)
+
+
+def _long(line: Tensor, start: int) -> int:
+    """Of a long run, in rows that are added up a block at a time."""
+    count = len(line) // COLUMNS
+    matrix, rest = line[: count * COLUMNS].view(count, COLUMNS), line[count * COLUMNS :]
+    sums = torch.empty(2, count, dtype=torch.float64)
+    down = torch.zeros(COLUMNS, dtype=torch.float64)
+    room, factors = _memory.block.view(ROWS, COLUMNS), _memory.factors[:, :COLUMNS]
+    for at in range(0, count, ROWS):
+        rows = matrix[at : at + ROWS]
+        numbers = room[: len(rows)].copy_(rows)
+        sums[:, at : at + ROWS] = factors @ numbers.t()
+        down.addmv_(numbers.t(), _memory.ones[: len(rows)])
+    total = _of_sums(sums, down, torch.arange(start, start + count * COLUMNS, COLUMNS))
+    return total + (_sum(rest.view(1, -1), torch.tensor([start + count * COLUMNS])) if len(rest) else 0)
+
+
+def _of_sums(rows: Tensor, down: Tensor, starts: Tensor) -> int:
+    """From sums of rows that begin at s, and of columns c: of s + c a factor is s(s + 1) + 1, 2sc and c(c + 1)."""
+    across, along = rows.long().unbind()
+    places = _memory.places[: len(down)]
     whole = (starts * (starts + 1) + 1) * across + 2 * starts * along
-    return int(whole.sum()) + int((down * places * (places + 1)).sum())
+    return int(whole.sum()) + int((down.long() * places * (places + 1)).sum())

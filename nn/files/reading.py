@@ -81,7 +81,8 @@ class Reading:
         self.error: Exception | None = None
 
     def __enter__(self) -> "Reading":
-        self.stack.enter_context(torch.device("cpu"))  # whatever the default is: memory of files is there
+        if torch.get_default_device().type != "cpu":  # memory of files is there
+            self.stack.enter_context(torch.device("cpu"))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -174,26 +175,44 @@ class Reading:
             if isinstance(value, Pieced):
                 self.sums.expect(value, alone=alone)
 
-    def shards(self, full: str, values: Sequence[FileValue], of: Layout) -> GlobalTensor:
-        """A value as it is to lie. What several ranks of this process hold alike is read once."""
+    def shards(
+        self, full: str, values: Sequence[FileValue], of: Layout, into: GlobalTensor | None = None
+    ) -> GlobalTensor:
+        """A value as it is to lie; `into` is one that lies so, whose memory is filled if it can be. What several ranks
+        of this process hold alike is read once."""
         bare = Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
         alike: dict[object, Tensor] = {}
         self._expect(values, alone=False)
         mine = _counting(bare) if any(isinstance(value, Pieced) for value in values) else {}
-        pieces = []
-        for rank in owned(of.placement):
+        pieces, held = [], _memory(into, of)
+        for at, rank in enumerate(owned(of.placement)):
             spans, on = bare.spans(rank), device(of.placement, rank)
             known = alike.get((spans, on))
             if known is None:
-                known = alike[spans, on] = torch.empty(bare.local_shape(rank), dtype=of.dtype, device=on)
+                known = held[at] if held else torch.empty(bare.local_shape(rank), dtype=of.dtype, device=on)
+                alike[spans, on] = known
                 self.sums.counting = mine.pop(spans, ())
                 self.fill(full, values, spans, known)
                 pieces.append(known)
             else:
-                pieces.append(known.clone())
+                pieces.append(held[at].copy_(known) if held else known.clone())
+        if into is not None and held:
+            torch.autograd.graph.increment_version(held)  # it was not torch that wrote
+            into._moved = None
+            return into
         there = Layout(of.placement, of.state, of.shape, of.dtype, (), of.sbp)
         made = tuple(pieces) or (token(bare),)
         return wrap(box(made, bare, there, op="load") if of.state.partial else made, there)
+
+
+def _memory(into: GlobalTensor | None, of: Layout) -> tuple[Tensor, ...]:
+    """The shards of a tensor that lies so, if they can be read into as they are."""
+    if into is None or (into._layout.state, into._layout.dtype) != (of.state, of.dtype) or of.state.partial:
+        return ()
+    shards = tuple(shard.detach() for shard in into._shards)
+    own = len({shard.data_ptr() for shard in shards if shard.numel()}) == sum(shard.numel() > 0 for shard in shards)
+    fits = into.placement == of.placement and own and all(x.is_contiguous() and x.dtype is of.dtype for x in shards)
+    return shards if fits and owned(of.placement) else ()
 
 
 def _counting(of: Layout) -> dict[tuple[Spans, ...], list[Region]]:

@@ -47,7 +47,7 @@ SETTINGS = (
     "set_", "manual_seed", "seed", "init_num", "use_deterministic", "autocast", "clear_autocast", "save", "load",
     "import_ir", "fork", "wait", "unify_type", "is_warn", "has_torch_function", "fbgemm", "empty", "compile",
 )  # fmt: skip
-ADDRESSES = {"data_ptr", "const_data_ptr"}
+ADDRESSES = {"data_ptr", "const_data_ptr", "untyped_storage"}
 
 
 def functions(home: ModuleType | type) -> Iterator[tuple[str, Callable[..., Any]]]:

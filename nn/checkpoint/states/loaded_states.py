@@ -78,7 +78,13 @@ class LoadedStates:
         if tree is None:
             return None
         exact, device_steps = wide_weight(self.tensors, name).dtype, _steps_on_device(optimizer, value)
-        found = decoded(tree, lambda key: _read(self.tensors[key], value, exact, files, on_device=device_steps))
+        held, prefix = optimizer.state.get(value, {}), f"{STATE}.{name}."
+
+        def take(key: str) -> Tensor:
+            into = held.get(key.removeprefix(prefix))
+            return _read(self.tensors[key], value, exact, files, into, on_device=device_steps)
+
+        found = decoded(tree, take)
         mine = not isinstance(value, GlobalTensor) or owned(value.placement)
         return dict(found) if mine else None
 
@@ -107,18 +113,19 @@ def _steps_on_device(optimizer: Optimizer, value: Tensor) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
-def _read(of: Pieced, beside: Tensor, exact: torch.dtype, files: Reading, *, on_device: bool) -> Tensor:
+def _read(of: Pieced, beside: Tensor, exact: torch.dtype, files: Reading, into: object, *, on_device: bool) -> Tensor:
     """A tensor of a state, as it is to lie beside its parameter: in its dtype, if it was in that of the weight."""
     like = of.shape == tuple(beside.shape) and bool(of.shape)
     dtype = beside.dtype if of.dtype is exact and of.dtype.is_floating_point and of.shape else of.dtype
     if isinstance(beside, GlobalTensor) and of.shape:
         lies = beside._layout
         state = lies.state if like else State(((),) * len(of.shape))
-        return files.shards(of.name, (of,), Layout(lies.placement, state, of.shape, dtype))
-    there = beside.device if of.shape or on_device else torch.device("cpu")
+        there = into if isinstance(into, GlobalTensor) and tuple(into.shape) == of.shape else None
+        return files.shards(of.name, (of,), Layout(lies.placement, state, of.shape, dtype), there)
+    home = beside.device if of.shape or on_device else torch.device("cpu")
     if isinstance(beside, GlobalTensor):
         here = owned(beside.placement)
-        there = device(beside.placement, here[0]) if on_device and here else torch.device("cpu")
-    made = torch.empty(of.shape, dtype=dtype, device=there)
+        home = device(beside.placement, here[0]) if on_device and here else torch.device("cpu")
+    made = torch.empty(of.shape, dtype=dtype, device=home)
     files.fill_whole(of.name, (of,), made)
     return made

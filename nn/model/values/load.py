@@ -152,8 +152,8 @@ def read_now(groups: Sequence[Group], files: Reading) -> None:
             if not isinstance(value, GlobalTensor):
                 files.fill_whole(first.full, values, value.detach())
                 continue
-            new = files.shards(first.full, values, value._layout)
-            if files.error is None:
+            new = files.shards(first.full, values, value._layout, into=value)
+            if new is not value and files.error is None:
                 value.copy_(new)
 
 
