@@ -82,8 +82,8 @@ class _Memory(threading.local):
     def __init__(self) -> None:
         self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64)
         self.places = torch.arange(LONG)
-        self.factors = torch.stack([torch.ones(LONG), self.places]).double()  # for sums of a row, and those by place
-        self.ones = torch.ones(ROWS, dtype=torch.float64)
+        self.ones = torch.ones(max(ROWS, LONG), dtype=torch.float64)  # the default may have too few digits for places
+        self.factors = torch.stack([self.ones[:LONG], self.places.double()])  # for sums of a row, and those by place
 
 
 _memory = _Memory()

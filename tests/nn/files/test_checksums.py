@@ -1,6 +1,7 @@
 """Checksums that add up: whatever boxes a tensor is read in, and by whomever, the sums make that of the whole."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -81,3 +82,14 @@ def test_what_is_wrong_everywhere_alike_shows(dtype: torch.dtype) -> None:
         x = torch.ones(many, dtype=dtype)
         sums = {checksum(y, (0,), (many,)) for y in (x, -x, 0 * x, 2 * x)}
         assert len(sums) == 4, many
+
+
+def test_a_thread_that_begins_under_another_default_dtype() -> None:
+    x = numbers((600,), torch.float32)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(checksum, x, (600,), (1200,)).result()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == by_hand(x, (600,), (1200,))
