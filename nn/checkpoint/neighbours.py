@@ -123,6 +123,8 @@ def _tidied(path: Path, keep: int) -> None:
     """Remove all but the newest on this host, of which all hosts have the last one."""
     found = []
     for each in path.parent.iterdir():
+        if each.is_symlink():
+            continue
         if each.name.endswith(WRITING):
             shutil.rmtree(each, ignore_errors=True)
         elif is_checkpoint(each):

@@ -103,6 +103,8 @@ def tidied(folder: Path, keep: int) -> None:
     """Remove all but the newest whole ones, and what was left of saves that did not end."""
     whole: list[Manifest] = []
     for path in folder.iterdir():
+        if path.is_symlink():
+            continue  # another name of one, such as latest, which is none more
         if path.name.endswith(WRITING):
             shutil.rmtree(path, ignore_errors=True)
         elif is_checkpoint(path):
@@ -120,7 +122,9 @@ def tidied(folder: Path, keep: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; half removed, it is none."""
-    if folder.exists():
+    """Remove a checkpoint; half removed, it is none. Of a link only the link goes."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
         (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Torn, altered and foreign files: found, named, and nothing has changed; the one before is offered."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow.nn.checkpoint.manifest import _sum
+from sbpflow.nn.checkpoint.manifest import _sum, read_manifest
 from sbpflow.placement.errors import DtypeError, FileError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
 
@@ -205,3 +206,14 @@ def test_what_is_no_checkpoint_is_refused_with_an_optimizer(tmp_path: Path) -> N
             flow.load(path, model, optimizer=optimizer)
         with pytest.raises(FileError):
             flow.load(path, model)
+
+
+def test_a_link_is_another_name_and_what_it_names_stays(tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved(tmp_path, step)
+    (tmp_path / "latest").symlink_to("step-2")
+    flow.save(tmp_path / "step-3", made()[0], step=3, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-2", "step-3"]
+    flow.save(tmp_path / "latest", made()[0], step=4)  # takes the place of the link, not of what it named
+    assert [read_manifest(tmp_path / name).step for name in ("latest", "step-2")] == [4, 2]
+    assert not (tmp_path / "latest").is_symlink()
