@@ -16,6 +16,7 @@ from .commit import committed
 from .content import Content, collected
 from .entries import NamedTensor, me, pieces_of
 from .hosts import Hosts, agreed_hosts, pieces_by_host
+from .manifest import REPLACED, WRITING
 from .meeting import Meeting
 from .neighbours import Files, committed_by_hosts
 from .saving import Saving, finished
@@ -62,8 +63,13 @@ def save(
         raise SbpError(f"{asked}: neighbours={neighbours}\n  it is how many other hosts have a copy, from 0")
     if keep is not None and keep < 1:
         raise SbpError(f"{asked}: keep={keep}\n  it is how many whole checkpoints stay, from 1")
+    folder = Path(path).absolute()
+    if folder.name in ("", "..") or folder.name.endswith((WRITING, REPLACED)):
+        raise SbpError(
+            f"{asked}: {path} is no name of a checkpoint\n  name it otherwise, such as {folder / 'step-100'}"
+        )
     finished()
-    meeting, folder = Meeting(asked), Path(path).absolute()
+    meeting = Meeting(asked)
     hosts = agreed_hosts(meeting) if neighbours else None
     if hosts is not None and hosts.count <= neighbours:
         warnings.warn(_FEW.format(neighbours, hosts.count), RuntimeWarning, stacklevel=2)

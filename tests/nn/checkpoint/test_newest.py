@@ -13,7 +13,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.nn.checkpoint.manifest import _sum, read_manifest
-from sbpflow.placement.errors import DtypeError, FileError, SbpflowError, ShapeError
+from sbpflow.placement.errors import DtypeError, FileError, SbpError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
 
 
@@ -176,6 +176,12 @@ def test_another_model_is_refused(tmp_path: Path, other: str) -> None:
     with pytest.raises(kind, match=message):
         flow.load(path, model)
     same(snapshot(model), before)
+
+
+def test_a_name_that_only_what_is_not_whole_has_is_refused(tmp_path: Path) -> None:
+    for name in ("a.writing", "a.replaced", ".."):
+        with pytest.raises(SbpError, match="is no name of a checkpoint"):
+            flow.save(tmp_path / name, made()[0])
 
 
 def test_other_optimizers_and_extras_are_refused(tmp_path: Path) -> None:
