@@ -9,7 +9,6 @@ The first process does what is done once. Processes tell each other over their s
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -158,7 +157,7 @@ def _end(path: Path, aside: Path, content: Content, each: Sequence[str], keep: i
     write_manifest(aside, manifest)
     renamed(aside, path)
     if keep is not None:
-        tidied(path.parent, keep)
+        tidied(path, keep)
     return ""
 
 
@@ -179,7 +178,6 @@ def gathered_manifest(content: Content, rows: Sequence[dict[str, Any]], **more: 
     said = {
         "sbpflow": _version(),
         **content.alike,
-        "saved_at": time.time_ns(),
         "processes": len(rows),
         "states": states,
         "random": [row["random"] for row in rows],

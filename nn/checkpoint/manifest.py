@@ -5,6 +5,7 @@ step-100/00000-000.safetensors    pieces that process 0 wrote; second pieces of 
 """
 
 import json
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,6 +29,7 @@ MANIFEST = "manifest.json"
 WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
 VERSION = 1
 KIND = "sbpflow checkpoint"
+_known = 0  # the latest `saved_at` of those that this process has read or made
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -52,6 +54,10 @@ class Manifest:
     folder: Path
     said: Mapping[str, Any]
     places: Mapping[str, str] | None = None  # where files are that hosts have apart, of other hosts by URLs
+
+    def __post_init__(self) -> None:
+        global _known
+        _known = max(_known, self.saved_at)
 
     @property
     def step(self) -> int:
@@ -253,5 +259,8 @@ def made_manifest(
     for name, of in copies.items():
         if of:
             tensors[name] = {**tensors[name], "copies": of}  # type: ignore[dict-item]
-    made: dict[str, Json] = {"kind": KIND, "version": VERSION, **said, "files": dict(files), "tensors": tensors}
+    global _known
+    _known = max(time.time_ns(), _known + 1)  # behind those that it goes on from, though a clock was put back
+    made: dict[str, Json] = {"kind": KIND, "version": VERSION, **said, "saved_at": _known}
+    made |= {"files": dict(files), "tensors": tensors}
     return {**made, "sum": _sum(made)}

@@ -132,6 +132,6 @@ def _tidied(path: Path, keep: int) -> None:
                 found.append(read_manifest(each))
             except FileError:
                 continue  # what is not understood is not removed
-    found.sort(key=lambda each: (each.saved_at, each.step))
+    found.sort(key=lambda each: (each.folder == path, each.saved_at, each.step))
     for old in found[:-keep]:
         remove(old.folder)

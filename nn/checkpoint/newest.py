@@ -99,10 +99,10 @@ def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
     return found, bad
 
 
-def tidied(folder: Path, keep: int) -> None:
-    """Remove all but the newest whole ones, and what was left of saves that did not end."""
+def tidied(new: Path, keep: int) -> None:
+    """Of what is beside one that was just saved keep the newest whole ones, and nothing of saves that did not end."""
     whole: list[Manifest] = []
-    for path in folder.iterdir():
+    for path in new.parent.iterdir():
         if path.is_symlink():
             continue  # another name of one, such as latest, which is none more
         if path.name.endswith(WRITING):
@@ -112,7 +112,7 @@ def tidied(folder: Path, keep: int) -> None:
                 whole.append(read_manifest(path))
             except FileError:
                 continue  # what is not understood is not removed
-    whole.sort(key=lambda each: (each.saved_at, each.step))
+    whole.sort(key=lambda each: (each.folder == new, each.saved_at, each.step))
     good = 0
     for each in reversed(whole):
         if good >= keep:

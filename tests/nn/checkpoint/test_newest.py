@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
+from sbpflow.nn.checkpoint import manifest
 from sbpflow.nn.checkpoint.manifest import _sum, read_manifest
 from sbpflow.placement.errors import DtypeError, FileError, SbpError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
@@ -223,3 +225,15 @@ def test_a_link_is_another_name_and_what_it_names_stays(tmp_path: Path) -> None:
     flow.save(tmp_path / "latest", made()[0], step=4)  # takes the place of the link, not of what it named
     assert [read_manifest(tmp_path / name).step for name in ("latest", "step-2")] == [4, 2]
     assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_clock_that_was_put_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = saved(tmp_path, 1)
+    monkeypatch.setattr(manifest, "_known", 0)  # as in a new process
+    said(before, saved_at=time.time_ns() + 10**12)
+    flow.save(tmp_path / "step-2", made()[0], step=2, keep=1)  # which has not looked what there is
+    assert os.listdir(tmp_path) == ["step-2"]
+    said(tmp_path / "step-2", saved_at=time.time_ns() + 10**12)
+    assert flow.newest(tmp_path) is not None
+    flow.save(tmp_path / "step-3", made()[0], step=3)
+    assert getattr(flow.newest(tmp_path), "step", 0) == 3
