@@ -118,6 +118,12 @@ class Manifest:
         """Why its files are not those that were written, by their sizes and headers; None where they are."""
         if self.places is not None:
             return None  # each host has looked at its own
+        try:
+            return self._wrong()
+        except OSError as error:  # another process removes it, such as by keep=
+            return f"{type(error).__name__}: {error}"
+
+    def _wrong(self) -> str | None:
         missing = [file for file in self.files if not (self.folder / file).is_file()]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
@@ -201,6 +207,10 @@ def _read(folder: Path) -> Manifest:
     if said["sum"] != _sum(said):
         raise ValueError("it was changed: its checksum is another")
     made = Manifest(folder, said)
+    names = {file for of in said["tensors"].values() for several in _written(of) for file, _ in several}
+    outside = next((file for file in [*said["files"], *names] if Path(file).name != file), None)
+    if outside is not None or not names <= said["files"].keys():
+        raise ValueError(f"it names {outside or sorted(names - said['files'].keys())[0]}, which is no file of its own")
     _check(made.tensors.values())
     return made
 

@@ -95,8 +95,16 @@ def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
             break
         bad.append((found.pop().folder, wrong))
     last = found[-1].saved_at if found else 0
-    bad += [(path, "it was not written to its end") for path in begun if path.stat().st_mtime_ns > last]
+    bad += [(path, "it was not written to its end") for path in begun if _changed_at(path) > last]
     return found, bad
+
+
+def _changed_at(path: Path) -> int:
+    """When it was; 0 if it is not there any more, since another process has just given it its name."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def tidied(new: Path, keep: int) -> None:

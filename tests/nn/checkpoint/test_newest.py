@@ -64,6 +64,13 @@ def lost_piece(path: Path) -> None:
     said(path, tensors=found)
 
 
+def file_elsewhere(path: Path) -> None:
+    found = json.loads((path / "manifest.json").read_text())
+    first_file(path).rename(path.parent / "x")
+    text = json.dumps({key: found[key] for key in ("files", "tensors")}).replace("00000-000.safetensors", "../x")
+    said(path, **json.loads(text))
+
+
 TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut off": (cut_off, "00000-000.safetensors has [0-9]+ bytes, and was written with"),
     "broken header": (broken_header, "has no header of safetensors|has other tensors"),
@@ -72,6 +79,7 @@ TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
     "half a manifest": (cut_manifest, "is no manifest of a checkpoint"),
     "another number": (other_rate, "it was changed: its checksum is another"),
     "lost piece": (lost_piece, "the pieces of model.inner.bias"),
+    "a file elsewhere": (file_elsewhere, "it names ../x, which is no file of its own"),
     "another kind": (lambda path: said(path, kind="x"), "it is a 'x'"),
 }
 
