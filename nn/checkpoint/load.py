@@ -238,9 +238,9 @@ def _checked(manifest: Manifest, model: nn.Module, optimizers: list[Optimizer], 
         )
     owners = held_by(optimizers, model, "flow.load")
     options = check_optimizers(folder, said["optimizers"], optimizers, owners, known) if optimizers else []
-    by_class = {each["class"]: each for each in said["optimizers"]}
+    of_names = {name: each for each in said["optimizers"] for group in each["groups"] for name in group["names"]}
     jobs = [
-        (each, _states(manifest, mine, known), wanted, by_class[type(each).__name__])
+        (each, _states(manifest, mine, known), wanted, of_names[known.get(mine[0].name, mine[0].name)])
         for each, mine, wanted in zip(optimizers, owners, options, strict=True)
     ]
     return _Job(manifest, model, groups, jobs, _wanted(folder, said["extra"], extra))

@@ -212,3 +212,16 @@ def test_a_loss_scale_goes_on(tmp_path: Path) -> None:
     step._scale.value = 2.0
     flow.load(tmp_path / "a", one, optimizer=optimizer)
     assert step.loss_scale == 4096.0
+
+
+def test_two_optimizers_of_a_class_have_each_their_own(tmp_path: Path) -> None:
+    one = model()
+    parameters = list(one.parameters())
+    two = [torch.optim.SGD(parameters[:1]), torch.optim.SGD(parameters[1:])]
+    for number, optimizer in enumerate(two):
+        optimizer.state["seen"] = number  # type: ignore[index, assignment]
+    flow.save(tmp_path / "a", one, optimizer=two)
+    for optimizer in two:
+        optimizer.state.clear()
+    flow.load(tmp_path / "a", one, optimizer=two)
+    assert [optimizer.state["seen"] for optimizer in two] == [0, 1]  # type: ignore[index, comparison-overlap]
