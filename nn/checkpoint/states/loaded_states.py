@@ -25,6 +25,8 @@ from .saved_states import MASTER, STATE
 
 __all__ = ["LoadedStates", "wide_weight"]
 
+COUNTS = {"step", "mu_product", "eta", "mu"}  # without dims, whatever dims the parameter has
+
 
 def wide_weight(tensors: Mapping[str, Pieced], name: str) -> Pieced:
     """The most exact weight that a checkpoint has: that of the optimizer, where it had one of its own."""
@@ -115,14 +117,15 @@ def _steps_on_device(optimizer: Optimizer, value: Tensor) -> bool:
 
 def _read(of: Pieced, beside: Tensor, exact: torch.dtype, files: Reading, into: object, *, on_device: bool) -> Tensor:
     """A tensor of a state, as it is to lie beside its parameter: in its dtype, if it was in that of the weight."""
-    like = of.shape == tuple(beside.shape) and bool(of.shape)
-    dtype = beside.dtype if of.dtype is exact and of.dtype.is_floating_point and of.shape else of.dtype
-    if isinstance(beside, GlobalTensor) and of.shape:
+    like = of.shape == tuple(beside.shape) and of.name.rpartition(".")[2] not in COUNTS
+    with_dims = bool(of.shape) or like
+    dtype = beside.dtype if of.dtype is exact and of.dtype.is_floating_point and with_dims else of.dtype
+    if isinstance(beside, GlobalTensor) and with_dims:
         lies = beside._layout
         state = lies.state if like else State(((),) * len(of.shape))
         there = into if isinstance(into, GlobalTensor) and tuple(into.shape) == of.shape else None
         return files.shards(of.name, (of,), Layout(lies.placement, state, of.shape, dtype), there)
-    home = beside.device if of.shape or on_device else torch.device("cpu")
+    home = beside.device if with_dims or on_device else torch.device("cpu")
     if isinstance(beside, GlobalTensor):
         here = owned(beside.placement)
         home = device(beside.placement, here[0]) if on_device and here else torch.device("cpu")

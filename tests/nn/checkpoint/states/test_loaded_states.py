@@ -219,9 +219,35 @@ def test_two_optimizers_of_a_class_have_each_their_own(tmp_path: Path) -> None:
     parameters = list(one.parameters())
     two = [torch.optim.SGD(parameters[:1]), torch.optim.SGD(parameters[1:])]
     for number, optimizer in enumerate(two):
-        optimizer.state["seen"] = number  # type: ignore[index, assignment]
+        optimizer.state["seen"] = number  # type: ignore[index]
     flow.save(tmp_path / "a", one, optimizer=two)
     for optimizer in two:
         optimizer.state.clear()
     flow.load(tmp_path / "a", one, optimizer=two)
-    assert [optimizer.state["seen"] for optimizer in two] == [0, 1]  # type: ignore[index, comparison-overlap]
+    assert [optimizer.state["seen"] for optimizer in two] == [0, 1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["adamw", "nadam", "asgd"])
+def test_states_of_a_weight_without_dims_lie_as_it_does(tmp_path: Path, name: str) -> None:
+    def made(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Optimizer]:
+        one = nn.Module()
+        one.scale = nn.Parameter(torch.ones((), dtype=dtype))
+        return one, OPTIMIZERS[name](flow.nn.to_global(one, LINE))
+
+    def trained(one: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        (one.scale * one.scale).backward()  # type: ignore[operator]
+        optimizer.step()
+        optimizer.zero_grad()
+        return dict(optimizer.state[one.scale])  # type: ignore[index]
+
+    (one, optimizer), (other, optimizer2) = made(), made()
+    state = trained(one, optimizer)
+    flow.save(tmp_path / "a", one, optimizer=optimizer)
+    flow.load(tmp_path / "a", other, optimizer=optimizer2)
+    kinds = {key: type(value) for key, value in state.items()}
+    assert {key: type(value) for key, value in optimizer2.state[other.scale].items()} == kinds  # type: ignore[index]
+    trained(other, optimizer2), trained(one, optimizer)
+    close(all_of(other, optimizer2), all_of(one, optimizer), 0)
+    narrow, optimizer3 = made(torch.bfloat16)
+    flow.load(tmp_path / "a", narrow, optimizer=optimizer3)
+    trained(narrow, optimizer3)
