@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...placement import Placement
-from ...placement.errors import FileError, SbpError, some_of
-from ..files.reading import Reading
+from ...placement.errors import FileError, SbpError, ShapeError, some_of
+from ..files.reading import Reading, check_dtype
 from ..files.values import FileValue, Pieced
 from ..graph.optimizer.loss_scale import go_on
 from ..model.values import load as plain
@@ -199,7 +199,7 @@ def _put_extra(extra: dict[str, Any], name: str, value: Any) -> None:
     held = extra[name]
     if _keeps_state(held):
         held.load_state_dict(value)
-    elif isinstance(held, Tensor) and isinstance(value, Tensor) and held.shape == value.shape:
+    elif isinstance(held, Tensor) and isinstance(value, Tensor):
         with torch.no_grad():
             held.copy_(value)
     else:
@@ -243,7 +243,7 @@ def _checked(manifest: Manifest, model: nn.Module, optimizers: list[Optimizer], 
         (each, _states(manifest, mine, known), wanted, of_names[known.get(mine[0].name, mine[0].name)])
         for each, mine, wanted in zip(optimizers, owners, options, strict=True)
     ]
-    return _Job(manifest, model, groups, jobs, _wanted(folder, said["extra"], extra))
+    return _Job(manifest, model, groups, jobs, _wanted(folder, said["extra"], tensors, extra))
 
 
 def _weights(tensors: Mapping[str, Pieced], known: Mapping[str, str], held: Sequence[Any]) -> dict[str, FileValue]:
@@ -266,11 +266,23 @@ def _states(manifest: Manifest, held: Sequence[HeldParameter], known: Mapping[st
     return LoadedStates.of(manifest.tensors, manifest.said["states"], named)
 
 
-def _wanted(folder: Path, saved: Mapping[str, Json], extra: dict[str, Any] | None) -> dict[str, Any]:
+def _wanted(
+    folder: Path, saved: Mapping[str, Json], tensors: Mapping[str, Pieced], extra: dict[str, Any] | None
+) -> dict[str, Any]:
     missing = [name for name in extra or {} if name not in saved]
     if missing:
         raise FileError(
             f"flow.load: {folder} has no extra {some_of(missing)}\n"
             f"  it has {some_of(sorted(saved)) or 'none'}\n  pass those, or leave it out"
         )
+    for name, held in (extra or {}).items():
+        of = tensors.get(f"extra.{name}") if saved[name] == {"$tensor": f"extra.{name}"} else None
+        if of is None or not isinstance(held, Tensor):
+            continue
+        if of.shape != tuple(held.shape):
+            raise ShapeError(
+                f"flow.load: extra {name} is {tuple(held.shape)}, and {of.shape} in {folder}\n"
+                f"  give a tensor of that shape, or {name}=None to get the one that was saved"
+            )
+        check_dtype(f"extra {name}", (of,), held.dtype)
     return {} if extra is None else extra

@@ -195,7 +195,7 @@ def test_a_name_that_only_what_is_not_whole_has_is_refused(tmp_path: Path) -> No
 
 
 def test_other_optimizers_and_extras_are_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, 1, extra={"seen": 3})
+    path = saved(tmp_path, 1, extra={"seen": 3, "mean": torch.tensor([0.5])})
     model, optimizer = made()
     train(model, optimizer, 1)
     before = snapshot(model, optimizer)
@@ -205,8 +205,12 @@ def test_other_optimizers_and_extras_are_refused(tmp_path: Path) -> None:
         flow.load(path, model, optimizer=torch.optim.AdamW([model.inner.bias]))
     with pytest.raises(FileError, match="saved with different lr, and are in one group now"):
         flow.load(path, model, optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
-    with pytest.raises(FileError, match=r"has no extra sean\n  it has seen"):
+    with pytest.raises(FileError, match=r"has no extra sean\n  it has mean, seen"):
         flow.load(path, model, optimizer=optimizer, extra={"sean": 0})
+    with pytest.raises(ShapeError, match=r"extra mean is \(2,\), and \(1,\) in"):
+        flow.load(path, model, optimizer=optimizer, extra={"mean": torch.zeros(2)})
+    with pytest.raises(DtypeError, match=r"extra mean is torch\.int64"):
+        flow.load(path, model, optimizer=optimizer, extra={"mean": torch.zeros(1, dtype=torch.int64)})
     weights = saved(tmp_path, 2)
     flow.save(weights, model)
     with pytest.raises(FileError, match="was saved without an optimizer"):
