@@ -12,24 +12,21 @@ class Saving:
     """A save of one checkpoint. Where it goes on, `wait()` waits for its end, and raises what went wrong."""
 
     def __init__(self, path: Path, work: Callable[[], None], *, asynchronous: bool) -> None:
-        self.path = path
-        self._work, self._told = work, False
+        self.path, self._told = path, False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         if asynchronous:
-            self._thread = threading.Thread(target=self._run, name=f"flow.save {path.name}")
+            self._thread = threading.Thread(target=self._run, args=(work,), name=f"flow.save {path.name}")
             self._thread.start()  # no daemon: the process ends when it is written
         else:
             self._told = True
             work()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            self._work()
+            work()
         except BaseException as error:
             self._error = error
-        finally:
-            del self._work
 
     @property
     def done(self) -> bool:
