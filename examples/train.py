@@ -61,7 +61,7 @@ def arguments(said: list[str] | None = None) -> argparse.Namespace:
 def train(given: argparse.Namespace) -> list[float]:
     """The losses of the steps that it ran, one for each line that it printed."""
     first = (flow.init().rank or 0) == 0
-    if first and not given.data.exists():
+    if first and not given.data.with_suffix(".json").exists():  # which is written last
         make(given.data, texts(), 1024)
     wait_for(given.data.with_suffix(".json"))
     sets = [flow.data.TokenFile(given.data, given.length, share=share) for share in ((0.0, 0.95), (0.95, 1.0))]
