@@ -13,6 +13,7 @@ from ..files.checksums import checksum
 from ..files.pieces import sizes_of
 from ..files.raw import RawFile
 from ..files.sums import altered
+from ..files.values import Pieced, StoredPiece
 from .host_search import found_on_hosts
 from .manifest import MANIFEST, WRITING, Manifest, is_checkpoint, read_manifest
 
@@ -36,16 +37,20 @@ class Saved:
 
     def verify(self) -> None:
         """Read all of it, and raise if it has other numbers than were written."""
-        for of in read_manifest(self.path).check().tensors.values():
-            for piece in of.pieces:
-                file, sizes = RawFile(piece.file), sizes_of(piece.region)
-                try:
-                    part = torch.empty(sizes, dtype=of.dtype)
-                    file.box(piece.at, sizes, tuple((0, size) for size in sizes), part)
-                finally:
-                    file.close()
-                if checksum(part, [lo for lo, _ in piece.region], of.shape) != piece.sum:
-                    raise altered(of, piece)
+        with torch.device("cpu"):  # whatever the default is
+            for of in read_manifest(self.path).check().tensors.values():
+                for piece in of.pieces:
+                    self._verify(of, piece)
+
+    def _verify(self, of: Pieced, piece: StoredPiece) -> None:
+        file, sizes = RawFile(piece.file), sizes_of(piece.region)
+        try:
+            part = torch.empty(sizes, dtype=of.dtype)
+            file.box(piece.at, sizes, tuple((0, size) for size in sizes), part)
+        finally:
+            file.close()
+        if checksum(part, [lo for lo, _ in piece.region], of.shape) != piece.sum:
+            raise altered(of, piece)
 
 
 def newest(folder: str | PathLike[str], *, neighbours: int = 0) -> Saved | None:

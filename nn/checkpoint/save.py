@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -73,15 +74,16 @@ def save(
     hosts = agreed_hosts(meeting) if neighbours else None
     if hosts is not None and hosts.count <= neighbours:
         warnings.warn(_FEW.format(neighbours, hosts.count), RuntimeWarning, stacklevel=2)
-    try:
-        optimizers = listed(optimizer, asked)
-        content = collected(model, optimizers, extra, _text(plan), int(step))
-        files = _files(content, hosts, neighbours, asynchronous)
-    except Exception as error:
-        meeting.agree(error=error)
-        raise
-    work = _work(folder, content, files, keep, meeting, hosts)
-    saving = finished(lambda: Saving(folder, work, asynchronous=asynchronous))
+    with torch.device("cpu"):  # whatever the default is: memory of files is there
+        try:
+            optimizers = listed(optimizer, asked)
+            content = collected(model, optimizers, extra, _text(plan), int(step))
+            files = _files(content, hosts, neighbours, asynchronous)
+        except Exception as error:
+            meeting.agree(error=error)
+            raise
+        work = _work(folder, content, files, keep, meeting, hosts)
+        saving = finished(lambda: Saving(folder, work, asynchronous=asynchronous))
     assert saving is not None
     return saving
 

@@ -239,6 +239,16 @@ def test_a_link_is_another_name_and_what_it_names_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "latest").is_symlink()
 
 
+def test_the_default_device_is_not_where_files_are(tmp_path: Path) -> None:
+    model, optimizer = made()
+    train(model, optimizer, 0)
+    with torch.device("meta"):  # as torch.set_default_device("cuda"), which is not everywhere
+        flow.save(tmp_path / "a", model, optimizer=optimizer, extra={"no": b""})
+        found = flow.newest(tmp_path)
+        assert found is not None
+        found.verify()
+
+
 def test_a_clock_that_was_put_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved(tmp_path, 1)
     monkeypatch.setattr(manifest, "_known", 0)  # as in a new process
