@@ -29,7 +29,7 @@ from .trees import Json
 from .writing import FilePlan, synced, write_file
 
 __all__ = [
-    "begin_folder", "check_alike", "committed", "dumped", "gathered_manifest", "raise_told", "renamed",
+    "SLOW", "begin_folder", "check_alike", "committed", "dumped", "gathered_manifest", "raise_told", "renamed",
     "write_manifest", "written_files",
 ]  # fmt: skip
 
@@ -41,12 +41,11 @@ def committed(
 ) -> None:
     """Write what this process has to, and have the checkpoint stand when all have."""
     aside = path.with_name(path.name + WRITING)
-    meeting.agree(
-        dumped(path=path.name, alike=content.alike, plain=content.plain), decide=lambda each: _begin(path, aside, each)
-    )
-    meeting.limit = limit + sum(file.size for file in files) / SLOW
+    size = sum(file.size for file in files)
+    said = dumped(path=path.name, alike=content.alike, plain=content.plain, size=size)
+    most = int(meeting.agree(said, decide=lambda each: _begin(path, aside, each)))
+    meeting.limit = limit + most / SLOW
     error: Exception | None = None
-    said = ""
     try:
         said = written_files(aside, content, files)
     except Exception as failure:
@@ -97,14 +96,14 @@ def dumped(**said: Any) -> str:
 
 
 def _begin(path: Path, aside: Path, each: Sequence[str]) -> str:
-    """All save the same, and there is an empty folder for it."""
-    check_alike(each)
+    """All save the same, and there is an empty folder for it; the bytes of who has most."""
+    most = check_alike(each)
     begin_folder(path, aside)
-    return ""
+    return most
 
 
-def check_alike(each: Sequence[str]) -> None:
-    """Refuse processes that are to save different things."""
+def check_alike(each: Sequence[str]) -> str:
+    """Refuse processes that are to save different things; the bytes of who has most to write, whom all wait for."""
     rows = [json.loads(said) for said in each]
     _same({f"rank {rank}": {"path": row["path"], **row["alike"]} for rank, row in enumerate(rows)})
     known: dict[str, tuple[int, int]] = {}
@@ -117,6 +116,7 @@ def check_alike(each: Sequence[str]) -> None:
                     "  it is a plain tensor, which all ranks are to have alike\n"
                     "  make it global, as by flow.from_local, or the same everywhere"
                 )
+    return str(max(row["size"] for row in rows))
 
 
 def begin_folder(path: Path, aside: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from ...placement.errors import FileError
 from ..files.served import ServedFile, server
 from .commit import (
+    SLOW,
     begin_folder,
     check_alike,
     dumped,
@@ -52,9 +53,9 @@ def committed_by_hosts(
     aside, first = path.with_name(path.name + WRITING), hosts.is_first(meeting.me)
     try:
         meeting.together(lambda: begin_folder(path, aside) if first else None)
-        meeting.agree(dumped(path=path.name, alike=content.alike, plain=content.plain), decide=_alike)
         plans = [file for several in files.values() for file in several]
-        meeting.limit += sum(file.size for file in plans) / 1e7
+        said = dumped(path=path.name, alike=content.alike, plain=content.plain, size=sum(file.size for file in plans))
+        meeting.limit += int(meeting.agree(said, decide=check_alike)) / SLOW
 
         def wrote() -> str:
             urls = [[server().url(aside / f.name), f.size, lack] for lack, several in files.items() for f in several]
@@ -70,11 +71,6 @@ def committed_by_hosts(
         if first:
             shutil.rmtree(aside, ignore_errors=True)
         raise_told(failure, path)
-
-
-def _alike(each: Sequence[str]) -> str:
-    check_alike(each)
-    return ""
 
 
 def _gathered(aside: Path, content: Content, hosts: Hosts, each: Sequence[str]) -> str:
