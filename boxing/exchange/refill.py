@@ -39,23 +39,37 @@ def refill(fillings: Sequence[Filling], limit: int, op: str) -> int:
         note(op, one.plan)
     with torch.no_grad():
         for bundle in bundles:
-            _carry(bundle, fillings)
+            _keep(bundle, fillings)
+            _carry(bundle, 0, fillings)
+        # A share of what is gathered may be of other elements than the same share of what was fetched; so all is first.
+        for bundle in bundles:
+            _carry(bundle, 1, fillings)
     return len(bundles)
 
 
-def _carry(bundle: TensorBundle, fillings: Sequence[Filling]) -> None:
-    first = bundle.first
-    here = dict.fromkeys((*owned(first.src.placement), *owned(first.dst.placement)))
-    for rank in here:
+def _keep(bundle: TensorBundle, fillings: Sequence[Filling]) -> None:
+    """What ranks have of their own for what they are to fill."""
+    for rank in _here(bundle):
         for number, box in bundle.kept(rank):
             part(fillings[number].target[rank], box, 1).copy_(part(fillings[number].source[rank], box, 0))
-    for stage, group in enumerate(bundle.groups if bundle.sends else ()):
-        ranks = [rank for rank in here if rank in group]
-        if not ranks:
-            continue
-        jobs = [_errand(bundle, rank, stage, fillings) for rank in ranks]
-        for rank, arrived in zip(ranks, transport().start(bundle, stage, jobs, "sum").wait(), strict=True):
-            _unpack(bundle.messages(rank, stage, out=False), arrived, rank, fillings)
+
+
+def _carry(bundle: TensorBundle, stage: int, fillings: Sequence[Filling]) -> None:
+    """An exchange of a bundle, if it has that one."""
+    if not bundle.sends or stage >= len(bundle.groups):
+        return
+    ranks = [rank for rank in _here(bundle) if rank in bundle.groups[stage]]
+    if not ranks:
+        return
+    jobs = [_errand(bundle, rank, stage, fillings) for rank in ranks]
+    for rank, arrived in zip(ranks, transport().start(bundle, stage, jobs, "sum").wait(), strict=True):
+        _unpack(bundle.messages(rank, stage, out=False), arrived, rank, fillings)
+
+
+def _here(bundle: TensorBundle) -> Sequence[int]:
+    """The ranks of this process that have a part in a bundle."""
+    first = bundle.first
+    return tuple(dict.fromkeys((*owned(first.src.placement), *owned(first.dst.placement))))
 
 
 def _errand(bundle: TensorBundle, rank: int, stage: int, fillings: Sequence[Filling]) -> Errand:

@@ -116,6 +116,17 @@ def test_weights_of_any_plan_come_at_the_bound(plan: str, where: str, dtype: tor
     assert report.tensors == len(moves) == len(source.state_dict())
 
 
+def test_a_weight_in_columns_goes_in_shares_to_many() -> None:
+    """Each fetches some rows, and what they give each other then is not cut into the shares in which it came."""
+    source, there = (nn.Linear(768, 512, bias=False) for _ in range(2))
+    flow.nn.to_global(source, flow.placement("cpu:[0-1]"), S(1))
+    flow.nn.to_global(there, flow.placement("cpu:[4-7]"), B)
+    (plan,) = flow.refit(source, there, bucket_bytes=1 << 20).plans
+    assert plan.route == "transfer, all_gather"
+    want = whole(source.weight)
+    assert all(torch.equal(shard, want) for shard in there.weight._shards)  # type: ignore[attr-defined]
+
+
 class Fresh(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes that memory made here had at once."""
 
