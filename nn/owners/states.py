@@ -43,14 +43,17 @@ def described(states: Mapping[int, Mapping[Any, Any]]) -> Described:
     return found
 
 
-def heard(mine: Described, where: Placement, known: dict[Placement, list[list[int]]]) -> Described | None:
-    """All that the ranks of a placement say; None if it is what they said last, or there is nobody else."""
+def heard(
+    mine: Described, where: Placement, known: dict[Placement, list[list[int]]], *, as_told: bool
+) -> Described | None:
+    """All that the ranks of a placement say; None if it is what they said last and each of them still has that
+    (`as_told`), or there is nobody else."""
     text = json.dumps(sorted(mine.items())).encode()
-    heads = told([crc32(text), len(text)], where, "states of optimizers")
-    if heads is None or known.get(where) == heads:
+    heads = told([crc32(text), len(text), as_told], where, "states of optimizers")
+    if heads is None or (known.get(where) == heads and all(same for *_, same in heads)):
         return None
     known[where] = heads
-    longest = max(length for _, length in heads)
+    longest = max(length for _, length, _ in heads)
     padded = text.ljust(-(-longest // 8) * 8)
     rows = told(
         [int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)],

@@ -81,6 +81,7 @@ class _Steps:
         self.before = optimizer.register_step_pre_hook(_begin)
         self.after = optimizer.register_step_post_hook(_end)
         self.said: dict[Placement, list[list[int]]] = {}
+        self.told: dict[int, dict[Any, Any]] = {}  # states as they were left, by numbers; others were loaded meanwhile
         self.owned: list[OwnedTensor] = []
 
     def first(self, optimizer: Optimizer) -> None:
@@ -192,15 +193,8 @@ def _end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         group.update({name: value for name, value in new.items() if name != "params"})
     ours = {name: value for name, value in vars(made).items() if name not in ("param_groups", "state")}
     vars(optimizer).update(ours)
-    optimizer.state.update({x: kept for x, kept in made.state.items() if x in _plain(optimizer) or not _is_tensor(x)})
-
-
-def _plain(optimizer: Optimizer) -> set[Tensor]:
-    return {x for group in optimizer.param_groups for x in group["params"] if not isinstance(x, GlobalTensor)}
-
-
-def _is_tensor(x: object) -> bool:
-    return isinstance(x, Tensor)
+    plain = {x for group in optimizer.param_groups for x in group["params"] if not isinstance(x, GlobalTensor)}
+    optimizer.state.update({x: s for x, s in made.state.items() if x in plain or not isinstance(x, Tensor)})
 
 
 def _keep(optimizer: Optimizer, made: Optimizer, held: Sequence[OwnedTensor], steps: _Steps) -> None:
@@ -209,14 +203,15 @@ def _keep(optimizer: Optimizer, made: Optimizer, held: Sequence[OwnedTensor], st
     new: dict[int, dict[Any, Any]] = {}
     for where in dict.fromkeys(one.x.placement for one in held if world().rank is not None):
         here = {one.number: one for one in held if one.x.placement is where}
-        words = heard(described({n: state for n, state in mine.items() if n in here}), where, steps.said)
+        as_told = all(optimizer.state.get(one.x) is steps.told.get(n) for n, one in here.items())
+        words = heard(described({n: s for n, s in mine.items() if n in here}), where, steps.said, as_told=as_told)
         for number, parts in (words or {}).items():
             new[number] = {each[0]: _elsewhere(here[number], each[1:]) for each in parts}
     for one in held:
         if one.number in mine:
             new[one.number] = {name: _of_owner(one, part) for name, part in mine[one.number].items()}
         if one.number in new:
-            optimizer.state[one.x] = new[one.number]
+            optimizer.state[one.x] = steps.told[one.number] = new[one.number]
 
 
 def _of_owner(one: OwnedTensor, part: Any) -> Any:

@@ -174,6 +174,29 @@ def test_a_state_goes_to_a_plain_one_and_back() -> None:
         torch.testing.assert_close(x["momentum_buffer"].full_tensor(), y["momentum_buffer"])
 
 
+def around_a_load() -> list[Tensor]:
+    model = flow.nn.to_global(matrices(), DATA, S(0))
+    mine = MAKES["Muon"](model.parameters())
+    for at in range(4):
+        if at == 2:  # as from a checkpoint: the same, beside the parameters
+            for x, state in mine.state.items():
+                mine.state[x] = {name: part.to_global(x.placement, x.sbp) for name, part in state.items()}
+        mine.zero_grad()
+        loss_fn(model, *(flow.tensor(x, placement=DATA, sbp=B) for x in batch(at))).backward()  # type: ignore[no-untyped-call]
+        mine.step()
+    return [x.detach().full_tensor() for x in model.parameters()]  # type: ignore[attr-defined]
+
+
+def test_all_ranks_are_told_again_after_a_load(ranks4: Ranks) -> None:
+    one = matrices()
+    ones = MAKES["Muon"](one.parameters())
+    for at in range(4):
+        eager(one, loss_fn, ones, *batch(at))
+    for values in ranks4(around_a_load)[:2]:
+        for x, y in zip(values, one.parameters(), strict=True):
+            torch.testing.assert_close(x, y.detach())
+
+
 def test_owners_have_as_much_to_do() -> None:
     shapes = [(64, 64)] * 5 + [(128, 64)] * 4 + [(256, 64)] * 3 + [(64,)] * 7
     ranks = owners(tuple((DATA, shape) for shape in shapes))
