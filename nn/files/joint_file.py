@@ -31,7 +31,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .headers import DTYPES
 from .torch_protocol import part_of, written_here
 
-__all__ = ["install", "put_off", "save_file"]
+__all__ = ["install", "put_off", "ranks_that_write", "save_file"]
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -39,11 +39,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def save_file(
     tensors: Mapping[str, Tensor], file: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write global and plain tensors into one file. Every process that holds a part of one calls it, with one disk."""
+    """Write global and plain tensors into one file. Every process that holds a part of one calls it, with one disk;
+    one that holds none may, and has nothing to do."""
     path = Path(os.fspath(file)).absolute()
     held = {name: _summed(name, x) for name, x in tensors.items()}
-    everybody = _everybody(held.values())
-    first = everybody is None or world().rank in (None, everybody.flat[0])
+    everybody = ranks_that_write(held.values())
+    if everybody is not None and world().rank not in everybody:
+        return
+    first = everybody is None or world().rank == everybody.flat[0]
     aside = path.with_name(path.name + ".part")
     header, places = _header(held, metadata)
     _together(everybody, path, lambda: _begin(aside, header, places) if first else None)
@@ -63,7 +66,8 @@ def _summed(name: str, x: Tensor) -> Tensor:
     return x.detach()
 
 
-def _everybody(held: Iterable[Tensor]) -> Placement | None:
+def ranks_that_write(held: Iterable[Tensor]) -> Placement | None:
+    """All that hold a part of a global tensor, in a line; None where one process does all."""
     ranks = tuple(sorted({rank for x in held if isinstance(x, GlobalTensor) for rank in x.placement.flat}))
     return Placement("cpu", ranks, (len(ranks),), None) if ranks and world().rank is not None else None
 

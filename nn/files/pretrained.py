@@ -21,7 +21,7 @@ from torch import Tensor
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ..tensors.tensor import GlobalTensor
-from .joint_file import put_off, save_file
+from .joint_file import put_off, ranks_that_write, save_file
 
 __all__ = ["teach_transformers"]
 
@@ -68,7 +68,8 @@ def _untied(theirs: Any, model: Any, state: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _save(plain: Any, model: Any, call: Mapping[str, Any], state: dict[str, Tensor]) -> Any:
-    folder, first = Path(call["save_directory"]).absolute(), world().rank in (None, 0)
+    folder, ranks = Path(call["save_directory"]).absolute(), ranks_that_write(state.values())
+    first = ranks is None or world().rank == ranks.flat[0]
     ours = "self", "save_directory", "is_main_process", "state_dict", "kwargs"
     more = {name: value for name, value in call.items() if name not in ours} | call.get("kwargs", {})
     vars(model)["should_save_on_this_rank"] = lambda is_main_process: True

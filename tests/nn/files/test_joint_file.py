@@ -151,6 +151,17 @@ def test_four_processes_write_one_file_without_a_whole_tensor(ranks4: Ranks, tmp
     assert json.loads((tmp_path / "four" / "config.json").read_text())["model_type"] == "llama"
 
 
+def of_two(path: str) -> None:
+    flow.ones(4, placement=flow.placement("cpu:[0-3]"), sbp=S(0)).full_tensor()  # for a first move all come
+    there = flow.placement("cpu:[1-2]")
+    save_file({"w": flow.tensor(torch.arange(6.0), placement=there, sbp=S(0))}, path)
+
+
+def test_processes_that_hold_nothing_have_nothing_to_do(ranks4: Ranks, tmp_path: Path) -> None:
+    ranks4(of_two, str(tmp_path / "of two"))
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "of two")["w"], torch.arange(6.0))
+
+
 def test_what_a_global_model_cannot_be_asked_for_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SbpError, match="upload_folder"):
         cut(family("gpt2")).save_pretrained(tmp_path, push_to_hub=True)
