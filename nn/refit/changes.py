@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...placement import Placement
 from ...placement.errors import DtypeError
 from ..tensors.agreement import told
-from .names import WeightPair
+from .names import WeightPair, lies
 
 __all__ = ["RankShards", "changed", "refuse_overflow", "sent"]
 
@@ -36,7 +36,7 @@ def changed(
     """The tensors that some rank has otherwise than they were behind the last refit of these two models, in the source
     or in the target. Values are compared and not counts of writes, which do not see all that changes memory."""
     last = _last.get(target, WeakKeyDictionary[nn.Module, dict[str, bytes]]()).get(source, {})
-    row = [last.get(pair.called) != _digest(*shards) for pair, shards in zip(pairs, held, strict=True)]
+    row = [last.get(pair.called) != _digest(pair, shards) for pair, shards in zip(pairs, held, strict=True)]
     rows = told(list(map(int, row)), everybody, "what has changed") or [list(map(int, row))]
     return [any(each) for each in zip(*rows, strict=True)]
 
@@ -49,7 +49,7 @@ def sent(
 ) -> None:
     """Remember what both have now."""
     known = _last.setdefault(target, WeakKeyDictionary()).setdefault(source, {})
-    known.update({pair.called: _digest(*shards) for pair, shards in zip(pairs, held, strict=True)})
+    known.update({pair.called: _digest(pair, shards) for pair, shards in zip(pairs, held, strict=True)})
 
 
 def refuse_overflow(
@@ -85,9 +85,10 @@ def _overflows(x: Tensor, dtype: torch.dtype) -> bool:
     return bool((finite.abs() > _most(dtype)).any())
 
 
-def _digest(*sides: RankShards) -> bytes:
-    """A number of all bits that this process has of both; none of two that differ are alike in practice."""
-    found = blake2b(digest_size=16)
+def _digest(pair: WeightPair, sides: tuple[RankShards, RankShards]) -> bytes:
+    """A number of all bits that this process has of both, and of how they lie; none of two that differ are alike in
+    practice."""
+    found = blake2b(f"{pair.name} {lies(pair.source)} {lies(pair.target)}".encode(), digest_size=16)
     for side in sides:
         for rank, shard in side.items():
             found.update(rank.to_bytes(8))
