@@ -235,8 +235,7 @@ class _Trying:
         bound = self.cases.least(meaning, enough)
         if not enough <= bound < inf:
             return None
-        more = max(0.0, bound / self.best.seconds - 1)
-        return _Tried(one, why=f"no less than {duration(bound)}, {more:+.1%}", least=bound)
+        return _Tried(one, why=_no_less(bound, self.best), least=bound)
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))
@@ -274,6 +273,8 @@ def _rank(one: _Tried, limit: float | None) -> tuple[bool, float]:
 
 def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
     """The cost of another plan beyond the best, and in which part of the step."""
+    if one.step is None and one.least < inf:  # what was the best when it was ruled out may not be the answer
+        return _no_less(one.least, best)
     if one.step is None or best.step is None:
         return one.why.partition("\n")[0]
     if one.checked is not None and not one.fits(limit):
@@ -287,6 +288,11 @@ def _why(one: _Tried, best: _Tried, limit: float | None) -> str:
     parts = {part: spent - other[part] for part, spent in mine.items()}
     most = max(parts, key=lambda part: parts[part])
     return f"{said}, {duration(parts[most])} more for {most}" if parts[most] > 0 else said
+
+
+def _no_less(bound: float, best: _Tried) -> str:
+    share = max(0.0, bound / best.seconds - 1) if best.seconds else 0.0
+    return f"no less than {duration(bound)}, {share:+.1%}"
 
 
 def _at_least(one: _Tried, best: _Tried) -> tuple[float, bool]:

@@ -42,6 +42,8 @@ def test_a_limit_leaves_out_what_does_not_fit() -> None:
     limit = 1.01 * min(one.memory for one in (free.checked, *others))
     found = flow.plan(model, x, plan="grid (data=4)", memory=limit, loss_fn=loss_fn)
     assert found.checked.memory <= limit
+    for one in (each for each in found.runners_up if each.why.startswith("no less than")):  # of what is the answer
+        assert one.why.endswith(f"{one.seconds / found.checked.seconds - 1:+.1%}") or "more for" in one.why
     assert all("but takes" in one.why for one in found.runners_up if one.checked and one.checked.memory > limit)
     assert "expect memory <= " in str(found)
 
