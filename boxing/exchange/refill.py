@@ -48,7 +48,7 @@ def refill(fillings: Sequence[Filling], limit: int, op: str) -> int:
 
 
 def _keep(bundle: TensorBundle, fillings: Sequence[Filling]) -> None:
-    """What ranks have of their own for what they are to fill."""
+    """Copy what ranks have of their own for what they are to fill."""
     for rank in _here(bundle):
         for number, box in bundle.kept(rank):
             part(fillings[number].target[rank], box, 1).copy_(part(fillings[number].source[rank], box, 0))
