@@ -129,7 +129,12 @@ class GlobalTensor(Handle):
         if not isinstance(source, TensorMemory):
             return super().set_(source, *where, **kwargs)  # type: ignore[return-value]
         of = source.of
-        if of is None or (where and tuple(where[1]) != of._layout.shape):
+        said = dict(zip(("storage_offset", "size", "stride"), where, strict=False)) | kwargs
+        part = {name: tuple(each) if isinstance(each, list) else each for name, each in said.items()}
+        if of is None or any(
+            part.get(name, all_of) not in (all_of, None)
+            for name, all_of in (("storage_offset", 0), ("size", of.shape), ("stride", of.stride()))
+        ):
             raise SbpError(
                 "set_ of a global tensor takes all of another's memory, as x.set_(y.untyped_storage())\n"
                 "  copy values instead: x.copy_(y)"

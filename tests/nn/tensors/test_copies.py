@@ -5,6 +5,7 @@ import pickle
 import pickletools
 from pathlib import Path
 
+import pytest
 import torch
 
 import sbpflow as flow
@@ -42,3 +43,14 @@ def test_a_rank_takes_of_a_file_its_own_part_or_none(ranks4: Ranks, tmp_path: Pa
     assert ranks4(read_back, str(tmp_path)) == [
         [whole, left, whole], [whole, lost, lost], [whole, left, lost], [whole, lost, lost],
     ]  # fmt: skip
+
+
+def test_a_tensor_takes_all_of_another_memory_or_none() -> None:
+    p = flow.placement("cpu:[0-1]")
+    x = flow.tensor(torch.arange(8.0).view(2, 4), placement=p, sbp=flow.S(0))
+    y = flow.zeros(2, 4, placement=p, sbp=flow.S(0))
+    for where in ((4, (2, 4), (4, 1)), (0, (2, 4), (1, 2)), (0, (2, 2), (4, 1))):
+        with pytest.raises(flow.SbpError, match="takes all of another's memory"):
+            y.set_(x.untyped_storage(), *where)
+    assert not y.full_tensor().any()
+    assert y.set_(x.untyped_storage(), 0, [2, 4], [4, 1]).data_ptr() == x.data_ptr()
