@@ -55,7 +55,7 @@ class Saved:
 
 def newest(folder: str | PathLike[str], *, neighbours: int = 0) -> Saved | None:
     """The checkpoint below a folder that was saved last, of those that are whole by sizes and headers; None if there
-    is none. A warning tells of one that was saved later and is not whole.
+    is none. A warning tells of one that was saved later and is not whole. A folder that is one itself is the newest.
 
     With `neighbours` from 1 on, the folder is in each host's own memory, as `flow.save` with neighbours= fills it:
     every process calls it, and all hear of the newest step of which their hosts together have every piece.
@@ -85,7 +85,8 @@ def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
     found: list[Manifest] = []
     bad: list[tuple[Path, str]] = []
     begun: list[Path] = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    for path in [folder] if is_checkpoint(folder) else inside:
         if path.name.endswith(WRITING):
             begun.append(path)
         elif is_checkpoint(path):

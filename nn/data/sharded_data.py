@@ -88,7 +88,8 @@ class ShardedData:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers."""
-        return {"epoch": self.epoch, "given": self.given, "seed": self.seed, "samples": self.source.size}
+        said = {"epoch": self.epoch, "given": self.given, "seed": self.seed, "samples": self.source.size}
+        return {**said, "shuffle": self.source.shuffle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run was; loops that are under way end with an error."""
@@ -101,6 +102,13 @@ class ShardedData:
             raise SbpError(
                 f"flow.data.shards: the position is of a dataset of {state['samples']} samples, this one has "
                 f"{self.source.size}\n  give it the dataset that it was saved with, or begin anew without loading"
+            )
+        if state["given"] and state.get("shuffle", self.source.shuffle) != self.source.shuffle:
+            was, now = (f"shuffle={said}" for said in (state["shuffle"], self.source.shuffle))
+            raise SbpError(
+                f"flow.data.shards: the position is within an epoch in the order of {was}, and this is {now}\n"
+                "  in another order some samples would be given twice, and others never\n"
+                f"  say {was}, as it was saved"
             )
         self.epoch, self.given, self.seed = (int(state[key]) for key in KEYS)
         self._loop += 1

@@ -115,6 +115,13 @@ def test_one_that_was_not_written_to_its_end_is_named(tmp_path: Path) -> None:
     assert flow.newest(tmp_path / "nothing") is None
 
 
+def test_a_checkpoint_itself_is_the_newest_of_its_folder(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    found = flow.newest(path)
+    assert found is not None
+    assert found.path == path
+
+
 @pytest.mark.parametrize("name", ["model.emb.weight", "optimizer.state.inner.weight.exp_avg", "extra.note"])
 def test_altered_numbers_are_found_by_their_checksum(tmp_path: Path, name: str) -> None:
     saved(tmp_path, 1)

@@ -73,7 +73,7 @@ def test_only_what_was_given_out_counts() -> None:
     source = Numbers(40)
     data = flow.data.shards(source, LINE, batch_size=4, prefetch=3)
     assert ids(next(iter(data))) == [0, 1, 2, 3]
-    assert data.state_dict() == {"epoch": 0, "given": 4, "seed": 0, "samples": 40}
+    assert data.state_dict() == {"epoch": 0, "given": 4, "seed": 0, "samples": 40, "shuffle": False}
     assert ids(next(iter(data))) == [4, 5, 6, 7]
 
 
@@ -162,6 +162,9 @@ def test_bad_input_is_refused() -> None:
     data = flow.data.shards(Numbers(9), LINE, batch_size=4)
     with pytest.raises(SbpError, match="a dataset of 8 samples, this one has 9"):
         data.load_state_dict({"epoch": 0, "given": 4, "seed": 0, "samples": 8})
+    with pytest.raises(SbpError, match=r"(?s)order of shuffle=True.*say shuffle=True"):
+        data.load_state_dict({**data.state_dict(), "given": 4, "shuffle": True})
+    data.load_state_dict({**data.state_dict(), "given": 0, "shuffle": True})
     with pytest.raises(SbpError, match="a position without given"):
         data.load_state_dict({"epoch": 0})
     with pytest.raises(PlacementError, match=r"make one"):
