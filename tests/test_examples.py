@@ -97,6 +97,7 @@ def test_weights_travel_between_real_ranks(fresh: Fresh, name: str, size: int) -
     check(path, "".join(end.stderr for end in ends))
 
 
+@pytest.mark.sweep
 def test_training_in_stages_resumes_to_the_same_losses(fresh: Fresh, tmp_path: Path) -> None:
     path, plan = ROOT / "examples" / "train.py", tmp_path / "stages.plan"
     plan.write_text("grid (pipe=2, data=*)\npipe blocks over pipe by 1f1b, 4 micro-batches\n")

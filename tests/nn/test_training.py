@@ -179,7 +179,7 @@ def test_the_models_learn(model: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_weights_are_those_of_one_device(name: str) -> None:
     check(case_run(name), alone(CASES[name].model, CASES[name].rows))
@@ -192,6 +192,7 @@ def test_losses_on_float32_are_those_of_one_device(name: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REAL)
 def test_real_ranks_see_the_same_losses_and_weights(name: str, ranks4: Ranks) -> None:
     for run in ranks4(case_run, name):

@@ -165,7 +165,7 @@ def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: b
     assert astray(ranks4, pairs(grid(4), shape=shape), native) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @WAYS
 @pytest.mark.parametrize("size", SHAPES)
 def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -> None:
@@ -185,6 +185,7 @@ def test_every_move_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str,
     assert astray(ranks4, pairs(grid(2, 2), shape=SHAPES[size]), native) == []
 
 
+@pytest.mark.sampled(3)
 @WAYS
 @pytest.mark.parametrize("prices", ["flat", "two_level"])
 def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool | None) -> None:
@@ -200,6 +201,7 @@ def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     assert astray(Hosts(fresh), cases) == []
 
 
+@pytest.mark.sampled(3)
 @WAYS
 @pytest.mark.parametrize("axes", [(2, 2, 2), (2, 4)], ids=str)
 def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool | None) -> None:
@@ -240,7 +242,7 @@ RELATIONS: dict[str, tuple[Nested, Nested]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @WAYS
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_move_between_placements(ranks4: Ranks, relation: str, native: bool | None) -> None:
@@ -275,7 +277,7 @@ def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtyp
     assert astray(ranks4, cases, native) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @WAYS
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_every_dtype_without_sums_makes_every_other_move(

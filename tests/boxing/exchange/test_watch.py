@@ -134,7 +134,7 @@ DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)

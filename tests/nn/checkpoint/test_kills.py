@@ -210,6 +210,7 @@ def test_a_rank_dies_at_any_moment(fresh: Fresh, tmp_path: Path, wanted: Any, se
     survived(fresh, tmp_path / "run", at_random(seed), wanted)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:flow.newest")
 def test_a_run_goes_on_with_fewer_ranks(fresh: Fresh, tmp_path: Path, wanted: Any) -> None:
     home = tmp_path / "run"

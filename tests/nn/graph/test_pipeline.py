@@ -79,6 +79,7 @@ def learns(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) 
         trains(model, words_loss, text, make=make, schedule=schedule, steps=10, tolerance=tolerance)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), SAMPLE)
 def test_a_model_learns_as_on_one_device(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) -> None:
     learns(kind, schedule, stages, way, dtype)
@@ -259,6 +260,7 @@ WHERE = [(stages, way) for stages in UNEVEN for way in ("alone", "data", "zero",
 USUAL = [("1 to 3", "data"), ("2 to 4", "alone"), ("grid to line", "zero"), ("line to grid", "tensor")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stages", "way"), often(USUAL, [one for one in WHERE if one not in USUAL]))
 def test_stages_have_different_ranks(stages: str, way: str) -> None:
     with flow.use_cluster("flat"):
