@@ -105,7 +105,7 @@ def net() -> nn.Sequential:
 
 def training(folder: str, kill: Kill | None, ranks: int = RANKS) -> None:
     """A run as a user would write it: it takes up where the newest checkpoint is."""
-    flow.init(timeout=8.0)
+    flow.init(timeout=25.0)  # who dies is noticed at once; this is for a machine on which much else runs
     home = Path(folder)
     grid = flow.placement("cpu", range(ranks))
     model = flow.nn.to_global(net(), grid, {"0.weight": S(0), "2.weight": S(1)})
@@ -168,7 +168,7 @@ def survived(fresh: Fresh, home: Path, kills: list[Kill], wanted: tuple[dict[int
         ended = fresh(RANKS, training, str(home), kill, timeout=60.0)
         died = [each.code for each in ended].count(-signal.SIGKILL)
         assert died <= 1, ended  # nobody else hung until he was killed
-        assert kill is None or died or all(each.code == 0 for each in ended), ended
+        assert kill is not None or all(each.answer and not each.answer.error for each in ended), ended
         met += died
         for path in home.glob("step-*"):  # what has the name of a checkpoint is one
             if not path.name.endswith((".writing", ".replaced")):
