@@ -1,6 +1,6 @@
 """Checkpoints of a model with AdamW: saved, loaded, and saved beside the steps, next to torch's own ways.
 
-    python -m benchmarks.checkpoint [--gib 1.0] [--folder PATH] [--write]
+    python -m benchmarks.checkpoint [--gib 1.0] [--folder PATH] [--quick] [--write]
 
 sbpflow       flow.save and flow.load of a model whose weights and states are split over two processes
 dcp           torch.distributed.checkpoint of the same model under FSDP2
@@ -9,7 +9,6 @@ torch.save    one process that has all of it
 Every way writes as many numbers, and waits until they are on the disk; what is loaded is compared with what was saved.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -31,9 +30,11 @@ from torch.distributed.fsdp import fully_shard
 
 import sbpflow as flow
 from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import judged, put, ratio
+from benchmarks.parts.tables import judged, ratio
 from sbpflow.nn.files.raw import traffic
+from sbpflow.placement.ledger import memory_folder
 
 RANKS, ROUNDS, WIDTH = 2, 3, 2048
 WHAT = ["save", "load", "save beside"]
@@ -178,12 +179,9 @@ def shown(times: Times, gib: float) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--gib", type=float, default=1.0, help="of parameters; a checkpoint is three times that")
-    parser.add_argument("--folder", help="where to write: a folder on the disk that is to be measured")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default=memory_folder(), help="of the disk that is to be measured; else in memory")
     options = parser.parse_args()
     if options.job:
         job = json.loads(options.job)
@@ -192,15 +190,12 @@ def main() -> None:
     times: Times = {}
     with tempfile.TemporaryDirectory(prefix="sbpflow-bench-", dir=options.folder) as place:
         for way in ("sbpflow", "dcp", "torch.save"):
-            job = {"way": way, "gib": options.gib, "rounds": options.rounds, "place": place}
+            job = {"way": way, "gib": options.gib, "rounds": 1 if options.quick else ROUNDS, "place": place}
             times |= launched("checkpoint", RANKS, job)
             shutil.rmtree(Path(place, "saved"), ignore_errors=True)
             shutil.rmtree(Path(place, "beside"), ignore_errors=True)
     head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}."
-    report = "\n".join([head, "", *shown(times, options.gib)])
-    print(report)
-    if options.write:
-        put("checkpoint", report)
+    reported("checkpoint", [head, "", *shown(times, options.gib)], write=options.write)
 
 
 if __name__ == "__main__":

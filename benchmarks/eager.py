@@ -10,7 +10,6 @@ All ways go in turn, round by round, in the same processes. Where a process is a
 on PyTorch's fake process group, whose collectives end at once.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -21,10 +20,10 @@ from typing import Any, TypeAlias
 import torch
 
 from benchmarks.parts.alone import Times
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.eager_block import blocks, show_blocks
 from benchmarks.parts.eager_ops import first, ops, show_first, show_ops
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import put
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 21
@@ -38,12 +37,7 @@ PARTS: dict[str, Part] = {  # what measures, on how many processes, what shows i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = command_line(__doc__, PARTS).parse_args()
     if options.job:
         measured(json.loads(options.job))
         return
@@ -54,10 +48,7 @@ def main() -> None:
         for ranks in sizes:
             times |= launched("eager", ranks, {"part": part, "rounds": 3 if options.quick else ROUNDS})
         lines += ["", *show(times)]
-    report = "\n".join(lines)
-    print(report)
-    if options.write:
-        put("eager", report)
+    reported("eager", lines, write=options.write)
 
 
 def measured(job: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ D   what a call of a graph costs that computes next to nothing
 All ways of a part but C go in turn, round by round, in the same processes, after their losses were found equal.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -24,8 +23,9 @@ import torch
 
 from benchmarks.parts import graph_peers, graph_planning, graph_steps
 from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import judged, ms, put, ratio
+from benchmarks.parts.tables import judged, ms, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 21
@@ -46,12 +46,7 @@ class Part:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = command_line(__doc__, PARTS).parse_args()
     if options.job:
         measured(json.loads(options.job))
         return
@@ -63,10 +58,7 @@ def main() -> None:
                 "graph", part.ranks, {"part": name, "case": case, "rounds": 3 if options.quick else ROUNDS}
             )
         lines += ["", *part.show(times)]
-    report = "\n".join(lines)
-    print(report)
-    if options.write:
-        put("graph", report)
+    reported("graph", lines, write=options.write)
 
 
 def measured(job: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ D   what a step costs that computes next to nothing
 All ways of a part go in turn, round by round, in the same processes, after their losses and gradients were found equal.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -24,9 +23,10 @@ import torch
 
 from benchmarks.parts import pipeline_peers
 from benchmarks.parts.alone import Times, aligned
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.pipeline_peers import MICRO_BATCHES, SCHEDULES, SIZES
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import judged, put
+from benchmarks.parts.tables import judged
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 31
@@ -40,12 +40,7 @@ class Part:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = command_line(__doc__, PARTS).parse_args()
     if options.job:
         measured(json.loads(options.job))
         return
@@ -55,10 +50,7 @@ def main() -> None:
         for ranks in part.ranks:
             times |= launched("pipeline", ranks, {"part": name, "rounds": 3 if options.quick else ROUNDS})
         lines += ["", *part.show(times)]
-    report = "\n".join(lines)
-    print(report)
-    if options.write:
-        put("pipeline", report)
+    reported("pipeline", lines, write=options.write)
 
 
 def measured(job: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ tensor  Megatron's cuts, beside parallelize_module
 All ways of a case go in turn, round by round, in the same processes, after their losses were found equal.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -24,10 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sbpflow as flow
 from benchmarks.parts.alone import Times, aligned, timed
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.graph_models import Batch, Size, Step, adamw, agree, batch, loss_of, made, trainer
 from benchmarks.parts.graph_peers import dtensor, replicated, sharded, told
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import judged, ms, put, ratio
+from benchmarks.parts.tables import judged, ms, ratio
 
 ROUNDS = 21
 SIZES = {
@@ -100,12 +100,8 @@ def shown(times: Times) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PLANS, default=list(PLANS))
+    parser = command_line(__doc__, PLANS)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         job = json.loads(options.job)
@@ -117,16 +113,8 @@ def main() -> None:
             for size in SIZES:
                 job = {"name": name, "size": size, "rounds": 3 if options.quick else ROUNDS}
                 times |= launched("plans", ranks, job)
-    report = "\n".join(
-        [
-            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank.",
-            "",
-            *shown(times),
-        ]
-    )
-    print(report)
-    if options.write:
-        put("plans", report)
+    head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."
+    reported("plans", [head, "", *shown(times)], write=options.write)
 
 
 if __name__ == "__main__":

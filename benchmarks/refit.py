@@ -8,7 +8,6 @@ and cut it: as it is written where nobody knows how the other model lies. Both g
 processes, and the values are compared.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -22,8 +21,9 @@ from torch import nn
 
 import sbpflow as flow
 from benchmarks.parts.alone import Times
+from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.processes import launched, worker
-from benchmarks.parts.tables import ms, put, ratio
+from benchmarks.parts.tables import ms, ratio
 from sbpflow import B, S
 from sbpflow.boxing.exchange.execute import transport
 
@@ -38,20 +38,13 @@ CASES: dict[str, tuple[list[int], Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the table in docs/benchmarks.md")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = command_line(__doc__).parse_args()
     if options.job:
         job = json.loads(options.job)
         worker(job, lambda: measured(job["rounds"]))
         return
     times = launched("refit", 4, {"rounds": 2 if options.quick else ROUNDS})
-    report = table(times)
-    print(report)
-    if options.write:
-        put("refit", report)
+    reported("refit", [table(times)], write=options.write)
 
 
 def model(dtype: torch.dtype) -> nn.Sequential:

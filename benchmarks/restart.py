@@ -23,6 +23,7 @@ from torch import nn
 
 import sbpflow as flow
 from benchmarks.parts.alone import aligned
+from sbpflow.placement.ledger import memory_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS, DIES, WIDTH = 4, 3, 1024
@@ -35,7 +36,7 @@ PHASES = {  # by the moment at which each ends
 
 
 def train(gib: float, place: Path, memory: bool) -> None:
-    """What torchrun runs: a few steps with a checkpoint, a death, and on its second life one step."""
+    """The work that torchrun starts: a few steps with a checkpoint, a death, and on its second life one step."""
     told = place / "moments"
 
     def moment(what: str) -> None:
@@ -80,7 +81,7 @@ def train(gib: float, place: Path, memory: bool) -> None:
 
 def measured(gib: float, memory: bool, folder: str | None) -> dict[str, float]:
     """Seconds of each phase, of the slowest process."""
-    with tempfile.TemporaryDirectory(prefix="sbpflow-restart-", dir="/dev/shm" if memory else folder) as place:
+    with tempfile.TemporaryDirectory(prefix="sbpflow-restart-", dir=memory_folder() if memory else folder) as place:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
         work = ["-m", "benchmarks.restart", "--gib", str(gib), "--place", place, *(["--memory"] if memory else [])]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}

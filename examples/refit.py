@@ -42,7 +42,7 @@ def surprise(model: LlamaForCausalLM, texts: Tensor, weight: Tensor) -> Tensor:
 
 
 def written(writer: LlamaForCausalLM, seed: int) -> Tensor:
-    """What the writer makes of random beginnings: all rows on every process."""
+    """The texts that the writer makes of random beginnings: all rows on every process."""
     torch.manual_seed(seed)
     prompt = torch.randint(LETTERS, (ROWS, PROMPT))
     prompt = flow.tensor(prompt, placement=WRITERS, sbp=flow.S(0))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 from .errors import TransportError
 
-__all__ = ["Entry", "Ledger", "runs", "stamp", "this_host"]
+__all__ = ["Entry", "Ledger", "memory_folder", "runs", "stamp", "this_host"]
 
 # A page in words of 8 bytes, each written in one go: process id, which entry is the latest, the entries, the fault.
 # An entry is its group, turn and fingerprint in one word (so that nobody reads one without the other), and its text.
@@ -66,7 +66,9 @@ class Ledger:
         self._page = {r: i * PAGE for i, r in enumerate(self.local)}
         shared = self.share("ledger", len(self.local) * PAGE * WORD)
         if shared is None:
-            raise TransportError(f"no room for {len(self.local) * PAGE * WORD} bytes of shared memory in {_folder()}")
+            raise TransportError(
+                f"no room for {len(self.local) * PAGE * WORD} bytes of shared memory in {memory_folder()}"
+            )
         self._map = shared
         self._words = memoryview(self._map).cast("Q")
         self._words[self._page[rank]] = os.getpid()
@@ -210,13 +212,14 @@ def _absent(store: "Store", rank: int, size: int) -> str:
     )
 
 
-def _folder() -> str:
+def memory_folder() -> str:
+    """A folder of files in memory, where the system has one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
 def _make_file(size: int) -> str:
     """A file of this size whose room is taken now (a page that is not there kills who touches it), or ""."""
-    handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=_folder())
+    handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=memory_folder())
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from tests.ranks import free_port
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"report": 1, "every": 3, "width": 32, "layers": 2, "length": 32, "warmup": 4, "lr": 2e-2, "peak": 1}
 STEPS = 40
+LOOKS, PAUSE = 10000, 0.02
 pytestmark = pytest.mark.sweep
 
 
@@ -54,12 +56,14 @@ def lines(home: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in found]
 
 
-def wait_until(what: str, run: subprocess.Popen[bytes], home: Path, true: object) -> None:
-    end = time.monotonic() + 200
-    while not true():  # type: ignore[operator]
+def wait_until(what: str, run: subprocess.Popen[bytes], home: Path, true: Callable[..., bool], *of: object) -> None:
+    """Look again and again, so often that minutes go by before it is given up."""
+    for _ in range(LOOKS):
+        if true(*of):
+            return
         assert run.poll() is None, (home / "said").read_text()[-6000:]
-        assert time.monotonic() < end, f"{what}: {(home / 'said').read_text()[-6000:]}"
-        time.sleep(0.02)
+        time.sleep(PAUSE)
+    pytest.fail(f"{what}: {(home / 'said').read_text()[-6000:]}")
 
 
 def folder(parent: Path, name: str) -> Path:
@@ -78,14 +82,14 @@ def test_workers_are_killed_at_random_and_no_step_is_lost(tmp_path: Path, seed: 
         wait_until("three workers", run, broken, lambda: len(workers(run.pid)) == 3)
         begun = len(lines(broken))
         if killed % 2:  # else at any moment, also before the first step and in the middle of loading
-            wait_until("a step", run, broken, lambda known=begun: len(lines(broken)) > known)
+            wait_until("a step", run, broken, lambda known: len(lines(broken)) > known, begun)
         time.sleep(dice.uniform(0, 2))
         victims = workers(run.pid)
         assert run.poll() is None
         if len(victims) == 3:
             os.kill(dice.choice(victims), signal.SIGKILL)
             killed += 1
-            wait_until("the others are ended", run, broken, lambda old=victims: not {*old} & {*workers(run.pid)})
+            wait_until("the others are ended", run, broken, lambda old: not {*old} & {*workers(run.pid)}, victims)
     ended(broken, run)
     wanted, found = lines(whole), lines(broken)
     assert [step for step, _ in wanted] == list(range(1, STEPS + 1))

@@ -1,6 +1,6 @@
 """Checkpoints in the memory of hosts: each host keeps what its ranks hold, and a copy of what its neighbours do.
 
-    /dev/shm/run/step-10/ on host 0       on host 1            on host 2
+    /ram/run/step-10/ on host 0           on host 1            on host 2
         00000-000  of its own             00001-000            00002-000
         00002-000  a copy                 00000-000            00001-000
         manifest.json                     manifest.json        manifest.json

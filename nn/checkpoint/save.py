@@ -53,7 +53,7 @@ def save(
     for it, and the process does before it ends. `keep` removes all but so many whole checkpoints beside it, when it is
     written. What is at `path` stays until the new one is whole; an error of one process is one of all, and leaves it.
 
-    With `neighbours` from 1 on, `path` is in each host's own memory, such as /dev/shm/run/step-10. A host's processes
+    With `neighbours` from 1 on, `path` is in each host's own memory, as in a tmpfs of each. A host's processes
     write all that its ranks hold there, and so many hosts behind it take a copy of what they do not hold themselves:
     `flow.newest` and `flow.load` with neighbours= find all of it though as many hosts were lost, and read no disk.
     """

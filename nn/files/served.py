@@ -1,6 +1,6 @@
 """Files served to other hosts: a process reads parts of tensors in files that another process has, over a socket.
 
-    //10.0.0.3:40123/dev/shm/run/step-10/00003-000.safetensors      a file of that process, under its path there
+    //10.0.0.3:40123/ram/run/step-10/00003-000.safetensors      a file of that process, under its path there
 
 A process answers from threads of its own, so that nobody has to call anything at the same time; it gives out what lies
 in folders that it was told to, to whoever knows the key that the processes of a run share by their store. As with the

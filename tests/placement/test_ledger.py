@@ -105,7 +105,7 @@ def test_this_process_is_alive_and_a_gone_one_is_not(two: list[Ledger]) -> None:
 
 
 def test_no_file_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys.modules[Ledger.__module__], "_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(sys.modules[Ledger.__module__], "memory_folder", lambda: str(tmp_path))
     assert len(ledgers(3)) == 3
     assert not list(tmp_path.iterdir())
 

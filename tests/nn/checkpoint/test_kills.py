@@ -34,7 +34,7 @@ RANKS = 4
 
 @dataclass(frozen=True)
 class Kill:
-    """Who dies, and when: so many seconds after the start, or the nth time that a phase is reached."""
+    """The rank that dies, and its moment: so many seconds after the start, or the nth time that a phase is reached."""
 
     victim: int
     phase: str = ""

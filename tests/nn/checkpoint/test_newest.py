@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from sbpflow.nn.checkpoint import manifest
 from sbpflow.nn.checkpoint.manifest import _sum, read_manifest
 from sbpflow.placement.errors import DtypeError, FileError, SbpError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
+
+LATER = 10**19  # nanoseconds of a clock that is far ahead
 
 
 def first_file(path: Path) -> Path:
@@ -259,10 +260,10 @@ def test_the_default_device_is_not_where_files_are(tmp_path: Path) -> None:
 def test_a_clock_that_was_put_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved(tmp_path, 1)
     monkeypatch.setattr(manifest, "_known", 0)  # as in a new process
-    said(before, saved_at=time.time_ns() + 10**12)
+    said(before, saved_at=LATER)
     flow.save(tmp_path / "step-2", made()[0], step=2, keep=1)  # which has not looked what there is
     assert os.listdir(tmp_path) == ["step-2"]
-    said(tmp_path / "step-2", saved_at=time.time_ns() + 10**12)
+    said(tmp_path / "step-2", saved_at=LATER)
     assert flow.newest(tmp_path) is not None
     flow.save(tmp_path / "step-3", made()[0], step=3)
     assert getattr(flow.newest(tmp_path), "step", 0) == 3

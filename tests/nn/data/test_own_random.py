@@ -1,4 +1,4 @@
-"""What a dataset draws comes from a state of its own; the program's numbers are as they would be without it."""
+"""A dataset draws from a state of its own; the program's numbers are as they would be without it."""
 
 import random
 

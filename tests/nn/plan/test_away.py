@@ -40,7 +40,7 @@ def loss_fn(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def found_within(net: nn.Module, x: Tensor, share: float) -> FoundPlan:
-    """What is found within a share of what is taken without a limit."""
+    """The plan within a share of the memory that is taken without a limit."""
     most = flow.plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
     return flow.plan(net, x, plan=GRID, loss_fn=loss_fn, memory=share * most)
 
