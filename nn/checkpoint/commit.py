@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 import torch
 
 from ...placement.errors import FileError, SbpError, some_of
-from ..files.headers import DTYPES
+from ..files.headers import DTYPES, NAMES
 from ..files.pieces import sizes_of
 from ..files.raw import wrote
 from .content import Content
-from .manifest import MANIFEST, NAMES, REPLACED, WRITING, WrittenPiece, is_checkpoint, made_manifest
+from .manifest import MANIFEST, REPLACED, WRITING, WrittenPiece, is_checkpoint, made_manifest
 from .meeting import Meeting
 from .newest import remove, tidied
 from .trees import Json

@@ -10,15 +10,16 @@ from torch.optim import Optimizer
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import world
+from ..files.held import me
 from ..model.slots import slots, tied
 from ..tensors.agreement import checksum
 from ..tensors.tensor import GlobalTensor
-from .entries import NamedTensor, me
+from .entries import NamedTensor
 from .random_state import random_state
 from .states.saved_states import described, exact_masters
 from .trees import Json, encoded
 
-__all__ = ["Content", "collected", "extra_state_modules", "in_state_dict"]
+__all__ = ["Content", "collected", "extra_state_modules", "keeps_state"]
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,11 @@ def _model(model: nn.Module, tensors: _Tensors) -> Json:
     """Its parameters and buffers, each once; returns the other names of those that are tied."""
     others: dict[str, Json] = {}
     for group in tied(slots({"": model})).values():
-        held = [slot for slot in group if in_state_dict(slot)]
+        held = [slot for slot in group if slot.in_state_dict]
         if held:
             tensors.put(f"model.{held[0].full}", held[0].value)
             others |= {slot.full: held[0].full for slot in held[1:]}
     return others
-
-
-def in_state_dict(slot: Any) -> bool:
-    """Whether a state_dict has what a slot holds."""
-    return slot.kind == "parameter" or slot.name not in slot.module._non_persistent_buffers_set
 
 
 def extra_state_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -96,8 +92,12 @@ def extra_state_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def keeps_state(value: Any) -> bool:
+    """Whether it gives and takes a state of its own."""
+    return not isinstance(value, Tensor) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
 def _extra(name: str, value: Any, tensors: _Tensors) -> Json:
     if type(name) is not str or not name:
         raise SbpError(f"flow.save: extra has the key {name!r}\n  name what is saved, as in extra=dict(scheduler=...)")
-    kept = not isinstance(value, Tensor) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return encoded(value.state_dict() if kept else value, f"extra.{name}", tensors.put)
+    return encoded(value.state_dict() if keeps_state(value) else value, f"extra.{name}", tensors.put)

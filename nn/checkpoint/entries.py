@@ -6,23 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...boxing import box
 from ...placement import Placement
 from ...placement.errors import DtypeError, SbpError
 from ...placement.world import owned, world
 from ...sbp import Layout
 from ...sbp.state import State
-from ..files.pieces import Shares, boxes, intersection
+from ..files.headers import NAMES
+from ..files.held import added_up, me, part_of, shares
+from ..files.pieces import Shares
 from ..files.values import Region
 from ..tensors.tensor import GlobalTensor
-from .manifest import NAMES
 
-__all__ = ["NamedTensor", "everybody", "me", "pieces_of", "processes"]
-
-
-def me() -> int:
-    """The number of this process."""
-    return world().rank or 0
+__all__ = ["NamedTensor", "everybody", "pieces_of", "processes"]
 
 
 def processes() -> int:
@@ -56,7 +51,7 @@ class NamedTensor:
                 "  save what was trained; a model that was loaded on meta gets its values by the step's first run"
             )
         if isinstance(value, GlobalTensor):
-            return cls(name, *_whole_numbers(value))
+            return cls(name, *added_up(value, "save"))
         if value.layout is not torch.strided or value.is_nested or type(value).__torch_dispatch__ is not DISABLED:
             raise SbpError(
                 f"flow.save: {name} is a {type(value).__name__} of layout {value.layout}, and plain or global tensors "
@@ -67,50 +62,21 @@ class NamedTensor:
         here = len(owned(where)) if world().rank is None else 1
         return cls(name, lies, (value.detach(),) * here)
 
-    def mine(self, shares: Shares) -> list[tuple[Region, Tensor]]:
+    def mine(self, shared: Shares) -> list[tuple[Region, Tensor]]:
         """The boxes that this process writes of it, and the numbers in them."""
-        return [(region, self.part(region)) for region in shares.of(self.layout).get(me(), [])]
+        return [(region, self.part(region)) for region in shared.of(self.layout).get(me(), [])]
 
     def part(self, region: Region) -> Tensor:
         """The numbers in a box of which this process has all."""
-        for rank, shard in zip(owned(self.layout.placement), self.shards, strict=False):
-            spans = self.layout.spans(rank)
-            for inner in boxes(spans):
-                if intersection(inner, region) == region:
-                    index = tuple(_local(dim, of) for dim, of in zip(spans, region, strict=True))
-                    return shard[index]
-        assert not self.layout.numel, (self.name, region)
-        return torch.empty(self.layout.shape, dtype=self.layout.dtype)
+        return part_of(self.layout, self.shards, region)
 
 
 DISABLED = Tensor.__torch_dispatch__
 
 
-def _local(spans: tuple[tuple[int, int], ...], of: tuple[int, int]) -> slice:
-    """Where a run of indices is in the shard of who holds some spans of them."""
-    before = 0
-    for lo, hi in spans:
-        if lo <= of[0] and of[1] <= hi:
-            return slice(before + of[0] - lo, before + of[1] - lo)
-        before += hi - lo
-    raise AssertionError((spans, of))
-
-
-def _whole_numbers(value: GlobalTensor) -> tuple[Layout, tuple[Tensor, ...]]:
-    """A global tensor without addends, which are added up where each rank keeps a part of the sum."""
-    of = value._layout
-    shards = tuple(shard.detach() for shard in value._shards)
-    if not of.state.partial:
-        return of, shards
-    there = of.with_state(State(of.state.dims))
-    with torch.no_grad():
-        return there, tuple(box(shards, of.with_state(of.state), there, op="save"))
-
-
 def pieces_of(entries: list[NamedTensor]) -> Iterator[tuple[NamedTensor, Region, Tensor]]:
     """All that this process writes."""
-    here = world().rank
-    shares = Shares(lambda rank: 0 if here is None else rank)
+    shared = shares()
     for entry in sorted(entries, key=lambda each: each.name):
-        for region, part in entry.mine(shares):
+        for region, part in entry.mine(shared):
             yield entry, region, part

@@ -17,9 +17,10 @@ from torch import Tensor
 from ...placement.ledger import this_host
 from ...placement.world import world
 from ...sbp import Layout
+from ..files.held import me
 from ..files.pieces import SMALL, boxes, cut, sizes_of
 from ..files.values import Region
-from .entries import NamedTensor, me
+from .entries import NamedTensor
 from .meeting import Meeting
 
 __all__ = ["Hosts", "agreed_hosts", "pieces_by_host"]

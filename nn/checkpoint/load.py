@@ -18,14 +18,15 @@ from torch.optim import Optimizer
 
 from ...placement import Placement
 from ...placement.errors import FileError, SbpError, ShapeError, some_of
+from ..files.held import me
 from ..files.reading import Reading, check_dtype
 from ..files.values import FileValue, Pieced
 from ..graph.optimizer.loss_scale import go_on
 from ..model.values import load as plain
 from ..model.values.noted_states import note_states
 from ..tensors.tensor import GlobalTensor
-from .content import extra_state_modules
-from .entries import everybody, me, processes
+from .content import extra_state_modules, keeps_state
+from .entries import everybody, processes
 from .host_search import found_on_hosts
 from .manifest import MANIFEST, REPLACED, WRITING, Manifest, is_checkpoint, read_manifest
 from .meeting import Meeting
@@ -182,7 +183,7 @@ class _Job:
     def _extra(self, name: str, value: Any, files: Reading) -> Any:
         """The value that was saved, with global tensors where there are such now."""
         there: dict[str, Tensor] = {}
-        kept = value.state_dict() if _keeps_state(value) else value
+        kept = value.state_dict() if keeps_state(value) else value
         try:
             encoded(kept, f"extra.{name}", there.__setitem__)
         except (SbpError, TypeError):
@@ -191,13 +192,9 @@ class _Job:
         return decoded(self.manifest.said["extra"][name], take)
 
 
-def _keeps_state(value: Any) -> bool:
-    return not isinstance(value, Tensor) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
 def _put_extra(extra: dict[str, Any], name: str, value: Any) -> None:
     held = extra[name]
-    if _keeps_state(held):
+    if keeps_state(held):
         held.load_state_dict(value)
     elif isinstance(held, Tensor) and isinstance(value, Tensor):
         with torch.no_grad():

@@ -17,20 +17,19 @@ from zlib import crc32
 import torch
 
 from ...placement.errors import FileError, some_of
-from ..files.headers import DTYPES
+from ..files.headers import DTYPES, NAMES
 from ..files.pieces import sizes_of
 from ..files.served import REMOTE
 from ..files.values import Pieced, Region, StoredPiece
 from .trees import Json
 
-__all__ = ["MANIFEST", "NAMES", "REPLACED", "WRITING", "Manifest", "WrittenPiece", "is_checkpoint", "read_manifest"]
+__all__ = ["MANIFEST", "REPLACED", "WRITING", "Manifest", "WrittenPiece", "is_checkpoint", "read_manifest"]
 
 MANIFEST = "manifest.json"
 WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
 VERSION = 1
 KIND = "sbpflow checkpoint"
 _known = 0  # the latest `saved_at` of those that this process has read or made
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from ...placement.errors import FileError
 from ..files.served import ServedFile, server
 from .commit import (
     SLOW,
@@ -35,9 +34,9 @@ from .commit import (
 )
 from .content import Content
 from .hosts import Hosts
-from .manifest import MANIFEST, WRITING, is_checkpoint, read_manifest
+from .manifest import MANIFEST, WRITING
 from .meeting import Meeting
-from .newest import remove
+from .newest import tidied
 from .writing import FilePlan, synced
 
 __all__ = ["Files", "committed_by_hosts"]
@@ -65,7 +64,7 @@ def committed_by_hosts(
         meeting.together(lambda: _copy(aside, hosts, meeting.me, json.loads(verdict)))
         meeting.together(lambda: renamed(aside, path) if first else None)
         if first and keep is not None:
-            _tidied(path, keep)
+            tidied(path, keep, hosts=True)
         meeting.end()
     except Exception as failure:
         if first:
@@ -113,21 +112,3 @@ def _take(url: str, size: int, folder: Path) -> None:
                 out.write(memoryview(block.numpy()))  # type: ignore[arg-type]
     finally:
         file.close()
-
-
-def _tidied(path: Path, keep: int) -> None:
-    """Remove all but the newest on this host, of which all hosts have the last one."""
-    found = []
-    for each in path.parent.iterdir():
-        if each.is_symlink():
-            continue
-        if each.name.endswith(WRITING):
-            shutil.rmtree(each, ignore_errors=True)
-        elif is_checkpoint(each):
-            try:
-                found.append(read_manifest(each))
-            except FileError:
-                continue  # what is not understood is not removed
-    found.sort(key=lambda each: (each.folder == path, each.saved_at, each.step))
-    for old in found[:-keep]:
-        remove(old.folder)

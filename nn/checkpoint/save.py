@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from ...placement.errors import SbpError
 from ...placement.world import world
+from ..files.held import me
 from ..files.values import Region
 from .commit import committed
 from .content import Content, collected
-from .entries import NamedTensor, me, pieces_of
+from .entries import NamedTensor, pieces_of
 from .hosts import Hosts, agreed_hosts, pieces_by_host
 from .manifest import REPLACED, WRITING
 from .meeting import Meeting

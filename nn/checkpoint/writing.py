@@ -18,11 +18,12 @@ from pathlib import Path
 from torch import Tensor
 
 from ..files.checksums import BITS, checksum
+from ..files.headers import NAMES
 from ..files.pieces import sizes_of
 from ..files.raw import memory_of, wrote
 from ..files.values import Region
 from .entries import NamedTensor
-from .manifest import NAMES, WrittenPiece
+from .manifest import WrittenPiece
 
 __all__ = ["FilePlan", "PlannedPiece", "planned_files", "synced", "write_file"]
 

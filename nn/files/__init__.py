@@ -4,6 +4,7 @@ values            a value in files, whole or put together from several, and how 
 headers           what the files of a path hold, or why they cannot be read
 names             the values of a model's names, for models of transformers too
 pieces            which part of a tensor each process writes, and which counts for the checksum of what all read
+held              the boxes that this process writes, and the numbers in those that it has
 checksums, sums   checksums that add up over parts, and over processes
 raw               bytes at offsets of files, counted
 reading           shards from values, by several processes

@@ -15,7 +15,7 @@ import torch
 from ...placement.errors import DtypeError, FileError, MissingError, some_of
 from .values import FileTensor
 
-__all__ = ["DTYPES", "file_tensors", "opened"]
+__all__ = ["DTYPES", "NAMES", "file_tensors", "opened"]
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -23,6 +23,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 ONE, INDEX = "model.safetensors", ".safetensors.index.json"  # as transformers names them
 SAVE = "save the weights anew: model.save_pretrained(folder), or safetensors.torch.save_file(model.state_dict(), file)"

@@ -20,20 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...boxing import box
 from ...placement import Placement
 from ...placement.errors import FileError, SbpError
 from ...placement.world import world
-from ...sbp import Layout
-from ...sbp.state import State
 from ..tensors.agreement import told
 from ..tensors.tensor import GlobalTensor, wrap
-from .headers import DTYPES
-from .torch_protocol import part_of, written_here
+from .headers import NAMES
+from .held import added_up, part_of, written_here
 
 __all__ = ["install", "put_off", "ranks_that_write", "save_file"]
-
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def save_file(
@@ -60,9 +55,8 @@ def _summed(name: str, x: Tensor) -> Tensor:
     if x.dtype not in NAMES:
         raise SbpError(f"save_file: {name} is of {x.dtype}, which safetensors does not know")
     if isinstance(x, GlobalTensor) and x._layout.state.partial:
-        of = x._layout
-        bare = Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
-        return wrap(tuple(box([shard.detach() for shard in x._shards], of, bare, op="save_file")), bare)
+        there, shards = added_up(x, "save_file")
+        return wrap(shards, there)
     return x.detach()
 
 
@@ -109,7 +103,7 @@ def _fill(aside: Path, header: bytes, places: Mapping[str, int], held: Mapping[s
                 there.copy_(x)
             continue
         for region in written_here(x._layout):
-            there[tuple(slice(lo, hi) for lo, hi in region)].copy_(part_of(x, region))
+            there[tuple(slice(lo, hi) for lo, hi in region)].copy_(part_of(x._layout, x._shards, region))
     with open(aside, "rb+") as file:
         os.fsync(file.fileno())
 

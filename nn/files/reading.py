@@ -22,13 +22,14 @@ from ...boxing import box
 from ...boxing.exchange.execute import token
 from ...placement import Placement
 from ...placement.errors import DtypeError, FileError
-from ...placement.world import device, owned, world
+from ...placement.world import device, owned
 from ...sbp import Layout
 from ...sbp.state import Spans, State
 from ..tensors.agreement import told
 from ..tensors.tensor import GlobalTensor, wrap
 from .headers import DTYPES, opened
-from .pieces import Shares, boxes, intersection, sizes_of
+from .held import written_here
+from .pieces import boxes, intersection, sizes_of
 from .raw import RawFile
 from .served import ServedFile, opened_piece
 from .sums import PieceSums
@@ -217,13 +218,12 @@ def _memory(into: GlobalTensor | None, of: Layout) -> tuple[Tensor, ...]:
 
 def _counting(of: Layout) -> dict[tuple[Spans, ...], list[Region]]:
     """The boxes that this process adds up, by the spans of which they are part."""
-    here = world().rank
-    shares = Shares(lambda rank: 0 if here is None else rank).of(of).get(here or 0, [])
+    mine = written_here(of)
     found: dict[tuple[Spans, ...], list[Region]] = {}
     for rank in owned(of.placement):
         spans = of.spans(rank)
         if spans not in found:
-            parts = [intersection(share, box) for share in shares for box in boxes(spans)]
+            parts = [intersection(share, box) for share in mine for box in boxes(spans)]
             found[spans] = [part for part in parts if part is not None]
     return found
 

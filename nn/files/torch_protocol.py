@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
-from ...placement.world import owned, world
+from ...placement.world import owned
 from ...sbp import Layout
 from ..tensors.tensor import GlobalTensor
-from .pieces import Shares, boxes, sizes_of
+from .held import part_in, part_of, written_here
+from .pieces import boxes, sizes_of
 from .values import Region
 
-__all__ = ["install", "part_of", "written_here"]
+__all__ = ["install"]
 
 
 class _Piece(NamedTuple):
@@ -38,38 +39,6 @@ class _Answered(NamedTuple):
 
     pieces: tuple[_Piece, ...]
     fills: bool
-
-
-def written_here(of: Layout) -> list[Region]:
-    """The boxes of a tensor that this process writes, so that all write each element once."""
-    mine = world().rank or 0
-    return Shares(lambda rank: 0 if world().rank is None else rank).of(of).get(mine, [])
-
-
-def part_of(x: GlobalTensor, region: Region) -> Tensor:
-    """The elements of a box that this process holds, in the memory of a shard."""
-    if not all(sizes_of(region)):
-        return x._shards[0].new_empty(sizes_of(region))
-    for rank, shard in zip(owned(x.placement), x._shards, strict=False):
-        found = _within(x._layout, rank, shard, region)
-        if found is not None:
-            return found
-    raise AssertionError(f"no shard here has {region} of {x._layout}")
-
-
-def _within(of: Layout, rank: int, shard: Tensor, region: Region) -> Tensor | None:
-    """A box of the whole in the shard of a rank; None where that has not all of it in a row."""
-    part = shard.detach()
-    for d, ((lo, hi), spans) in enumerate(zip(region, of.spans(rank), strict=True)):
-        start = 0
-        for first, last in spans:
-            if first <= lo and hi <= last:
-                part = part.narrow(d, start + lo - first, hi - lo)
-                break
-            start += last - first
-        else:
-            return None
-    return part
 
 
 def _whole(x: GlobalTensor, asked: str) -> Layout:
@@ -124,9 +93,9 @@ def _shard(self: GlobalTensor, index: Any) -> Tensor:
     at = _place(asked, index)
     piece = asked.pieces[at]
     if not asked.fills:
-        return part_of(self, piece.region)
+        return part_of(self._layout, self._shards, piece.region)
     places = owned(self.placement)
-    found = _within(self._layout, piece.rank, self._shards[places.index(piece.rank)], piece.region)
+    found = part_in(self._layout, piece.rank, self._shards[places.index(piece.rank)], piece.region)
     assert found is not None
     return found
 

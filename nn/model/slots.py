@@ -31,6 +31,11 @@ class TensorSlot:
     name: str
     value: Tensor
 
+    @property
+    def in_state_dict(self) -> bool:
+        """Whether a state_dict has it."""
+        return self.kind == "parameter" or self.name not in self.module._non_persistent_buffers_set
+
     def put(self, value: Tensor) -> None:
         self.table[self.name] = value
 

@@ -12,7 +12,7 @@ from ...placement.errors import DtypeError, SbpError, ShapeError, some_of
 from ...placement.world import world
 from ...sbp import Layout, State
 from ..model.paths import near, no_such_name
-from ..model.slots import TensorSlot, slots, tied
+from ..model.slots import slots, tied
 from ..tensors.tensor import GlobalTensor
 
 __all__ = ["NewNames", "WeightPair", "lies", "paired"]
@@ -36,8 +36,8 @@ class WeightPair(NamedTuple):
 def paired(source: nn.Module, target: nn.Module, names: NewNames | None) -> tuple[list[WeightPair], list[str]]:
     """Every tensor of the target with that of the source for it, checked; and names of the source that it has not."""
     _check_models(source, target)
-    there = [slot for slot in slots({"": target}) if saved(slot)]
-    given = {slot.full: slot for slot in slots({"": source}) if saved(slot)}
+    there = [slot for slot in slots({"": target}) if slot.in_state_dict]
+    given = {slot.full: slot for slot in slots({"": source}) if slot.in_state_dict}
     renamed = _renamed(list(given), names)
     found, missing = list[WeightPair](), list[str]()
     for group in tied(there).values():
@@ -61,11 +61,6 @@ def paired(source: nn.Module, target: nn.Module, names: NewNames | None) -> tupl
     for pair in found:
         _check_fit(pair)
     return [pair for pair in found if pair.source is not pair.target], unused
-
-
-def saved(slot: TensorSlot) -> bool:
-    """Whether a state_dict has it."""
-    return slot.kind == "parameter" or slot.name not in slot.module._non_persistent_buffers_set
 
 
 def lies(x: Tensor) -> Layout:

@@ -13,7 +13,6 @@ from ...boxing.plan import BoxingPlan
 from ...boxing.routes.bound import least_sent
 from ...placement.errors import SbpError
 from ...placement.world import owned
-from ...sbp import Layout
 from ..model.values.same_values import ranks_of
 from ..tensors.tensor import GlobalTensor
 from .changes import RankShards, changed, refuse_overflow, sent
@@ -71,7 +70,7 @@ def refit(
     if bucket_bytes < 1:
         raise SbpError(f"flow.refit: bucket_bytes={bucket_bytes} holds nothing\n  say how many may be on their way")
     pairs, unused = paired(source, target, names)
-    ends = [_ends(lies(pair.source), lies(pair.target)) for pair in pairs]
+    ends = [in_narrower(lies(pair.source), lies(pair.target)) for pair in pairs]
     held = [(_shards(pair.source), _shards(pair.target)) for pair in pairs]
     everybody = ranks_of((x.placement for pair in ends for x in pair), "cpu")
     going = list(range(len(pairs)))
@@ -92,10 +91,6 @@ def refit(
         len(going), sum(p.total for p in plans), _busiest(plans), buckets, len(pairs) - len(going), tuple(unused),
         tuple(plans),
     )  # fmt: skip
-
-
-def _ends(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
-    return in_narrower(src, dst)
 
 
 def _shards(x: Tensor) -> RankShards:

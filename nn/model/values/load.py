@@ -69,7 +69,7 @@ def saved_slots(model: nn.Module) -> list[TensorSlot]:
             f"flow.load: expected a module to give values to, found {type(model).__name__}\n"
             "  a graph's model is loaded itself: flow.load(path, model), before or after flow.compile(model, ...)"
         )
-    held = [slot for slot in slots({"": model}) if _saved(slot)]
+    held = [slot for slot in slots({"": model}) if slot.in_state_dict]
     lazy = next((slot.full for slot in held if is_lazy(slot.value)), None)
     if lazy is not None:
         raise SbpError(f"flow.load: {lazy} has no shape yet\n  run the lazy module on a batch first")
@@ -83,11 +83,6 @@ def note_files(groups: Sequence[Group]) -> None:
             kept = {**slot.module.__dict__.get(FILES, {}), slot.name: values}
             kept = kept if slot.value.is_meta else {name: v for name, v in kept.items() if name != slot.name}
             note(slot.module, FILES, kept or None)
-
-
-def _saved(slot: TensorSlot) -> bool:
-    """Whether a state_dict has it."""
-    return slot.kind == "parameter" or slot.name not in slot.module._non_persistent_buffers_set
 
 
 def matched(

@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import sbpflow as flow
 from sbpflow import B, GlobalTensor, P, S, SbpError
+from sbpflow.nn.files.held import written_here
 from sbpflow.nn.files.pieces import sizes_of
-from sbpflow.nn.files.torch_protocol import written_here
 from tests.ranks import Ranks
 
 dcp: Any = import_module("torch.distributed.checkpoint")  # its functions are exported by no name that types know
