@@ -16,6 +16,7 @@ from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .headers import NAMES
 from .held import added_up, part_of, written_here
 
-__all__ = ["install", "put_off", "ranks_that_write", "save_file"]
+__all__ = ["install", "put_off", "ranks_that_write", "save_file", "stand_ins"]
 
 
 def save_file(
@@ -44,7 +45,7 @@ def save_file(
     first = everybody is None or world().rank == everybody.flat[0]
     aside = path.with_name(path.name + ".part")
     header, places = _header(held, metadata)
-    _together(everybody, path, lambda: _begin(aside, header, places) if first else None)
+    _together(everybody, path, lambda: _begin(aside, header, places) if first else None, crc32(header))
     _together(everybody, path, lambda: _fill(aside, header, places, held, plain=first))
     _together(everybody, path, lambda: os.replace(aside, path) if first else None)
 
@@ -108,17 +109,22 @@ def _fill(aside: Path, header: bytes, places: Mapping[str, int], held: Mapping[s
         os.fsync(file.fileno())
 
 
-def _together(everybody: Placement | None, path: Path, act: Callable[[], Any]) -> None:
-    """A step of all processes; an error of one is an error of all."""
+def _together(everybody: Placement | None, path: Path, act: Callable[[], Any], alike: int = 0) -> None:
+    """A step of all processes, to which all come with the same number; an error of one is an error of all."""
     error: Exception | None = None
     try:
         act()
     except Exception as caught:
         error = caught
-    rows = told([int(error is not None)], everybody, "save_file") if everybody is not None else None
+    rows = told([int(error is not None), alike], everybody, "save_file") if everybody is not None else None
     if error is not None:
         raise error
-    for rank, (failed,) in zip(everybody.flat if everybody else (), rows or (), strict=False):
+    for rank, (failed, number) in zip(everybody.flat if everybody else (), rows or (), strict=False):
+        if number != rows[0][1]:  # type: ignore[index]
+            raise FileError(
+                f"save_file: ranks {everybody.flat[0]} and {rank} are to write other tensors into {path}\n"  # type: ignore[union-attr]
+                "  their names, shapes, dtypes or metadata differ\n  call it with the same on every rank"
+            )
         if failed:
             raise FileError(
                 f"save_file: rank {rank} could not write its part of {path}\n  its own error tells why\n"
@@ -139,6 +145,16 @@ def put_off() -> Iterator[Asked]:
         yield asked
     finally:
         _put_off.remove(asked)
+
+
+def stand_ins(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with small plain tensors for global ones, one for those that are tied: who looks at addresses of
+    elements would find others on every rank."""
+    made: dict[int, Tensor] = {}
+    return {
+        name: made.setdefault(x.data_ptr(), torch.zeros(1, device="cpu")) if isinstance(x, GlobalTensor) else x
+        for name, x in state.items()
+    }
 
 
 def install() -> None:
@@ -162,6 +178,13 @@ def install() -> None:
 
     save._sbpflow = True  # type: ignore[attr-defined]
     theirs.save_file = save
+    same_memory = theirs._remove_duplicate_names
+
+    @wraps(same_memory)
+    def duplicates(state: dict[str, Any], **kwargs: Any) -> Any:
+        return same_memory(stand_ins(state), **kwargs)
+
+    theirs._remove_duplicate_names = duplicates  # type: ignore[assignment]
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers."):
             for key, value in list(vars(module).items()):

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ..tensors.tensor import GlobalTensor
-from .joint_file import put_off, ranks_that_write, save_file
+from .joint_file import put_off, ranks_that_write, save_file, stand_ins
 
 __all__ = ["teach_transformers"]
 
@@ -61,9 +61,7 @@ def _refuse(call: Mapping[str, Any]) -> None:
 
 def _untied(theirs: Any, model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict in which tied weights are once, under the name that transformers wants."""
-    stand: dict[int, Tensor] = {}
-    names = {name: stand.setdefault(x.untyped_storage().data_ptr(), torch.zeros(1)) for name, x in state.items()}
-    kept = theirs.remove_tied_weights_from_state_dict(names, model)
+    kept = theirs.remove_tied_weights_from_state_dict(stand_ins(state), model)
     return {name: state[name] for name in kept}
 
 

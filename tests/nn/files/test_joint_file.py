@@ -117,9 +117,17 @@ def test_tied_weights_are_there_once(tmp_path: Path) -> None:
     assert "transformer.wte.weight" in names
     assert "lm_head.weight" not in names
     safetensors.torch.save_model(model, f"{tmp_path}/b.safetensors")
-    found = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    plain = family("gpt2")
+    safetensors.torch.save_model(plain, f"{tmp_path}/c.safetensors")
+    found, theirs = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in "bc")
+    assert found.keys() == theirs.keys()
     assert all(torch.equal(found[name], x.full_tensor()) for name, x in model.state_dict().items() if name in found)
-    assert names <= found.keys()
+    again: Any = cut(family("gpt2"))
+    missing, unexpected = safetensors.torch.load_model(again, tmp_path / "b.safetensors")
+    assert not missing
+    assert not unexpected
+    pairs: Any = zip(again.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(mine.full_tensor(), theirs.full_tensor()) for mine, theirs in pairs)
 
 
 def test_what_cannot_be_written_is_an_error_and_the_file_of_before_stays(tmp_path: Path) -> None:
@@ -180,3 +188,18 @@ def test_an_error_of_one_process_is_one_of_all(ranks4: Ranks, tmp_path: Path) ->
     said = ranks4(failing, str(tmp_path))
     assert all(said)
     assert "rank 2 could not write" in said[0]
+
+
+def other_names(folder: str) -> str:
+    x = flow.ones(8, placement=flow.placement("cpu:[0-3]"), sbp=S(0))
+    try:
+        save_file({"y" if flow.boxing.owned(x.placement) == (3,) else "x": x}, folder + "/a.safetensors")
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_would_write_different_files_are_refused(ranks4: Ranks, tmp_path: Path) -> None:
+    said = ranks4(other_names, str(tmp_path))
+    assert all("ranks 0 and 3 are to write other tensors" in each for each in said)
+    assert not (tmp_path / "a.safetensors").exists()
