@@ -10,11 +10,10 @@ from torch import Tensor, nn, optim
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.exchange.execute import transport
-from sbpflow.boxing.graph.text.text import from_text
 from sbpflow.nn.owners.balance import cost, owners
 from tests.nn.graph.alike import eager, same_model
 from tests.nn.graph.optimizer.test_on_shards import DATA, LIES, Shampoo, batch, laid, loss_fn
-from tests.nn.graph.optimizer.test_on_whole import matrices
+from tests.nn.graph.optimizer.test_on_whole import matrices, sends_what_is_told
 from tests.ranks import Ranks
 
 COUNTED = Counter[tuple[int, ...]]()
@@ -105,13 +104,7 @@ def test_a_compiled_step_is_that_of_one_device(make: str, plan: str) -> None:
 def test_what_owners_get_and_give_is_in_the_plan(lies: str) -> None:
     model = laid(matrices(), lies)
     step = flow.compile(model, loss_fn, optim.Muon(model.parameters(), lr=0.02), placement=DATA)
-    for at in range(2):
-        args = [flow.tensor(x, placement=DATA, sbp=S(0)) for x in batch(at)]
-        with flow.record() as moves:
-            step(*args)
-    sent = sum(move.plan.total for move in moves if move.op != "same values")
-    assert sent == sum(row.total * row.count for row in step.explain().moves) > 0
-    assert from_text(step.text()).sources == step.physical.sources
+    sends_what_is_told(step)
     assert {s.owner for s in step.physical.sources if s.kind == "parameter"} == {0, 1}
     memory = step.explain().memory
     assert memory is not None

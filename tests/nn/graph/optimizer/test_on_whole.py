@@ -33,12 +33,8 @@ def test_muon_is_that_of_one_device_though_it_computes_in_bfloat16(lies: str) ->
     same_model(model, one)
 
 
-@pytest.mark.sampled(3)
-@EVERY
-@pytest.mark.parametrize("make", [Lamb, lambda p: optim.Adafactor(p, 0.1)], ids=["Lamb", "Adafactor"])
-def test_what_is_gathered_for_the_step_is_in_the_plan(lies: str, make: Any) -> None:
-    model = laid(matrices(), lies)
-    step = flow.compile(model, loss_fn, make(model.parameters()), placement=DATA)
+def sends_what_is_told(step: Any) -> None:
+    """A trained step sends what its plan says, and its text says it all."""
     for at in range(2):  # the first has no state yet
         args = [flow.tensor(x, placement=DATA, sbp=S(0)) for x in batch(at)]
         with flow.record() as moves:
@@ -46,6 +42,15 @@ def test_what_is_gathered_for_the_step_is_in_the_plan(lies: str, make: Any) -> N
     sent = sum(move.plan.total for move in moves if move.op != "same values")
     assert sent == sum(row.total * row.count for row in step.explain().moves) > 0
     assert from_text(step.text()).sources == step.physical.sources
+
+
+@pytest.mark.sampled(3)
+@EVERY
+@pytest.mark.parametrize("make", [Lamb, lambda p: optim.Adafactor(p, 0.1)], ids=["Lamb", "Adafactor"])
+def test_what_is_gathered_for_the_step_is_in_the_plan(lies: str, make: Any) -> None:
+    model = laid(matrices(), lies)
+    step = flow.compile(model, loss_fn, make(model.parameters()), placement=DATA)
+    sends_what_is_told(step)
     assert {s.whole for s in step.physical.sources if s.kind == "parameter"} == {2 if make is Lamb else None}
 
 
