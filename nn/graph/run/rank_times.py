@@ -20,10 +20,13 @@ SLOW = 1.5  # times the median
 
 
 class StepClock:
-    """The clock of this process: seconds of its last steps in which it did not wait for others."""
+    """The clock of this process: seconds of its last steps in which it did not wait for others.
+
+    Steps are noted, and looked at when somebody asks.
+    """
 
     def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=WINDOW)
+        self.steps: deque[tuple[float, RunRecord | None]] = deque(maxlen=WINDOW)
         self.before = (0.0, 0.0)
 
     def begin(self) -> None:
@@ -32,15 +35,19 @@ class StepClock:
     def end(self, record: RunRecord | None) -> None:
         """Note a step. Of actors a `record` tells when they waited for each other."""
         start, waits = self.before
-        idle = waited.seconds - waits
-        if record is not None:
-            idle += record.seconds - sum(ran.end - ran.start for ran in record.firings if not is_wire(ran.queue))
-        self.seconds.append(max(perf_counter() - start - idle, 0.0))
+        self.steps.append((perf_counter() - start - (waited.seconds - waits), record))
 
     @property
     def usual(self) -> float:
         """The median of the last steps, of which a first one that compiles is no measure."""
-        return median(self.seconds) if self.seconds else 0.0
+        return median(max(seconds - _idle(record), 0.0) for seconds, record in self.steps) if self.steps else 0.0
+
+
+def _idle(record: RunRecord | None) -> float:
+    """The seconds of a step in which no actor of this process worked."""
+    if record is None:
+        return 0.0
+    return record.seconds - sum(ran.end - ran.start for ran in record.firings if not is_wire(ran.queue))
 
 
 @dataclass(frozen=True)
