@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...boxing.exchange.execute import transport
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Var
 from ...boxing.graph.report.facts import Held
@@ -107,6 +108,7 @@ class Step:
 
     def prepare(self) -> StraightRunner | MicroBatchRunner:
         """All that the first run does before it can run; when that fails, modules stay what they were."""
+        transport()  # processes meet here, since a rank that the plan leaves out may never come to a move
         plan = self.plan
         for where in dict.fromkeys(value.layout.placement for value in self.graph.values.values()):
             for rank in owned(where):
