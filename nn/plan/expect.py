@@ -123,13 +123,13 @@ def gathered_at_once(step: Step) -> int:
         of = root.get(box.source, box.source)
         if of in weights:
             root[box.output.name] = of
-    layer = {name: name if not (block := Blocks(graph).around(of)) else block for name, of in root.items()}
-    sends = {box.output.name for box in graph.boxes if graph.plan(box).sends}
+    blocks, sends = Blocks(graph), {box.output.name for box in graph.boxes if graph.plan(box).sends}
+    layer = {name: blocks.around(of) or of.rpartition(".")[0] for name, of in root.items() if name in sends}
     most, held = 0, Counter[str]()
     for do in schedule(graph, segments(graph)).todo:
         if do.what in ("box", "wait", "start"):
-            held.update(layer[y.of] for y in do.writes if y.of in root and y.of in sends)
+            held.update(layer[y.of] for y in do.writes if y.of in layer and not y.is_gradient)
         elif do.what == "free":
-            held.subtract(layer[x.of] for x in do.reads if x.of in root and x.of in sends)
+            held.subtract(layer[x.of] for x in do.reads if x.of in layer and not x.is_gradient)
         most = max(most, sum(count > 0 for count in held.values()))
     return most
