@@ -20,7 +20,7 @@ PLANS = {
 }
 MASTERS = "cast ** to bf16\ncast states ** to fp32\n"
 PER_NUMBER = {"ddp": 16, "zero1": 4 + 12 / N, "zero2": 2 + 14 / N, "zero3": 16 / N}  # mixed precision with Adam
-# Bytes sent, where a sum is a scatter and a gather. ZeRO-1 sums gradients whole here, as they rest, and ZeRO-2 does not.
+# Bytes sent, where a sum is a scatter and a gather. ZeRO-1 sums gradients whole here, as they rest; ZeRO-2 does not.
 OF_DATA_PARALLEL = {"ddp": 1.0, "zero1": 1.5, "zero2": 1.0, "zero3": 1.5}
 
 
