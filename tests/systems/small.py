@@ -1,7 +1,7 @@
 """A small GPT that the systems are tried on, and steps of it held to one device."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def same_as_one_device(
     model: nn.Module,
     *,
     loss: Callable[..., Tensor] = loss_fn,
-    given: list[tuple[Tensor, ...]] | None = None,
+    given: Sequence[tuple[Tensor, ...]] | None = None,
     near: float = 1e-9,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     **options: Any,

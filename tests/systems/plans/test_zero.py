@@ -24,6 +24,7 @@ PER_NUMBER = {"ddp": 16, "zero1": 4 + 12 / N, "zero2": 2 + 14 / N, "zero3": 16 /
 OF_DATA_PARALLEL = {"ddp": 1.0, "zero1": 1.5, "zero2": 1.0, "zero3": 1.5}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_each_trains_as_one_device_does(name: str) -> None:
     same_as_one_device(gpt(), plan=PLANS[name], near=1e-7, optimizer=torch.optim.AdamW)
@@ -52,6 +53,7 @@ def large(plan: str, layers: int = 2) -> tuple[Any, int]:
     return step, sum(value.numel() for value in model.parameters())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_and_weights_send_the_papers_share_of_data_parallelism(name: str) -> None:
     step, numbers = large(PLANS[name])
