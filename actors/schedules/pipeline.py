@@ -24,7 +24,10 @@ UPDATE = -1  # before anything else on its device: others wait for it
 
 @dataclass(frozen=True)
 class Costs:
-    """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is."""
+    """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is.
+
+    Of its `bytes` those that are `freed` go with B where W is apart, and the rest with W.
+    """
 
     forward: float = 1.0
     backward: float = 1.0
@@ -32,6 +35,7 @@ class Costs:
     hop: float = 0.0
     bytes: int = 0
     update: float = 0.0
+    freed: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,6 +44,11 @@ class Costs:
                 raise ScheduleError(
                     f"Costs({field.name}={given})\n  give what it takes, a number of 0 or more that has an end"
                 )
+        if self.freed > self.bytes:
+            raise ScheduleError(
+                f"Costs(bytes={self.bytes}, freed={self.freed})\n"
+                f"  B frees no more than there is: give freed={self.bytes}, or less"
+            )
 
 
 @dataclass(frozen=True)

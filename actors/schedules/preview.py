@@ -50,7 +50,7 @@ def peak_bytes(run: Simulation, costs: Costs | Sequence[Costs]) -> dict[str, int
 
 
 def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
-    """From the start of F to the end of B, or of W where it is apart."""
+    """From the start of F to the end of B, or of W where it is apart; then B frees what is its part."""
     ends = {at.chunk: "W" for ran in run.firings if (at := part(ran)) and at.kind == "W"}
     held: dict[str, int] = {}
     peak: dict[str, int] = {}
@@ -58,14 +58,17 @@ def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, 
         at = part(ran)
         if at is None:
             continue
-        size = 1
+        size, sooner = 1, 0
         if costs is not None:
-            size = (costs if isinstance(costs, Costs) else costs[at.chunk]).bytes
+            cost = costs if isinstance(costs, Costs) else costs[at.chunk]
+            size, sooner = cost.bytes, cost.freed if at.chunk in ends else 0
         now = held.setdefault(ran.queue, 0)
         if at.kind == "F":
             held[ran.queue] = now + size
         elif at.kind == ends.get(at.chunk, "B"):
-            held[ran.queue] = now - size
+            held[ran.queue] = now - size + sooner
+        elif at.kind == "B":
+            held[ran.queue] = now - sooner
         peak[ran.queue] = max(peak.get(ran.queue, 0), held[ran.queue])
     return peak
 
