@@ -90,7 +90,8 @@ class Actor:
         return firing // unit if unit else 0, self.kind, firing // group if group else 0, self.place, firing
 
     def active(self, port: Take | Give, case: str) -> bool:
-        return not port.case or port.case == case
+        """Whether a port is of a case. One like "F0&B1" is two at once, and has the ports of both."""
+        return not port.case or port.case == case or port.case in case.split("&")
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def _check_actor(network: Network, actor: Actor) -> None:
 
 
 def _check_port(network: Network, actor: Actor, port: Take | Give) -> None:
-    wrong = port.slots < 1 or port.every < 1 or bool(port.case and port.case not in actor.cases)
+    unknown = not any(actor.active(port, case) for case in actor.cases)
+    wrong = port.slots < 1 or port.every < 1 or unknown
     if wrong or (isinstance(port, Take) and port.low < 0):
         fix = f"slots and every are 1 or more, low is 0 or more, case is one of {actor.cases}"
         raise _bad(network, f"{actor.name} uses {port.register} in a way that cannot be: {port}", fix)

@@ -4,5 +4,6 @@ definition on formula   marks and orders as data; text: as text
 pipeline                the network of a pipeline under one
 preview                 what it would do, before anything runs
 schedule                a definition that shows its preview
-published, v_orders     those of the literature
+published               those of the literature
+v_orders, dual_orders   orders of these that marks do not say
 """

@@ -16,15 +16,17 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
 from ...placement.errors import ScheduleError, caret
+from .dual_orders import DUAL_ORDERS
 from .formula import fault, formula, known_names
 from .text import Action, Value, ops, read, write
-from .v_orders import ORDERS
+from .v_orders import ORDERS as V_ORDERS
 
 __all__ = ["Definition", "Marks", "Shape", "ChunkWay"]
 
 # How chunks lie on p devices: round and round; down and up again; or two routes through all, from either end.
 ChunkWay: TypeAlias = Literal["loop", "vee", "routes"]
 
+ORDERS = {**V_ORDERS, **DUAL_ORDERS}  # of families, for every p and m
 WAYS = ("loop", "vee", "routes")
 FORMULAS = ("act", "stash", "dy", "low_b", "low_w", "group", "pool", "unit", "versions", "update")
 
@@ -222,7 +224,7 @@ class Definition:
                         )
                     if has != numbers:
                         at = next(i for i, (k, want) in enumerate(zip(has, [*numbers, -1], strict=False)) if k != want)
-                        word = str(Action(kind, nth, has[at]))
+                        word = next(str(op) for op in row if op[:3] == (kind, nth, has[at]))
                         raise ScheduleError(
                             caret(self.table[device], f" {self.table[device]} ".find(f" {word} "),
                                   f"{self.name}: device {device} does {word} out of turn")

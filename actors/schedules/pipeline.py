@@ -26,7 +26,9 @@ UPDATE = -1  # before anything else on its device: others wait for it
 class Costs:
     """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is.
 
-    Of its `bytes` those that are `freed` go with B where W is apart, and the rest with W.
+    Of its `bytes` those that are `freed` go with B where W is apart, and the rest with W. F and B `exchange` for so
+    long with other devices of their stage, as experts do: before and behind what they compute, or under what another
+    task computes with which they run together.
     """
 
     forward: float = 1.0
@@ -36,6 +38,7 @@ class Costs:
     bytes: int = 0
     update: float = 0.0
     freed: int = 0
+    exchange: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -72,6 +75,8 @@ class Chunk:
 def network_of(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
     """The network of the schedule for one step; costs are those of every chunk, or of each."""
     actors, registers = parts(schedule, shape, costs)
+    if any(op.joined for row in schedule.rows(shape) for op in row):
+        actors = _together(schedule, shape, actors, chunks(schedule, shape, costs))
     name = (
         f"{schedule.name} p={shape.p} m={shape.m}" + f" v={shape.v}" * (shape.v > 1) + f" n={shape.n}" * (shape.n > 1)
     )
@@ -218,8 +223,8 @@ class _Parts:
         )
         place = chunk.place if schedule.way == "routes" else c
         times = {
-            "F": costs.forward,
-            "B": costs.backward + (0.0 if schedule.split else costs.weight),
+            "F": costs.forward + costs.exchange,
+            "B": costs.backward + costs.exchange + (0.0 if schedule.split else costs.weight),
             "W": costs.weight,
         }
         for kind in "FBW" if schedule.split else "FB":
@@ -261,6 +266,25 @@ def _merged(name: str, of: Sequence[Actor], sequence: tuple[str, ...]) -> Actor:
     return Actor(
         name, of[0].queue, takes, gives, len(sequence), kind=of[0].kind, unit=of[0].unit, sequence=sequence, times=times
     )
+
+
+def _together(schedule: Definition, shape: Shape, actors: Sequence[Actor], listed: Sequence[Chunk]) -> list[Actor]:
+    """The actors of an order, in which two that run together are one firing: it begins when both can, and ends for
+    both. Who runs an order does them one behind the other, which never waits for more."""
+    made: list[Actor] = []
+    rows = schedule.rows(shape)
+    for actor, row in zip(actors, rows, strict=False):
+        sequence = tuple("".join(f"{op.kind}{op.chunk}{'&' if op.joined else ' '}" for op in row).split())
+        times = dict(actor.times)
+        for word in sequence:
+            if "&" in word:
+                forward, backward = word.split("&")
+                both = [times[forward], times[backward]]
+                sent = [listed[int(name[1:])].costs.exchange for name in (forward, backward)]
+                times[word] = max(*both, sum(both) - sum(sent), sum(sent))
+        cases = tuple((word, times[word]) for word in dict.fromkeys(sequence))
+        made.append(replace(actor, firings=len(sequence), sequence=sequence, times=cases))
+    return [*made, *actors[len(rows) :]]
 
 
 def _in_turn(

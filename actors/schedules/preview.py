@@ -34,9 +34,10 @@ class ChunkTask(NamedTuple):
     chunk: int
 
 
-def part(ran: Ran) -> ChunkTask | None:
-    match = _NAME.fullmatch(ran.case or ran.actor)
-    return ChunkTask(match[1], int(match[2])) if match else None
+def tasks_of(ran: Ran) -> list[ChunkTask]:
+    """The tasks of a firing: one, several that run together, or none."""
+    found = [_NAME.fullmatch(word) for word in (ran.case or ran.actor).split("&")]
+    return [ChunkTask(match[1], int(match[2])) for match in found if match]
 
 
 def peak_slots(run: Simulation) -> dict[str, int]:
@@ -51,13 +52,11 @@ def peak_bytes(run: Simulation, costs: Costs | Sequence[Costs]) -> dict[str, int
 
 def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
     """From the start of F to the end of B, or of W where it is apart; then B frees what is its part."""
-    ends = {at.chunk: "W" for ran in run.firings if (at := part(ran)) and at.kind == "W"}
+    ends = {at.chunk: "W" for ran in run.firings for at in tasks_of(ran) if at.kind == "W"}
     held: dict[str, int] = {}
     peak: dict[str, int] = {}
-    for ran in sorted(run.firings, key=lambda ran: ran.start):  # a device does one thing at a time
-        at = part(ran)
-        if at is None:
-            continue
+    in_order = sorted(run.firings, key=lambda ran: ran.start)  # a device does one thing at a time
+    for ran, at in [(each, at) for each in in_order for at in tasks_of(each)]:
         size, sooner = 1, 0
         if costs is not None:
             cost = costs if isinstance(costs, Costs) else costs[at.chunk]
@@ -75,7 +74,7 @@ def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, 
 
 def bubble(run: Simulation) -> float:
     """The share of the devices' time that is idle; their time is the longest from a first start to a last end."""
-    queues = list(dict.fromkeys(ran.queue for ran in run.firings if part(ran)))
+    queues = list(dict.fromkeys(ran.queue for ran in run.firings if tasks_of(ran)))
     time = max((run.span(queue) for queue in queues), default=0.0)
     return 1 - sum(map(run.busy, queues)) / (time * len(queues)) if time else 0.0
 
@@ -117,24 +116,67 @@ class Preview:
         return self._by_device(peak_bytes(self.run, self.costs))
 
     @cached_property
+    def _bars(self) -> tuple[tuple[tuple[Bar, ...], tuple[Bar, ...]], ...]:
+        """By device its tasks in order, as far as they compute, and what of them goes over its links."""
+        found: list[tuple[list[Bar], list[Bar]]] = [([], []) for _ in range(self.shape.p)]
+        routes, ordered = self.schedule.routes(self.shape), list(map(iter, self.schedule.rows(self.shape)))
+        for ran in self.run.firings:
+            tasks = tasks_of(ran)
+            if not tasks or ran.end <= ran.start:
+                continue
+            device = self.schedule.device(self.shape, tasks[0].chunk)
+            computed, sent = found[device]
+            at, times = ran.start, [self._alone(task) for task in tasks]
+            for n, (kind, chunk) in enumerate(tasks):
+                nth = chunk // self.shape.p
+                number = ran.label * routes + nth if routes > 1 else ran.label
+                if ordered:
+                    number = next(op.number for op in ordered[device] if op[:2] == (kind, chunk))
+                op = Action(kind, nth, number, n + 1 < len(tasks))
+                exchange = self._costs_of(chunk).exchange if kind in "FB" else 0.0
+                if len(tasks) == 1:
+                    end = begin = ran.end - exchange
+                else:
+                    end = at + (ran.end - ran.start) * (times[n] / sum(times) if sum(times) else 1 / len(tasks))
+                    begin = max([ran.start, *(bar.end for bar in sent[-1:])])
+                computed.append(Bar(op, at, end))
+                if exchange:
+                    sent.append(Bar(op._replace(joined=False), begin, begin + exchange))
+                at = end
+        return tuple((tuple(computed), tuple(sent)) for computed, sent in found)
+
+    def _alone(self, task: ChunkTask) -> float:
+        """The time in which a task computes."""
+        costs = self._costs_of(task.chunk)
+        return {"F": costs.forward, "B": costs.backward, "W": costs.weight}.get(task.kind, 0.0)
+
+    def _costs_of(self, chunk: int) -> Costs:
+        return self.costs if isinstance(self.costs, Costs) else self.costs[chunk % len(self.costs)]
+
+    @property
     def rows(self) -> tuple[tuple[Bar, ...], ...]:
         """The tasks of each device in order; chunks are counted on the device, micro-batches over both routes."""
-        found: list[list[Bar]] = [[] for _ in range(self.shape.p)]
-        routes = self.schedule.routes(self.shape)
-        for ran in self.run.firings:
-            at = part(ran)
-            if at is None or ran.end <= ran.start:
-                continue
-            nth = at.chunk // self.shape.p
-            number = ran.label * routes + nth if routes > 1 else ran.label
-            found[self.schedule.device(self.shape, at.chunk)].append(
-                Bar(Action(at.kind, nth, number), ran.start, ran.end)
-            )
-        return tuple(map(tuple, found))
+        return tuple(computed for computed, _ in self._bars)
+
+    @property
+    def links(self) -> tuple[tuple[Bar, ...], ...]:
+        """The exchanges of each device's tasks, as far as they take time."""
+        return tuple(sent for _, sent in self._bars)
+
+    @cached_property
+    def hidden(self) -> float:
+        """The share of all exchanges that goes on while their device computes."""
+        whole = sum(bar.end - bar.start for row in self.links for bar in row)
+        shown = 0.0
+        for row, sent in zip(self.rows, self.links, strict=True):
+            for bar in sent:
+                shown += sum(max(0.0, min(bar.end, of.end) - max(bar.start, of.start)) for of in row)
+        return shown / whole if whole else 0.0
 
     @property
     def title(self) -> str:
-        return f"{self.run.network.name}: {self.end:g} units, bubble {100 * self.bubble:.1f} %"
+        said = f"{self.run.network.name}: {self.end:g} units, bubble {100 * self.bubble:.1f} %"
+        return said + (f", of exchanges {100 * self.hidden:.1f} % hidden" if any(self.links) else "")
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -149,30 +191,29 @@ class Preview:
         yield f"  slots at most   {_few(self.slots, '  ')}"
         if any(self.memory):
             yield f"  memory at most  {_few([f'{size / 2**20:.4g} MiB' for size in self.memory], '  ')}"
-        unit = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
+        every = (*self.rows, *self.links)
+        unit = min((cell.end - cell.start for row in every for cell in row if cell.end > cell.start), default=1.0)
         wide = max((len(str(cell.op)) for row in self.rows for cell in row), default=2)
         if self.end / unit * (wide + 1) > COLUMNS:
             yield from self._scaled()
             return
-        for device, row in enumerate(self.rows):
-            line, at = "", 0
-            for cell in row:
-                start = max(at, round(cell.start / unit))
-                line += ".".ljust(wide + 1) * (start - at)
-                at = max(start + 1, round(cell.end / unit))
-                line += str(cell.op).ljust((at - start) * (wide + 1) - 1, "-" if at - start > 1 else " ") + " "
-            yield f"  device {device:<3} {line}".rstrip()
+        for device, (row, sent) in enumerate(zip(self.rows, self.links, strict=True)):
+            yield f"  device {device:<3} {_written(row, unit, wide)}".rstrip()
+            if sent:
+                yield f"    link {device:<3} {_written(sent, unit, wide)}".rstrip()
 
     def _scaled(self) -> Iterator[str]:
         """Rows in which a letter is so much time, and what is too short for one is not seen."""
         scale = COLUMNS / self.end
-        for device, row in enumerate(self.rows):
-            line = ["."] * COLUMNS
-            for cell in row:
-                at, end = (min(COLUMNS, round(time * scale)) for time in (cell.start, cell.end))
-                said = str(cell.op) if len(str(cell.op)) < end - at else cell.op.kind
-                line[at:end] = said.ljust(end - at, "-")[: end - at]
-            yield f"  device {device:<3} {''.join(line)}"
+        for device, each in enumerate(zip(self.rows, self.links, strict=True)):
+            for who, row in zip(("  device", "    link"), each, strict=True):
+                line = ["."] * COLUMNS
+                for cell in row:
+                    at, end = (min(COLUMNS, round(time * scale)) for time in (cell.start, cell.end))
+                    said = str(cell.op) if len(str(cell.op)) < end - at else cell.op.kind
+                    line[at:end] = said.ljust(end - at, "-")[: end - at]
+                if row or "device" in who:
+                    yield f"{who} {device:<3} {''.join(line)}"
         axis = ""
         for tick in ticks(self.end):
             at = round(tick * scale)
@@ -214,6 +255,12 @@ class Preview:
                     f'stroke-width="0.5"/><text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" '
                     f'fill="{INK}">{number}</text></g>'
                 )
+            for cell in self.links[device]:
+                x, width = LEFT + scale * cell.start, scale * (cell.end - cell.start)
+                yield (
+                    f'<g><title>{cell.op} exchanges {cell.start:g} to {cell.end:g}</title><rect x="{x:.1f}" '
+                    f'y="{y + HIGH - 5}" width="{width:.1f}" height="5" fill="{LINE}"/></g>'
+                )
         for tick in ticks(self.end):
             x, look = LEFT + scale * tick, f'text-anchor="middle" fill="{LINE}" font-size="10"'
             yield f'<path d="M{x:.1f} {below}v4" stroke="{LINE}"/>'
@@ -230,6 +277,17 @@ class Preview:
 
     def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
         return tuple(found.get(f"device {device}", 0) for device in range(self.shape.p))
+
+
+def _written(row: Sequence[Bar], unit: float, wide: int) -> str:
+    """Tasks behind each other, each as wide as it is long."""
+    line, at = "", 0
+    for cell in row:
+        start = max(at, round(cell.start / unit))
+        line += ".".ljust(wide + 1) * (start - at)
+        at = max(start + 1, round(cell.end / unit))
+        line += str(cell.op).ljust((at - start) * (wide + 1) - 1, "-" if at - start > 1 else " ") + " "
+    return line
 
 
 def _few(values: Sequence[object], between: str) -> str:

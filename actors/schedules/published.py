@@ -22,6 +22,8 @@ _TABLE = (
     # the slots that a route can use, which is one more on a device than 1F1B's first has.
     Schedule("chimera_free", way="routes", v=2, act="min(p//2, p-s)", deep=True),
     Schedule("chimera_full", way="routes", v=2, act="p-s", deep=True),
+    Schedule("dualpipe", way="routes", v=2, split=True, order="dualpipe"),
+    Schedule("dualpipe_v", way="vee", v=2, split=True, order="dualpipe_v"),
     Schedule("gems", way="routes", v=2, act="1", first="BFW", turns=True),
     Schedule("terapipe", act="p-s-1+n", slices=True),
     Schedule("pipedream", act="p-s", low_b="p-s-1", versions="p-s"),

@@ -1,4 +1,5 @@
 """Schedules as text, and the words of an order: F0, B0, W0 of a device's first chunk, f0 of its second, F2.0 of more.
+A forward with a + runs together with the backward behind it: F3+ b1.
 
 schedule mine          schedule twice
 act p-s+1              way vee
@@ -17,7 +18,7 @@ from .formula import fault, known_names
 __all__ = ["Action", "Value", "ops", "read", "write"]
 
 KINDS = "FBW"
-_WORD = re.compile(r"([FBW])(?:(\d+)\.)?(\d+)|([fbw])(\d+)")
+_WORD = re.compile(r"(?:([FBW])(?:(\d+)\.)?(\d+)|([fbw])(\d+))(\+?)")
 
 Value = str | int | bool | tuple[str, ...]
 
@@ -28,17 +29,19 @@ class Action(NamedTuple):
     kind: str
     chunk: int
     number: int
+    joined: bool = False  # a forward that runs together with the backward behind it
 
     def __str__(self) -> str:
-        kind, chunk, number = self
+        kind, chunk, number, joined = self
         if chunk > 1:
-            return f"{kind}{chunk}.{number}"
-        return f"{kind.lower() if chunk else kind}{number}"
+            return f"{kind}{chunk}.{number}{'+' * joined}"
+        return f"{kind.lower() if chunk else kind}{number}{'+' * joined}"
 
 
 def ops(name: str, device: int, row: str) -> tuple[Action, ...]:
     """The words of a device's row, each once."""
     found: dict[Action, int] = {}
+    together: list[bool] = []
     for word in re.finditer(r"\S+", row):
         match = _WORD.fullmatch(word[0])
         if match is None:
@@ -47,14 +50,22 @@ def ops(name: str, device: int, row: str) -> tuple[Action, ...]:
                 caret(row, word.start(), what)
                 + "\n  words are F0 B0 W0 of the first chunk, f0 b0 w0 of the second, F2.0"
             )
-        upper, chunk, number, lower, other = match.groups()
+        upper, chunk, number, lower, other, joined = match.groups()
         op = Action(upper, int(chunk or 0), int(number)) if upper else Action(lower.upper(), 1, int(other))
         if op in found:
             raise ScheduleError(
                 caret(row, word.start(), f"{name}: device {device} does {op} twice") + "\n  take one of them out"
             )
         found[op] = word.start()
-    return tuple(found)
+        together.append(bool(joined))
+    listed = list(found)
+    for op, after, both in zip(listed, [*listed[1:], None], together, strict=False):
+        if both and (op.kind != "F" or after is None or after.kind != "B" or after[1:3] == op[1:3]):
+            what = f"{name}: device {device} cannot do {op} together with {after or 'nothing'}"
+            raise ScheduleError(
+                caret(row, found[op], what) + "\n  a + joins a forward and the backward of another behind it: F3+ B1"
+            )
+    return tuple(op._replace(joined=both) for op, both in zip(listed, together, strict=True))
 
 
 def read(text: str, kinds: Mapping[str, Value]) -> dict[str, Value]:

@@ -110,7 +110,7 @@ class _Line:
         self.rows: list[list[Action]] = [[] for _ in range(p)]
 
     def ready(self, op: Action) -> bool:
-        kind, chunk, number = op
+        kind, chunk, number, _ = op
         if kind == "F":
             place = chunk if chunk < self.p else 2 * self.p - 1 - chunk
             before = Action("F", chunk - 1, number)
@@ -134,7 +134,7 @@ class _Line:
         return tuple(map(tuple, self.rows))
 
     def _do(self, s: int, op: Action) -> None:
-        kind, chunk, number = op
+        kind, chunk, number, _ = op
         self.when[op] = self.now
         self.did[kind][chunk] += 1
         self.rows[s].append(op)

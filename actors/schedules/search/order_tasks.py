@@ -214,7 +214,7 @@ class _Sequence:
         self.ready = {n for n, many in enumerate(self.left) if not many}
 
     def nexts(self) -> list[int]:
-        """The tasks that fit. What frees no less than it takes is never wrong; else deep first, so that what was begun ends."""
+        """Tasks that fit: one that frees no less than it takes is never wrong; else deep ones first, to end them."""
         tasks, place, limits, tails = self.graph.tasks, self.graph.place, self.graph.limits, self.graph.tails
         may = [n for n in self.ready if self.held[place[n]] + tasks[n].takes <= limits[place[n]] * (1 + NEAR)]
         free = [n for n in may if tasks[n].takes <= tasks[n].frees]

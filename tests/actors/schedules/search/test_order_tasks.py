@@ -8,7 +8,6 @@ import pytest
 from sbpflow.actors import After, DeviceTask, TaskGraph, order_tasks
 from sbpflow.placement.errors import ScheduleError
 
-
 X, Y = DeviceTask("a", "x"), DeviceTask("b", "x")
 
 
