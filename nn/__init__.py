@@ -4,6 +4,7 @@ tensors <- eager, files <- model <- graph <- checkpoint: each folder imports tho
 of a call, graphs of a step.
 """
 
+from .asynchronous.delayed_rate import DelayedLR
 from .composites.axis import Axis, AxisValue
 from .composites.registry import composite
 from .eager import functions as _functions
@@ -28,6 +29,7 @@ __all__ = [
     "Axis",
     "AxisValue",
     "CallReport",
+    "DelayedLR",
     "Graph",
     "annotations",
     "cast",

@@ -13,7 +13,7 @@ enough, an order says for each device what it does, thing by thing.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from ...placement.errors import ScheduleError, caret
 from .dual_orders import DUAL_ORDERS
@@ -21,12 +21,16 @@ from .formula import fault, formula, known_names
 from .text import Action, Value, ops, read, write
 from .v_orders import ORDERS as V_ORDERS
 
-__all__ = ["Definition", "Marks", "Shape", "ChunkWay"]
+__all__ = ["Definition", "Marks", "Shape", "ChunkWay", "Unpinned"]
 
 # How chunks lie on p devices: round and round; down and up again; or two routes through all, from either end.
 ChunkWay: TypeAlias = Literal["loop", "vee", "routes"]
 
 ORDERS = {**V_ORDERS, **DUAL_ORDERS}  # of families, for every p and m
+# Whether B and W read the weights of their F, which are held for them, or the newest; or these, corrected by how far
+# weights have come since their F.
+Unpinned: TypeAlias = Literal["", "newest", "corrected"]
+
 WAYS = ("loop", "vee", "routes")
 FORMULAS = ("act", "stash", "dy", "low_b", "low_w", "group", "pool", "unit", "versions", "update")
 
@@ -80,6 +84,7 @@ class Definition:
     turns: bool = False  # a route begins its next micro-batch when the other has its loss
     versions: str = ""  # of the weights, for a schedule without a flush
     update: str = "1"  # micro-batches an update, for such a schedule
+    unpinned: Unpinned = ""  # nobody holds a version: there is one, which changes between F and B
     order: str = ""  # of a family that has an order for every p and m
     table: tuple[str, ...] = ()  # a row for each device, in words: F0 F1 B0 f0 b0
 
@@ -102,6 +107,10 @@ class Definition:
                 raise ScheduleError(
                     caret(text, found[0], f"{self.name}: {field}: {found[1]}") + f"\n  the names are {known_names()}"
                 )
+        if self.unpinned not in get_args(Unpinned):
+            raise wrong("unpinned", "is no way of reading weights", "write newest, or corrected; or leave it out")
+        if self.unpinned and self.versions != "1":
+            raise wrong("versions", "are held by those who read them", "unpinned weights are there once: versions 1")
         if self.versions and (self.lifo or self.slices):
             raise wrong("versions", "are read in order", "leave out lifo and slices")
         if self.table:

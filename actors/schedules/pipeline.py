@@ -2,7 +2,8 @@
 
     x.c     F of the chunk before -> F of c        dy.c   B of the chunk behind -> B of c
     act.c   F -> B                                 stash.c, gw.c   F -> W and B -> W, where W is apart
-    w.c     the weights in several versions, from U of c, which has the gradients g.c from the last part of c
+    w.c     the weights in several versions, from U of c, which has the gradients g.c from the last part of c; weights
+            that are read unpinned are in none
     loss.r  a token from the end of route r to the start of the other one
 
 An actor that does several things on a device, in turn or in an order, has the cases F0, B0, ... of its chunks; without
@@ -128,6 +129,11 @@ def version(schedule: Definition, shape: Shape, chunk: int, number: int) -> int:
     """After how many updates are the weights that a micro-batch sees, forward and backward."""
     if schedule.synchronous:
         return 0
+    if schedule.unpinned:
+        raise ScheduleError(
+            f"{schedule.name}: a micro-batch sees no one version of the weights, as nobody holds one for it\n"
+            f"  see how late they are: {schedule.name}.delays(p, m)"
+        )
     every = schedule.value(schedule.update, shape, chunk)
     return max(0, number // every - schedule.value(schedule.versions, shape, chunk) + 1)
 
@@ -206,13 +212,17 @@ class _Parts:
             self.through(f"loss.{other}", Register("", self.chunk.firings + 1, other), "", "F")
 
     def weights(self, versions: int) -> None:
-        """Every micro-batch holds the weights that its forward had until its last part is done."""
+        """Every micro-batch holds the weights that its forward had until its last part is done. Weights that are read
+        unpinned are in no register: an update changes them as soon as it has gradients, whoever has read them."""
         c, every = self.chunk.number, self.schedule.value(self.schedule.update, self.shape, self.chunk.number)
         last = "W" if self.schedule.split else "B"
-        self.registers += [Register(f"w.{c}", versions, versions), Register(f"g.{c}")]
+        self.registers.append(Register(f"g.{c}"))
+        self.gives[last].append(Give(f"g.{c}", every=every))
+        if self.schedule.unpinned:
+            return
+        self.registers.append(Register(f"w.{c}", versions, versions))
         for kind in ("F", "B", "W") if self.schedule.split else ("F", "B"):
             self.takes[kind].append(Take(f"w.{c}", every=every))
-        self.gives[last].append(Give(f"g.{c}", every=every))
 
     def actors(self) -> Iterator[Actor]:
         schedule, shape, chunk = self.schedule, self.shape, self.chunk
@@ -243,7 +253,7 @@ class _Parts:
                 sequence=tuple(f"{kind}{c}.{lane}" for lane in lanes),
             )
         if schedule.versions:
-            takes, gives = (Take(f"g.{c}"),), (Give(f"w.{c}"),)
+            takes, gives = (Take(f"g.{c}"),), () if schedule.unpinned else (Give(f"w.{c}"),)
             yield Actor(f"U{c}", chunk.queue, takes, gives, time=costs.update, kind=UPDATE)
 
 

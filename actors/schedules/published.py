@@ -28,6 +28,9 @@ _TABLE = (
     Schedule("terapipe", act="p-s-1+n", slices=True),
     Schedule("pipedream", act="p-s", low_b="p-s-1", versions="p-s"),
     Schedule("2bw", act="p-s", low_b="p-s-1", versions="2", update="max(p-1, 1)"),
+    # The paper has 2(p-s)-1 updates between F and B of stage s.
+    Schedule("pipemare", act="2*(p-s)", low_b="2*(p-s)-1", versions="1", unpinned="newest"),
+    Schedule("pipemare_corrected", act="2*(p-s)", low_b="2*(p-s)-1", versions="1", unpinned="corrected"),
 )
 
 # Names under which papers know the same schedule.

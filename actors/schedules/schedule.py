@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .definition import Definition
+from .delays import Delays, delays
 from .pipeline import Costs
 from .preview import Preview, preview
 
@@ -30,3 +31,11 @@ class Schedule(Definition):
     ) -> Preview:
         """The preview of p devices and m micro-batches: print it, or draw(path) it."""
         return preview(self, self.shape(p, m, v=v, n=n), costs)
+
+    def delays(self, p: int = 0, m: int = 0, *, v: int = 0) -> Delays:
+        """How late weights are read in a step of p devices and m micro-batches, of a schedule without a flush.
+
+        >>> Schedule("late", act="p-s", low_b="p-s-1", versions="1", unpinned="newest").delays(3, 8).chunks
+        {0: 2, 1: 1, 2: 0}
+        """
+        return delays(self, self.shape(p, m, v=v))

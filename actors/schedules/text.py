@@ -19,6 +19,7 @@ __all__ = ["Action", "Value", "ops", "read", "write"]
 
 KINDS = "FBW"
 _WORD = re.compile(r"(?:([FBW])(?:(\d+)\.)?(\d+)|([fbw])(\d+))(\+?)")
+WORDS = "name", "way", "order", "first", "unpinned"  # fields that are no formulas
 
 Value = str | int | bool | tuple[str, ...]
 
@@ -98,9 +99,7 @@ def read(text: str, kinds: Mapping[str, Value]) -> dict[str, Value]:
             raise ScheduleError(caret(text, behind if value else start, f"{key} has {wants}"))
         if isinstance(kind, int) and not isinstance(kind, bool) and not value.isdecimal():
             raise ScheduleError(caret(text, behind, f"{key} is a whole number"))
-        wrong = (
-            fault(value) if isinstance(kind, str) and field not in ("name", "way", "order", "first", "table") else None
-        )
+        wrong = fault(value) if isinstance(kind, str) and field not in WORDS else None
         if wrong is not None:
             raise ScheduleError(caret(text, behind + wrong[0], wrong[1]) + f"\n  the names are {known_names()}")
         found[field] = True if isinstance(kind, bool) else int(value) if isinstance(kind, int) else value

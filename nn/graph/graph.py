@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...actors.protocol.diagram import drawn
+from ...actors.schedules.delays import Delays
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Physical
@@ -257,6 +258,11 @@ class Graph:
         """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
         with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
         return self._pieces("without chunks").costs()
+
+    def delays(self) -> Delays:
+        """How many updates late the weights are that each chunk reads, and by name each parameter, under a schedule
+        without a flush; as the network says that was proved, so before anything runs too."""
+        return self._pieces("in which no weight is read late").delays()
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
         """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in

@@ -1,14 +1,16 @@
 """The pieces of a planned step: the step of one micro-batch, for each kind that a batch is cut into and each route."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
 
+from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Course
+from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.state import State
 from .capture.arguments import cutter
@@ -20,6 +22,7 @@ from .microbatch.micro import Micro
 from .options import Options
 from .run.costs import chunk_costs, course, once
 from .run.footprint import footprint
+from .run.network import shape_of
 from .run.pipeline import Pipelined
 from .run.variant import Variant
 from .run.weight_versions import WeightVersions
@@ -87,7 +90,23 @@ class Pieces:
         schedule, name = self.options.policy, str(self.options.name)
         variants = {key: one.variant for key, one in self.sized.items()}
         weights = WeightVersions(variants, self.kinds, schedule, name) if self.streams else None
-        return Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
+        made = Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
+        if weights is not None:
+            weights.corrects(_delays(made).chunks)
+        return made
+
+    def delays(self) -> Delays:
+        """How late weights are read, by chunk and by parameter."""
+        schedule, weights = self.options.policy, self.program.weights
+        if not isinstance(weights, WeightVersions):
+            what = "has a flush" if self.trains else "trains nothing here"
+            raise SbpError(
+                f"{self.options.name}: schedule {schedule.name} {what}, so no weight is read late\n"
+                "  delays are of schedules without a flush, such as 'pipedream', '2bw' and 'pipemare'"
+            )
+        found = _delays(self.program)
+        late = {name: found.chunks[chunk] for chunk, names in sorted(weights.homes.items()) for name in names}
+        return replace(found, parameters=late)
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
@@ -111,6 +130,11 @@ class Pieces:
             trains=self.trains,
             more=once(one.graph, one.decided, one.variant.stages, one.variant.where),
         )
+
+
+def _delays(program: Pipelined) -> Delays:
+    shape = shape_of(program.schedule, program.where, len(program.kinds) // program.slices)
+    return delays_of(program.schedule, shape, program.proof)
 
 
 def kept_of(graph: Physical) -> dict[str, Layout]:

@@ -50,7 +50,7 @@ def step_on_shards(optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]
     if type(optimizer) not in ALONE:
         return False
     shards = _known.get(optimizer)
-    if shards is None or shards.state is not optimizer.state or shards.count != len(optimizer.state):
+    if shards is None or not shards.fresh(optimizer):
         made = _Shards.of(optimizer)
         if made is None:
             return False
@@ -96,6 +96,12 @@ class _Shards:
             return None
         here = [[x for x in group if owned(x.placement)] for group in params]  # stages of a pipeline are elsewhere
         return cls(optimizer, here) if any(here) else None
+
+    def fresh(self, optimizer: Optimizer) -> bool:
+        """Whether its state and its groups of parameters are those that were seen."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        same = len(groups) == len(self.params) and all(a is b for a, b in zip(groups, self.params, strict=True))
+        return same and self.state is optimizer.state and self.count == len(optimizer.state)
 
     def dense(self, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:
         """Whether shards, state and these gradients lie row by row, without gaps."""

@@ -83,6 +83,8 @@ class Pipelined:
     @cached_property
     def ordered(self) -> bool:
         """Whether ranks keep to the order of the proof."""
+        if self.schedule.unpinned:
+            return True
         return max(map(len, self.places.values()), default=0) > 1 or settled(self.proof)
 
     @cached_property
@@ -110,7 +112,8 @@ class Pipelined:
         """In a process that owns all ranks: every group's queue is a thread."""
         ranks = {queue: ranks[0] for queue, ranks in self.places.items()}
         work = {actor.name: self.on_card(self.work(actor), ranks[actor.queue]) for actor in self.network.actors}
-        return Runtime(self.network, work, initial=self.weights.initial(self.network), name=name)
+        order = order_of(self.proof) if self.schedule.unpinned else None  # else weights would depend on the time
+        return Runtime(self.network, work, order=order, initial=self.weights.initial(self.network), name=name)
 
     def together(self, name: str) -> Runtime:
         """In one of several processes: the actors of this rank's group, and the ends of registers to others.
@@ -212,7 +215,7 @@ class Pipelined:
             return out
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        made = entry.run(self.weights.seen(self.shards[k], firing), *bundles)
+        made = entry.run(self.weights.seen(self.shards[k], firing, entry.name), *bundles)
         del bundles
         for at, bundle in zip(entry.gives, made, strict=False):
             out[at] = bundle

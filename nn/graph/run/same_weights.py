@@ -17,6 +17,7 @@ from ..compiler.codegen import Bundles
 from ..compiler.generated_calls import Shards
 from ..lower.instructions import LocalRegister
 from ..microbatch.batch import PieceKind
+from .tasks import Name
 from .variant import Variant
 
 __all__ = ["Fire", "SameWeights", "Sums", "Update"]
@@ -90,7 +91,7 @@ class SameWeights:
     def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
         return task(actor)
 
-    def seen(self, shards: Mapping[str, Shards], firing: Firing) -> Mapping[str, Shards]:
+    def seen(self, shards: Mapping[str, Shards], firing: Firing, task: Name) -> Mapping[str, Shards]:
         """The sources of a micro-batch, whatever the task."""
         return shards
 

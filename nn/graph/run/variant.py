@@ -82,7 +82,7 @@ class BoundTask:
     """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case."""
 
     def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str) -> None:
-        own, called = variant.tasks.tasks[name], name.shifted(shift)
+        self.name, own, called = name, variant.tasks.tasks[name], name.shifted(shift)
         ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
         mine = {port.register for port in ports if port.case in ("", case)}
         takes = [register for register in low.takes.get(called, ()) if register in mine]

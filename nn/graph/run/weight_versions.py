@@ -4,6 +4,10 @@ A register holds the weights of each chunk in several versions. The forward and 
 one, and a slot is free when both are done: PipeDream keeps as many as there are micro-batches under way, 2BW keeps two
 and updates every few micro-batches. Between two steps everything is finished, so that a step of the graph begins with
 the newest weights on all stages.
+
+Where a schedule reads weights unpinned, as PipeMare's does, no register has them: there is one version, which a forward
+reads at its time and its backward at its own. Where they are corrected, the backward reads them less `gap * velocity`:
+as many updates back as there were since the forward, at the pace of the mean of late ones.
 """
 
 from collections import defaultdict
@@ -24,6 +28,7 @@ from ..lower.instructions import Instruction, LocalRegister, Transfer
 from ..microbatch.batch import PieceKind
 from .same_weights import Fire, Sums, Update
 from .tasks import Name
+from .unpinned_weights import Velocity, check_only_read
 from .variant import Variant
 
 __all__ = ["WeightVersions"]
@@ -66,6 +71,13 @@ class WeightVersions:
                 f"samples are taken by their place\n"
                 f"  {schedule.name} has one step for all; or take a schedule with a flush, such as '1f1b'"
             )
+        if self.variant.backend == "autograd":
+            raise ScheduleError(
+                f"{name}: backend='autograd' keeps the weights of a forward by reference\n"
+                f"  {schedule.name} changes them before its backward; leave backend= out"
+            )
+        if schedule.unpinned:
+            check_only_read(self.variant, schedule.name, name)
         tasks = self.variant.tasks
         far = next((do for do in tasks.before if _leaves(tasks.transfers[do.number])), None)
         if far is not None:
@@ -95,6 +107,15 @@ class WeightVersions:
         for weight, register in tasks.grads.items():
             self.homes[self.chunk_of[register]][weight] = register
         self.seeing: dict[int, Running] = {}
+        self.unpinned = schedule.unpinned
+        self.velocity: dict[int, Velocity] = {}  # where weights are corrected; it goes on from step to step
+        self.updates: dict[int, int] = {}  # of each chunk in this step
+        self.read: dict[tuple[int, int], int] = {}  # of these, by chunk and micro-batch, those that its forward saw
+
+    def corrects(self, delays: Mapping[int, int]) -> None:
+        """Have chunks that read weights so many updates late corrected, if the schedule does that."""
+        if self.unpinned == "corrected":
+            self.velocity = {chunk: Velocity(late) for chunk, late in delays.items() if late}
 
     def prepare(self) -> None:
         """There is nothing that is done before or behind all micro-batches."""
@@ -102,6 +123,7 @@ class WeightVersions:
     def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
         """The weights that a step starts with."""
         self.held, self.update, self.sums = held, update, {self.key: {}}
+        self.updates, self.read = {}, {}
         return {self.key: held}
 
     def grads(self) -> dict[str, Shards]:
@@ -124,6 +146,11 @@ class WeightVersions:
 
     def first(self, chunk: int) -> Version:
         """The weights of a chunk as they are now, also where they are seen in another way."""
+        version = self.newest[chunk] = self.version(chunk, {name: self.held[name] for name in self.homes[chunk]})
+        return version
+
+    def version(self, chunk: int, weights: Mapping[str, Shards]) -> Version:
+        """These weights of a chunk with what others need of them."""
         names = self.homes[chunk]
         if chunk not in self.seeing:
             known, todo = set(names), []
@@ -134,14 +161,13 @@ class WeightVersions:
             made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
             self.seeing[chunk] = self.variant.running(f"before{chunk}", todo, Bundles((), (made,)))
         with torch.no_grad():
-            (seen,) = self.seeing[chunk].run(self.held)
-        version = self.newest[chunk] = Version({**{name: self.held[name] for name in names}, **seen})
-        return version
+            (seen,) = self.seeing[chunk].run({**self.held, **weights})
+        return Version({**weights, **seen})
 
     def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
         """The work of an actor: an update, or a task, which may hand an update the gradients that were added up."""
         if actor.name.startswith("U"):
-            return self.updating(int(actor.name[1:]))
+            return self.updating(int(actor.name[1:]), len(actor.gives))
         run = task(actor)
         chunk = Name.of(actor.cases[0] or actor.name).chunk
         ports = [give.register for give in actor.gives]
@@ -160,8 +186,8 @@ class WeightVersions:
 
         return fire
 
-    def updating(self, chunk: int) -> Fire:
-        """The work of a chunk's optimizer."""
+    def updating(self, chunk: int, width: int) -> Fire:
+        """The work of a chunk's optimizer, which gives the next version where a register has these."""
         of, takes = ref(self), tuple((slot,) for slot in self.slots_of.get(chunk, ()))
         home = self.variant.running(f"after{chunk}", self.after[chunk], Bundles(takes, (self.homes[chunk],)))
 
@@ -172,10 +198,20 @@ class WeightVersions:
             with torch.no_grad():
                 (grads,) = home.run(weights.held, *slot.value)
             weights.retire(chunk)
-            weights.update(grads)
-            return (weights.first(chunk),)
+            return weights.updated(chunk, grads)[:width]
 
         return fire
+
+    def updated(self, chunk: int, grads: Mapping[str, Shards]) -> tuple[Version]:
+        """A chunk's weights behind an update of them."""
+        velocity, own = self.velocity.get(chunk), {name: self.held[name] for name in self.homes[chunk]}
+        if velocity is not None:
+            velocity.before(own)
+        self.update(grads)
+        if velocity is not None:
+            velocity.after(own)
+        self.updates[chunk] = self.updates.get(chunk, 0) + 1
+        return (self.first(chunk),)
 
     def retire(self, chunk: int) -> None:
         """The newest version is about to change: a copy for those who hold it, if there are any."""
@@ -186,10 +222,27 @@ class WeightVersions:
         if held is not None:
             held.shards = {name: tuple(x.clone() for x in each) for name, each in shards.items()}
 
-    def seen(self, shards: Mapping[str, Shards], firing: Firing) -> Mapping[str, Shards]:
+    def seen(self, shards: Mapping[str, Shards], firing: Firing, task: Name) -> Mapping[str, Shards]:
         """The sources of a micro-batch with the version that a task is to see."""
+        if self.unpinned:
+            return {**shards, **self.unheld(task, firing.label).shards}
         version = next(slots[0].value for slots in firing.held if slots and isinstance(slots[0].value, Version))
         return {**shards, **version.shards}
+
+    def unheld(self, task: Name, number: int) -> Version:
+        """The weights that a task reads at its time, which is that of its chunk's queue."""
+        chunk = task.chunk
+        if chunk not in self.homes:
+            return Version({})  # nothing of it is trained
+        newest = self.newest.get(chunk) or self.first(chunk)
+        if chunk not in self.velocity:
+            return newest
+        if task.kind == "F":
+            self.read[chunk, number] = self.updates.get(chunk, 0)
+            return newest
+        late = self.updates.get(chunk, 0) - self.read[chunk, number]
+        own = {name: self.held[name] for name in self.homes[chunk]}
+        return self.version(chunk, self.velocity[chunk].back(own, late))
 
 
 def _forgotten(grads: Mapping[str, Shards]) -> None:

@@ -1,0 +1,70 @@
+"""A small real task: a model of bytes learns pages of this repository, the same samples in the same order each time."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+__all__ = ["Reader", "held_out", "letters", "reader", "read_loss"]
+
+BACK, WIDTH, LAYERS = 6, 48, 4
+PAGES = Path(__file__).resolve().parents[3] / "docs"
+
+
+class Layer(nn.Module):
+    """A residual layer on what was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return y
+
+
+class Reader(nn.Module):
+    """Guesses the byte behind the last few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.first = nn.Embedding(128, 16), nn.Linear(16 * BACK, WIDTH)
+        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.head = nn.Linear(WIDTH, 128)
+
+    def forward(self, text: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layers(self.first(self.bytes(text).flatten(1))))
+        return y
+
+
+def reader() -> Reader:
+    torch.manual_seed(0)
+    return Reader()
+
+
+def read_loss(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
+    return cross_entropy(model(text), following)
+
+
+@cache
+def _text() -> Tensor:
+    pages = b"".join((PAGES / name).read_bytes() for name in ("concepts.md", "boxing.md", "placement.md"))
+    return torch.tensor(list(pages)).clamp(max=127)
+
+
+def letters(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A batch of places in the first nine tenths of the text."""
+    text = _text()
+    return _at(torch.randint(len(text) * 9 // 10 - BACK, (samples,), generator=torch.Generator().manual_seed(seed)))
+
+
+def held_out() -> tuple[Tensor, Tensor]:
+    """Places in the last tenth."""
+    return _at(torch.arange(len(_text()) * 9 // 10, len(_text()) - BACK, 3))
+
+
+def _at(places: Tensor) -> tuple[Tensor, Tensor]:
+    text = _text()
+    return text[places[:, None] + torch.arange(BACK)], text[places + BACK]
