@@ -8,6 +8,7 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
     all_reduce           2 L (n-1)/n    2 log2 n hops
     all_reduce_once      L (n-1)        as exchange: every rank sends all it has to every other, where latency rules
     all_to_all, exchange    what a rank needs and does not hold; log2 n hops, but an eighth of a hop a message
+    halo, halo_sum       what a rank's windows see of others' pieces, and its gradient on the way back; one hop
 """
 
 from collections.abc import Callable
@@ -75,5 +76,7 @@ class Links(NamedTuple):
             hops *= 2
         elif kind in ("exchange", "all_to_all", "all_reduce_once"):
             hops = max(hops, (n - 1) / 8)
+        elif kind in ("halo", "halo_sum"):
+            hops = 1
         work = moved * EVERYBODY_ADDS if kind == "all_reduce_once" else moved
         return hops * latency + work / bandwidth

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
-from .state import Factors, Spans, State
+from .state import Factors, Spans, State, Window
 
 __all__ = [
     "NEVER",
@@ -207,6 +207,9 @@ class Match:
     every output; "avg" leaves P(sum) of means weighted by their share. An input in `addends` is added to the result, so
     that it is P where a summed factor is split. A factor in `shared` is as long as it says in these inputs:
     where that cannot be split evenly these inputs stay whole, and if there are none, it is not split.
+
+    `windows` are of ops whose results look beyond a rank's piece: where such a factor is split, ranks are given of the
+    input what their part of the result sees. The size of the factor is then that of the result's dim.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -220,6 +223,8 @@ class Match:
     local: "LocalFunction | None" = None
     also: "tuple[Way, ...]" = ()  # ways that no factor says, from the states in which the inputs lie now
     unread: frozenset[int] = frozenset()  # factors of which `local` looks for no places
+    windows: Mapping[tuple[int, int], Window] = field(default_factory=dict)  # (input, factor) -> how it is seen
+    near: "LocalFunction | None" = None  # what ranks run, in the place of `local`, where such a factor is split
 
     def whole(self, factor: int, parts: int) -> frozenset[int] | None:
         """The inputs that stay whole though they have a factor that is split in so many parts; None if it cannot be."""
@@ -231,6 +236,8 @@ class Match:
     def may_have_holes(self, factor: int, cut: Factors, sizes: tuple[int, ...]) -> bool:
         """Whether a factor may be cut so: local functions count on one piece of what they look at, and holes that are
         not even leave ranks with nothing sooner than plain pieces do."""
+        if any(f == factor for _, f in self.windows):
+            return False
         if self.local is None:
             return self.hollow
         return factor in self.unread and self.sizes[factor] % prod(sizes[f] if f >= 0 else -f for f in cut) == 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .call import Call, Match, Piece, Way, map_tensors
-from .choose import all_ways, divides
+from .choose import all_ways, divides, with_windows
 from .registry import find
 from .schema import named_op
 from .state import Factors, Runs, State
@@ -107,7 +107,7 @@ def _states_along(whole: Tensor, sizes: Sequence[int]) -> list[State]:
     return found
 
 
-def expand_line(match: Match, op: TriedOp, ranks: int) -> list[Way]:
+def expand_line(match: Match, op: TriedOp, ranks: int, tensors: Sequence[Tensor]) -> list[Way]:
     """Every signature that a match allows on a grid of one axis."""
 
     def dims(tensors: tuple[tuple[int, ...], ...], factor: int | None) -> list[State]:
@@ -129,6 +129,9 @@ def expand_line(match: Match, op: TriedOp, ranks: int) -> list[Way]:
         if kind is not None:
             inputs = [partial(match.inputs[at]) if at in match.addends else s for at, s in enumerate(inputs)]
             outputs = [partial(tensor, "sum" if kind == "avg" else kind) for tensor in match.outputs]
+        if any(f == factor for _, f in match.windows):
+            local = match.near
+            inputs = [with_windows(match, at, s, tensors[at].shape, (ranks,)) for at, s in enumerate(inputs)]
         if kind == "avg" and local is None:
             local = _weighted(op, match, factor)
         ways.append(Way(tuple(inputs), tuple(outputs), local))
@@ -160,7 +163,7 @@ def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
         if found is None:
             return []
         if isinstance(found, Match):
-            return [way for way in expand_line(found, op, ranks) if not _bool_addends(trial, way)]
+            return [way for way in expand_line(found, op, ranks, trial.inputs) if not _bool_addends(trial, way)]
         for way in found:
             ways.setdefault((way.inputs, way.outputs), way)
     return list(ways.values())

@@ -6,6 +6,7 @@ splits now, the group that is partial now, and, where that is not allowed, the i
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 from .call import NEVER, Call, LocalFunction, Match, Piece, Way
 from .registry import RuleAnswer
 from .signature import Reduction
-from .state import Factors, State
+from .state import Factors, State, Window, spans
 
 __all__ = [
     "AxisUse",
@@ -26,6 +27,7 @@ __all__ = [
     "divides",
     "everywhere",
     "way_by",
+    "with_windows",
 ]
 
 # Seconds of bringing this input into this state, and of bringing its gradient back.
@@ -64,6 +66,7 @@ def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
     """Every way of a call, whatever its inputs suggest; `fits` says whether axes of such sizes may cut a dim.
 
     No rank is left with nothing then, so that holes are kept but where a local function looks for places of a dim.
+    Nor does one see what others have: factors with windows stay whole.
     """
     if not isinstance(answer, Match):
         return [*(answer or ()), everywhere(call)]
@@ -74,6 +77,8 @@ def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
         else [NOTHING]
         for size in call.sizes
     ]
+    seen = {f for _, f in answer.windows}
+    options = [[use for use in uses if use[0] != "split" or use[1] not in seen] for uses in options]
     lengths = _lengths(call, answer)
     places = answer.reduced if answer.local is not None else ()  # of these factors it looks for
     found = {}
@@ -213,18 +218,38 @@ def way_by(call: Call, match: Match, doing: Sequence[AxisUse], order: CutOrder) 
         State(tuple(splits.get(f, ()) if (i, f) not in whole else () for f in dims), tuple(sorted(partial)))
         for i, (dims, partial) in enumerate(zip(match.inputs, partial_in, strict=True))
     )
+    local = match.local
+    if any(f in splits for _, f in match.windows):
+        local = match.near
+        shapes = [tuple(x.shape) for x in call.inputs]
+        inputs = tuple(with_windows(match, i, state, shapes[i], call.sizes) for i, state in enumerate(inputs))
     outputs = tuple(
         State(tuple(splits.get(f, ()) for f in dims), tuple(sorted(partial_out)), reduction) for dims in match.outputs
     )
     means = [f for f in splits if match.reduced.get(f) == "avg"]
-    return Way(inputs, outputs, _weighted(call, match, means) if means else match.local)
+    return Way(inputs, outputs, _weighted(call, match, means, local) if means else local)
 
 
-def _weighted(call: Call, match: Match, means: Sequence[int]) -> LocalFunction:
+def with_windows(match: Match, i: int, state: State, shape: Sequence[int], sizes: tuple[int, ...]) -> State:
+    """The state of an input with what windows see; without them where every rank has just that."""
+    found = [match.windows.get((i, f)) if cut else None for f, cut in zip(match.inputs[i], state.dims, strict=True)]
+    for d, (window, n) in enumerate(zip(found, shape, strict=True)):
+        if window is not None and _sees_pieces(window, n, state.dims[d], sizes):
+            found[d] = None
+    return state._replace(windows=tuple(found)) if any(found) else state
+
+
+@lru_cache(maxsize=1 << 12)
+def _sees_pieces(window: Window, length: int, cut: Factors, sizes: tuple[int, ...]) -> bool:
+    each = product(*(range(n) if a in cut else range(1) for a, n in enumerate(sizes)))
+    return all(spans(length, cut, at, sizes) == window.seen(spans(window.size, cut, at, sizes), length) for at in each)
+
+
+def _weighted(call: Call, match: Match, means: Sequence[int], inner: LocalFunction | None) -> LocalFunction:
     """The op, whose mean over a rank's part counts by that part's share of the whole."""
     places = [next((i, dims.index(f)) for i, dims in enumerate(match.inputs) if f in dims) for f in means]
     whole = prod(match.sizes[f] for f in means)
-    run = match.local or (lambda piece, *args, **kwargs: call.op(*args, **kwargs))
+    run = inner or (lambda piece, *args, **kwargs: call.op(*args, **kwargs))
 
     def local(piece: Piece, *args: Any, **kwargs: Any) -> Any:
         held = prod(sum(hi - lo for lo, hi in piece.spans(i, dim)) for i, dim in places)

@@ -21,7 +21,7 @@ from ..placement.errors import SbpError, ShapeError
 from ..placement.grid import placement as make_placement
 from ..placement.notebook import grid_table
 from .signature import B, P, Partial, S, Sbp, Split
-from .state import Lie, Runs, Spans, State, spans, state_of
+from .state import Lie, Runs, Spans, State, state_of
 from .text import SbpLike, signature
 
 __all__ = ["Layout", "RunLayout", "layout", "memory_gaps", "memory_order"]
@@ -110,6 +110,7 @@ class Layout:
         odd = [(d, f) for d, f in enumerate(self.state.dims) if list(f) != sorted(f) or any(x < 0 for x in f)]
         names = self.placement.names or tuple(map(str, range(self.placement.ndim)))
         notes = [f"dim {d}: " + ", ".join(names[x] if x >= 0 else f"all {-x}" for x in f) for d, f in odd]
+        notes += [f"dim {d} seen from {w}" for d, w in enumerate(self.state.windows) if w is not None]
         return text + (f" [{'; '.join(notes)}]" if notes else "")
 
     def held(self, rank: int) -> str:
@@ -156,8 +157,7 @@ class Layout:
 
     def spans(self, rank: int) -> tuple[Spans, ...]:
         """For each dim, the index ranges that `rank` holds."""
-        where, sizes = self.placement.coords(rank), self.placement.shape
-        return tuple(spans(n, f, where, sizes) for n, f in zip(self.shape, self.state.dims, strict=True))
+        return self.state.spans(self.shape, self.placement.coords(rank), self.placement.shape)
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """The shape of what `rank` holds; a dim shorter than its ranks leaves some with 0."""
@@ -166,6 +166,8 @@ class Layout:
     @cached_property
     def even(self) -> bool:
         """Whether every rank holds as much, and of the same shape, as all cuts leave no remainder."""
+        if self.state.windows:
+            return False
         sizes = self.placement.shape
         cuts = (prod(sizes[f] if f >= 0 else -f for f in factors) for factors in self.state.dims)
         return all(n % cut == 0 for n, cut in zip(self.shape, cuts, strict=True))

@@ -10,6 +10,13 @@ piece of its own index) or a *hole*, written -k (cut in k, and the rank holds al
 Signatures that a user writes have ascending axes and no holes; the rest are stops on a good route, and what views make.
 
 An axis may have *lengths*: as many ranks as there are samples, in `Runs` of which each is held in one place.
+
+Where an op's windows reach over the ends of pieces, as those of a convolution do, ranks take what their windows see:
+pieces that overlap. A `Window` says of a dim how another looks at it, and that one is cut by the factors:
+
+    8 rows over 2 ranks, windows of 3      ranks see   0 1 2 3 4   and   3 4 5 6 7
+
+Their gradients lie so too, and then *add*: a row that two ranks saw has two addends.
 """
 
 from collections.abc import Iterable
@@ -22,8 +29,8 @@ from typing import NamedTuple, TypeAlias
 from .signature import B, P, Reduction, S, Sbp
 
 __all__ = [
-    "Factors", "Lie", "Runs", "Spans", "State", "drop", "extent", "fill", "local_numel", "overlap", "pieces", "spans",
-    "state_of", "trim",
+    "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "overlap", "pieces",
+    "spans", "state_of", "trim",
 ]  # fmt: skip
 
 Factors: TypeAlias = tuple[int, ...]
@@ -31,17 +38,80 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]
 Overlap: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
+class Window(NamedTuple):
+    """How a dim is seen by another of `size`: its place o sees those from (o * step + first) / per to
+    (o * step + last) / per, both rounded inwards, as far as there are such places.
+
+    >>> Window(4, -1, 1).seen(((0, 2),), 8), Window(4, -1, 1, step=2).seen(((1, 3),), 8)
+    (((0, 3),), ((1, 6),))
+    """
+
+    size: int
+    first: int
+    last: int
+    step: int = 1
+    per: int = 1
+    adds: bool = False  # what ranks hold of one place are addends, as of a gradient
+
+    def seen(self, by: Spans, length: int) -> Spans:
+        """The places of a dim of this length that are seen from these of the other, each once."""
+        found: list[tuple[int, int]] = []
+        for lo, hi in by:
+            first = max(0, -(-(lo * self.step + self.first) // self.per))
+            end = min(length, ((hi - 1) * self.step + self.last) // self.per + 1)
+            if found and first <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            elif first < end:
+                found.append((first, end))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        """In words, for who reads a layout: which places a place o of the other dim sees."""
+        o = "o" if self.step == 1 else f"{self.step}o"
+        ends = " to ".join(o + (f"{k:+}" if k else "") for k in (self.first, self.last))
+        return (ends if self.per == 1 else f"({ends}) / {self.per}") + (", addends" if self.adds else "")
+
+
 class State(NamedTuple):
-    """The factors of each dim, and the axes on which ranks hold addends (of one reduction: two do not commute)."""
+    """The factors of each dim, and the axes on which ranks hold addends (of one reduction: two do not commute).
+
+    `windows` has one entry a dim, None where ranks hold pieces; it is empty if they do so of all.
+    """
 
     dims: tuple[Factors, ...]
     partial: tuple[int, ...] = ()
     reduction: Reduction = "sum"
+    windows: tuple[Window | None, ...] = ()
 
     @property
     def split(self) -> frozenset[int]:
         """The axes that split some dim."""
         return frozenset(f for factors in self.dims for f in factors if f >= 0)
+
+    @property
+    def plain(self) -> "State":
+        """The same with pieces that do not overlap."""
+        return self._replace(windows=()) if self.windows else self
+
+    @property
+    def adds(self) -> bool:
+        """Whether pieces that overlap are addends there."""
+        return any(window is not None and window.adds for window in self.windows)
+
+    @property
+    def seen_over(self) -> tuple[int, ...]:
+        """The axes that cut dims of which ranks hold what their windows see."""
+        cuts = (f for f, window in zip(self.dims, self.windows, strict=False) if window is not None)
+        return tuple(sorted(a for factors in cuts for a in factors if a >= 0))
+
+    def spans(self, shape: tuple[int, ...], coords: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Spans, ...]:
+        """For each dim of a tensor of this shape, the index ranges that the rank at `coords` holds."""
+        if not self.windows:
+            return tuple(spans(n, f, coords, sizes) for n, f in zip(shape, self.dims, strict=True))
+        return tuple(
+            spans(n, f, coords, sizes) if window is None else window.seen(spans(window.size, f, coords, sizes), n)
+            for n, f, window in zip(shape, self.dims, self.windows, strict=True)
+        )
 
     def sbp(self, ndim: int) -> tuple[Sbp, ...]:
         """The signature as a user would write it, where nesting order and holes do not show."""
@@ -65,9 +135,10 @@ class Lie(NamedTuple):
     def dual(self) -> "Lie":
         """How the gradient lies; that of a maximum comes whole to all who may hold it."""
         state, grads = self
+        windows = tuple(window and window._replace(adds=not window.adds) for window in state.windows)
         if state.reduction != "sum":
-            return Lie(State(state.dims, tuple(sorted({*grads, *state.partial}))))
-        return Lie(State(state.dims, grads), state.partial)
+            return Lie(State(state.dims, tuple(sorted({*grads, *state.partial})), windows=windows))
+        return Lie(State(state.dims, grads, windows=windows), state.partial)
 
 
 def state_of(sbp: tuple[Sbp, ...], ndim: int, sizes: tuple[int, ...]) -> State:

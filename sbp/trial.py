@@ -191,12 +191,25 @@ def unlike(shards: Sequence[Tensor], whole: Tensor, lay: Layout) -> str | None:
             return f"rank {rank}: {shard.dtype} {tuple(shard.shape)} instead of {whole.dtype} {lay.local_shape(rank)}"
         where = tuple(0 if a in lay.state.partial else i for a, i in enumerate(p.coords(rank)))
         groups.setdefault(where, []).append(rank)
+    if lay.state.adds:
+        return _unlike_overlaps(shards, whole, lay)
     for ranks in groups.values():
         value = reduce(COMBINE[lay.state.reduction], [shards[rank].detach() for rank in ranks])
         want = _cut(whole, lay.spans(ranks[0]))
         if not _close(value, want):
             return f"ranks {ranks}: {_short(value)} instead of {_short(want)}"
     return None
+
+
+def _unlike_overlaps(shards: Sequence[Tensor], whole: Tensor, lay: Layout) -> str | None:
+    """The same of pieces that overlap, where they add up; what other axes repeat counts once."""
+    p, total = lay.placement, torch.zeros_like(whole)
+    counts = lay.state.split | {*lay.state.partial}
+    for rank, shard in zip(p.flat, shards, strict=True):
+        if all(at == 0 or axis in counts for axis, at in enumerate(p.coords(rank))):
+            spans = [held[0] if held else (0, 0) for held in lay.spans(rank)]
+            total[tuple(slice(*span) for span in spans)] += shard.detach()
+    return None if _close(total, whole) else f"all ranks: {_short(total)} instead of {_short(whole)}"
 
 
 def _backward(
@@ -217,7 +230,8 @@ def _backward(
 
 def _dual(state: State, live: frozenset[int]) -> State:
     """How the gradient lies; a B on an axis where something is split or partial has a partial gradient."""
-    return State(state.dims, tuple(sorted(live - state.split - set(state.partial))))
+    windows = tuple(window and window._replace(adds=True) for window in state.windows)
+    return State(state.dims, tuple(sorted(live - state.split - set(state.partial))), windows=windows)
 
 
 def _terms(whole: Tensor, count: int, reduction: str) -> list[Tensor]:

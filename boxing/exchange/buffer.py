@@ -53,6 +53,8 @@ def finish(
     """
     if program.terms:
         return _combined(program, rank, buffer, received, reduction, fresh)
+    if program.adds:
+        return _overlapping(program, rank, buffer, received)
     if out is None:
         out = buffer.new_empty(program.shape)
         keep(program, buffer, out)
@@ -107,6 +109,21 @@ def _combined(
     # The sum is made in one of the first two terms where that is ours to overwrite; fresh memory costs page faults.
     spare = next((t for r, t in zip(program.terms[:2], terms, strict=False) if r in fresh), None)
     return place(program, combine(terms, reduction, spare))
+
+
+def _overlapping(program: RankProgram, rank: int, buffer: Tensor, received: Callable[[int], Tensor]) -> Tensor:
+    """Boxes added to where they belong, in the order of the group, so that all ranks add alike."""
+    out = buffer.new_zeros(program.shape)
+    coming = {peer: boxes for peer, boxes, _ in program.receives}
+    for member in program.group:
+        boxes, at = program.keep if member == rank else coming.get(member, ()), 0
+        data = pack(buffer, boxes) if member == rank and boxes else received(member) if boxes else out
+        for box in boxes:
+            target = part(out, box, 1)
+            source = data if len(boxes) == 1 else data.narrow(0, at, target.numel())
+            target.add_(source.reshape(target.shape))
+            at += target.numel()
+    return out
 
 
 def in_place(out: Tensor, boxes: tuple[PieceCut, ...], data: Tensor) -> bool:

@@ -27,7 +27,7 @@ def post(pg: "ProcessGroup", sent: Sent, exchange: Exchange) -> Posting:
         piece = plain(pack(buffer, boxes))
         sent.add(rank, piece.nbytes)
         works.append(pg.send([piece], peer, tag))
-    out = None if program.terms else buffer.new_empty(program.shape)
+    out = None if program.terms or program.adds else buffer.new_empty(program.shape)
     for coming in program.receives:
         data[coming.peer] = target = landing(coming, out, buffer)
         works.append(pg.recv([target], coming.peer, tag))

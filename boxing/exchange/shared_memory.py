@@ -122,7 +122,7 @@ class Shared:
                 mail.outgoing[peer].put(self.tag, _own_values(piece))
             else:
                 self._queue(peer, iter(_chunks(plain(piece), mail.slot)))
-        self.out = None if program.terms else buffer.new_empty(program.shape)
+        self.out = None if program.terms or program.adds else buffer.new_empty(program.shape)
         if self.out is not None:
             keep(program, buffer, self.out)
 

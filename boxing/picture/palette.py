@@ -21,12 +21,12 @@ FAMILIES = {
     "gather": Family(("all_gather",), "#0b4f9e", "#cfe3ff", "#a9cdff", "#15355f"),
     "scatter": Family(("reduce_scatter",), "#8a4300", "#ffe0bd", "#ffc38a", "#593406"),
     "reduce": Family(("all_reduce", "all_reduce_once"), "#a3191f", "#ffd3d3", "#ffb0b0", "#661c22"),
-    "exchange": Family(("all_to_all", "exchange"), "#5b2fb0", "#e3d8ff", "#cdb8ff", "#3f2a72"),
+    "exchange": Family(("all_to_all", "exchange", "halo", "halo_sum"), "#5b2fb0", "#e3d8ff", "#cdb8ff", "#3f2a72"),
     "transfer": Family(("transfer",), "#0c6b50", "#c9f0e2", "#8fe3c6", "#0e4a3a"),
 }
 SHORT = {
     "all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_reduce_once": "AR1",
-    "all_to_all": "A2A", "exchange": "EX", "transfer": "TR",
+    "all_to_all": "A2A", "exchange": "EX", "halo": "HALO", "halo_sum": "HALO+", "transfer": "TR",
 }  # fmt: skip
 
 

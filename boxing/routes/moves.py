@@ -15,7 +15,8 @@ from ...placement import Cluster, Placement
 from ...placement.grid import placement as make_placement
 from ...placement.links import Links, Price
 from ...sbp import Layout, State
-from .program import transfer
+from ...sbp.state import overlap
+from .program import collective, transfer
 from .route import search
 
 __all__ = ["EXCHANGES", "FLAT", "LOCAL", "REDUCING", "Move", "moves"]
@@ -23,6 +24,7 @@ __all__ = ["EXCHANGES", "FLAT", "LOCAL", "REDUCING", "Move", "moves"]
 LOCAL = frozenset({"slice", "to_partial", "to_device"})  # nothing is sent
 FLAT = frozenset({"all_reduce", "all_reduce_once"})  # boxes count the elements of the flattened buffer
 REDUCING = frozenset({"reduce_scatter", "all_reduce", "all_reduce_once"})  # addends become sums
+SOME = 256  # ranks that are looked at for a price
 EXCHANGES = {"all_reduce": 2}  # exchanges a move takes, where it is not one
 
 
@@ -62,6 +64,8 @@ def _merged(moves: Iterable[Move]) -> Iterator[Move]:
 
 def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
     p, q = src.placement, dst.placement
+    if src.state.windows or dst.state.windows:
+        return _through_windows(src, dst, cluster)
     if p is q:
         return _within(src, dst.state, cluster)
     if p.type != q.type:
@@ -79,6 +83,57 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
         if a and b:
             return _within(a, b.state, cluster)
     return _between(src, dst, cluster)
+
+
+def _through_windows(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
+    """Moves to, or from, pieces that overlap: from the pieces that do not, of which neighbours send what is missing.
+
+    What is whole is cut, without any sending; and addends that are wanted as addends of the whole stay where they are.
+    """
+    if src is dst or (src.placement is dst.placement and src.state == dst.state):
+        return []
+    if src.placement is dst.placement:
+        if _covers(src, dst):
+            return [Move("slice", src, dst, (), Price(0.0, 0.0))]
+        if _stays_addend(src, dst):
+            return [Move("to_partial", src, dst, src.state.seen_over, Price(0.0, 0.0))]
+    if src.state.windows:
+        pieces = src.with_state(src.state.plain)
+        first = [_halo("halo_sum", src, pieces, cluster)]
+        assert src.state.adds, "what windows saw goes nowhere else"
+        return [*first, *_way(pieces, dst, cluster)]
+    pieces = dst.with_state(dst.state.plain)
+    return [*_way(src, pieces, cluster), _halo("halo", pieces, dst, cluster)]
+
+
+def _halo(kind: str, src: Layout, dst: Layout, cluster: Cluster) -> Move:
+    """One exchange between those that hold what others see; its price is exact for few ranks."""
+    axes = (dst if dst.state.windows else src).state.seen_over
+    ranks = src.placement.flat[:SOME]
+    received = max(sum(part.numel for part in collective(src, dst, axes, r).receives) for r in ranks)
+    size = received * src.dtype.itemsize
+    seconds = Links.of(src.placement, cluster).seconds(kind, axes, float(size)) if size else 0.0
+    return Move(kind, src, dst, axes, Price(seconds, float(size)))
+
+
+def _covers(src: Layout, dst: Layout) -> bool:
+    """Whether every rank holds already all that its windows see."""
+    if src.state.partial != dst.state.partial or src.state.reduction != dst.state.reduction or src.state.adds:
+        return False
+    return dst.state.windows != () and all(
+        sum(n for _, _, n in overlap(a, b)) == sum(hi - lo for lo, hi in b)
+        for rank in src.placement.flat
+        for a, b in zip(src.spans(rank), dst.spans(rank), strict=True)
+    )
+
+
+def _stays_addend(src: Layout, dst: Layout) -> bool:
+    """Whether addends of what windows saw are wanted as addends of the whole: each fills what it lacks with zeros."""
+    over, windows = {*src.state.seen_over}, src.state.windows
+    if not src.state.adds or dst.state.windows or dst.state.reduction != "sum":
+        return False
+    whole = tuple(() if window else f for f, window in zip(src.state.dims, windows, strict=True))
+    return dst.state.dims == whole and {*dst.state.partial} == {*src.state.partial, *over}
 
 
 def _typed(p: Placement, kind: str) -> Placement:

@@ -38,6 +38,7 @@ class RankProgram:
     terms: tuple[int, ...] = ()
     group: tuple[int, ...] = ()  # every rank of this exchange, in one order for all
     flat: bool = False  # boxes count elements of the flattened buffer
+    adds: bool = False  # boxes overlap where they are written, and are added up there
     _stacked: bool | None = None
 
     @cached_property
@@ -56,7 +57,7 @@ class RankProgram:
     def gathers(self) -> bool:
         """Whether every rank sends all it has to every other: an all_gather of even pieces."""
         whole = all(_read(part.boxes) == _read(self.keep) for part in self.sends)
-        return bool(self.even) and not self.terms and whole
+        return bool(self.even) and not self.terms and not self.adds and whole
 
     def stacked(self, rank: int) -> bool:
         """Whether the pieces of an even all_gather, in the order of their ranks, are the result as it lies."""
@@ -90,6 +91,7 @@ def collective(src: Layout, dst: Layout, axes: tuple[int, ...], rank: int) -> Ra
         _parts((q, _boxes(src.spans(q), need)) for q in group if q != rank),
         group if reduces else (),
         group,
+        adds=src.state.adds,
     )
 
 

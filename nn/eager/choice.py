@@ -10,7 +10,7 @@ from ...placement.links import Links
 from ...sbp import Layout
 from ...sbp.call import Call, Way, numbered
 from ...sbp.choose import PriceOf, candidates, choose
-from ...sbp.joint.move_cost import each_moved
+from ...sbp.joint.move_cost import each_moved, seen_seconds
 from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up, promotes, rounded
@@ -145,7 +145,14 @@ def prices(tensors: Sequence[GlobalTensor], where: Placement, ways: Sequence[Way
         else:
             moves.append((to, to, 0))
     if moves:
-        seconds = each_moved(moves, Links.of(where, default_cluster(where))).tolist()
+        links = Links.of(where, default_cluster(where))
+        seconds = each_moved(moves, links).tolist()
+        for at, (i, to) in enumerate(pairs):
+            if to.windows:
+                of = tensors[i]._layout
+                halo = seen_seconds(of.state, to, of.shape, of.dtype.itemsize, links)
+                seconds[2 * at] += halo
+                seconds[2 * at + 1] += halo * learns[i]
         known.update(zip(pairs, zip(seconds[::2], seconds[1::2], strict=True), strict=True))
     return lambda i, state: known[i, state]
 

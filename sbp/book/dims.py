@@ -144,14 +144,6 @@ def flip(call: Call) -> Match | None:
     return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)
 
 
-@register("unfold")
-def unfold(call: Call) -> Match:
-    """Windows along a dim reach into each other."""
-    ndim = call.inputs[0].dim()
-    labels = [None if d == call.bound["dimension"] % max(ndim, 1) else d for d in range(ndim)]
-    return labelled(call, [labels], [[*labels, None]], linear=[(0,)], hollow=True)
-
-
 @register("view_as_real", "view_as_real_copy")
 def view_as_real(call: Call) -> Match:
     dims = range(call.inputs[0].dim())

@@ -7,16 +7,18 @@ times as long, and only those of the plan that wins are needed.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...placement.links import Links
-from ..state import Factors, State, local_numel
+from ..state import Factors, State, local_numel, overlap
 from .problem import Vector
 
-__all__ = ["crossed", "each_moved", "local_bytes", "moved"]
+__all__ = ["crossed", "each_moved", "local_bytes", "moved", "seen_seconds"]
 
 
 def local_bytes(states: Sequence[State], shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> Vector:
@@ -28,7 +30,12 @@ def moved(src: Sequence[State], dst: Sequence[State], shape: tuple[int, ...], it
     """Seconds of a tensor from each state of `src` (a row) to each of `dst` (a column)."""
     local = local_bytes(src, shape, itemsize, links.sizes)[:, None].repeat(len(dst), 1)
     ndim = len(links.sizes)
-    return _seconds(_codes(src, ndim)[:, None], _codes(dst, ndim)[None, :], local, links)
+    time = _seconds(_codes(src, ndim)[:, None], _codes(dst, ndim)[None, :], local, links)
+    for i, a in enumerate(src):
+        for j, b in enumerate(dst):
+            if a.windows or b.windows:
+                time[i, j] += seen_seconds(a, b, shape, itemsize, links)
+    return time
 
 
 def each_moved(moves: Sequence[tuple[State, State, float]], links: Links) -> Vector:
@@ -36,6 +43,29 @@ def each_moved(moves: Sequence[tuple[State, State, float]], links: Links) -> Vec
     src, dst, local = zip(*moves, strict=True)
     ndim = len(links.sizes)
     return _seconds(_codes(src, ndim), _codes(dst, ndim), np.array(local, dtype=np.float64), links)
+
+
+def seen_seconds(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links: Links) -> float:
+    """Seconds in which ranks get what their windows see, or give its gradient back; none where it is whole there."""
+    wide = dst if dst.windows else src
+    over = {*wide.seen_over}
+    free = over <= {*dst.partial} if wide is src else over.isdisjoint({*src.split, *src.partial})
+    if src == dst or free:
+        return 0.0
+    return links.seconds("halo", wide.seen_over, float(halo_numel(wide, shape, links.sizes) * itemsize))
+
+
+@lru_cache(maxsize=1 << 12)
+def halo_numel(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Elements that a rank has of others in a state with windows: the most of any."""
+    each = product(*(range(n) if a in state.seen_over else range(1) for a, n in enumerate(sizes)))
+    most = 0
+    for at in each:
+        wide, own = state.spans(shape, at, sizes), state.plain.spans(shape, at, sizes)
+        held = prod(sum(hi - lo for lo, hi in dim) for dim in wide)
+        kept = prod(sum(n for _, _, n in overlap(a, b)) for a, b in zip(own, wide, strict=True))
+        most = max(most, held - kept)
+    return most
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]

@@ -160,7 +160,7 @@ def differences(call: Call) -> Iterator[str]:
     with nullcontext() if learns(call) else torch.no_grad():
         for ranks in (2, 3):
             trial = Trial(call.op, call.args, call.kwargs, (ranks,))
-            for way in expand_line(match, call.op, ranks):
+            for way in expand_line(match, call.op, ranks, call.inputs):
                 if mixed and any(state.partial for state in way.inputs):
                     continue  # addends of less precision than the result add up with less
                 if trouble := trial.differs(way):

@@ -109,6 +109,6 @@ def test_a_wrong_and_a_missing_signature_both_show(op: Any) -> None:
 def test_means_are_weighted_by_their_share() -> None:
     match = Match(inputs=((0, 1),), outputs=((0,),), sizes=(2, 5), reduced={1: "avg"}, linear=((0,),))
     args = torch.randn(2, 5, dtype=F64), [1]
-    ways = expand_line(match, ATEN.mean.dim, 3)
+    ways = expand_line(match, ATEN.mean.dim, 3, args[:1])
     assert [way.outputs[0].sbp(1)[0].__repr__() for way in ways] == ["B", "P", "P"]
     assert all(check_way(ATEN.mean.dim, args, {}, way, (3,)) is None for way in ways)

@@ -84,7 +84,7 @@ def test_no_signature_that_is_left_out_would_be_cheaper(name: str, ranks: int) -
             pairs = zip(states, way.inputs, strict=True)  # noqa: B023 called at once
             return any(need.partial and not have.partial for have, need in pairs)
 
-        every = min(price(way) for way in expand_line(found, call.op, ranks) if not pads(way))
+        every = min(price(way) for way in expand_line(found, call.op, ranks, call.inputs) if not pads(way))
         assert min(map(price, candidates(call, found))) <= every * 1.000001, states
 
 
@@ -96,7 +96,7 @@ def test_what_fits_need_not_move(name: str) -> None:
         call = call_of(name, shapes, states, (2,))
         found = find(call)
         assert isinstance(found, Match)
-        every = expand_line(found, call.op, 2)
+        every = expand_line(found, call.op, 2, call.inputs)
         looked_at = candidates(call, found)
         for i, state in enumerate(states):
             if state.split and any(way.inputs[i] == state for way in every):

@@ -14,6 +14,7 @@ from ....sbp.call import mapped
 from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
+from ....sbp.state import Window
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from .syntax import (
     BackLine,
@@ -217,9 +218,11 @@ class _Reader:
         except SbpflowError as error:
             raise _misread(lie.sbp[0], error) from None
         state, dims = plain.state, list(plain.state.dims)
+        windows: list[Window | None] = [None] * len(shape)
         for note in lie.notes:
             said = str(note.about)
-            factors = tuple(_factor(f, place, holes=said == "dim") for f in note.factors if said != "reduction")
+            axes = said not in ("reduction", "window")
+            factors = tuple(_factor(f, place, holes=said == "dim") for f in note.factors if axes)
             match said:
                 case "dim":
                     dims[_dim(note, len(shape))] = factors
@@ -229,10 +232,13 @@ class _Reader:
                     state = state._replace(reduction=_reduction(note))
                 case "gradient":
                     partial = factors
+                case "window":
+                    windows[_dim(note, len(shape))] = _window(note)
                 case other:
-                    fix = near(other, ["dim 0", "partial", "reduction", "gradient"])
+                    fix = near(other, ["dim 0", "partial", "reduction", "gradient", "window 0"])
                     raise Misread(note.about, f"{other!r} says nothing of a layout", fix)
-        return Layout(place, State(tuple(dims), state.partial, state.reduction), shape, dtype, partial, plain.sbp)
+        held = State(tuple(dims), state.partial, state.reduction, tuple(windows) if any(windows) else ())
+        return Layout(place, held, shape, dtype, partial, plain.sbp)
 
 
 def _misread(at: Token, error: SbpflowError) -> Misread:
@@ -284,6 +290,18 @@ def _factor(factor: Factor, place: Placement, *, holes: bool) -> int:
     if place.names is None or axis not in place.names:
         raise Misread(first, f"{place} has no axis {first}", near(str(axis), names))
     return names.index(str(axis))
+
+
+def _window(note: Note) -> Window:
+    """`window 2: 16, -1, 1, 1, 1`: the size of the dim that sees this one, first and last, step, and per."""
+    words = [str(factor.first) for factor in note.factors]
+    adds = words[-1:] == ["adds"]
+    numbers = [int(word) for word in words[: len(words) - adds] if word.lstrip("-").isdecimal()]
+    if len(numbers) != 5 or len(words) != 5 + adds or min(numbers[0], numbers[3] - 1, numbers[4] - 1) < 0:
+        fix = "write five whole numbers: size, first, last, step, per; and `adds` for addends"
+        raise Misread(note.about, "a window cannot be read", fix)
+    size, first, last, step, per = numbers
+    return Window(size, first, last, step, per, adds)
 
 
 def _dim(note: Note, ndim: int) -> int:

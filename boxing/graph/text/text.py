@@ -228,6 +228,9 @@ def _notes(state: State, usual: State, place: Placement) -> Iterator[str]:
         yield f"partial: {_factors(state.partial, place)}".rstrip()
     if state.reduction != usual.reduction:
         yield f"reduction: {state.reduction}"
+    for dim, window in enumerate(state.windows):
+        if window is not None:
+            yield f"window {dim}: {', '.join(map(str, window[:5]))}" + (", adds" if window.adds else "")
 
 
 def _factors(factors: tuple[int, ...], place: Placement) -> str:

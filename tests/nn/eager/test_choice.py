@@ -123,7 +123,7 @@ def owed(out: Layout) -> int:
 def signatures(call: Call, ranks: int) -> list[Way]:
     """What the op may do on one axis: OneFlow always adds B everywhere."""
     found = find(call)
-    ways = expand_line(found, call.op, ranks) if isinstance(found, Match) else list(found or ())
+    ways = expand_line(found, call.op, ranks, call.inputs) if isinstance(found, Match) else list(found or ())
     return [*ways, everywhere(call)]
 
 

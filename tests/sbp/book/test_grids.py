@@ -15,7 +15,6 @@ from sbpflow.sbp.schema import named_op
 from sbpflow.sbp.state import Factors, State
 from tests.sbp.book import (
     test_attention,
-    test_convolution,
     test_dims,
     test_indexing,
     test_joining,
@@ -23,6 +22,7 @@ from tests.sbp.book import (
     test_slices,
     test_writing,
 )
+from tests.sbp.book.windows import test_convolution
 
 CALLS: list[tuple[Any, ...]] = [
     *test_dims.CALLS, *test_slices.CALLS, *test_indexing.CALLS, *test_writing.CALLS, *test_joining.CALLS,
