@@ -15,7 +15,7 @@ from torch import Tensor
 from ..placement import Placement
 from .call import Call, Ref, fill, in_order, refs_in, renumbered
 from .signature import Sbp
-from .state import State
+from .state import State, Window
 from .text import Pin
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Round",
     "SavedOffload",
     "Source",
+    "Seen",
     "Stripes",
 ]
 
@@ -61,14 +62,25 @@ class Stripes:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A dim of which every rank has what its part of another dim sees, through a window."""
+
+    dim: int
+    window: Window
+
+    def __str__(self) -> str:
+        return f"S({self.dim}) as seen from {self.window}"
+
+
+@dataclass(frozen=True)
 class Fixed:
     """The signature of a call on one axis of its placement, as a composite says it; on others it is chosen.
 
     Inputs lie so once they were sent so many places on around the axis: `turns`, one for each tensor input.
     """
 
-    inputs: tuple[Sbp | Stripes, ...]
-    outputs: tuple[Sbp | Stripes, ...]
+    inputs: tuple[Sbp | Stripes | Seen, ...]
+    outputs: tuple[Sbp | Stripes | Seen, ...]
     turns: tuple[int, ...]
     round: Round
 

@@ -16,7 +16,8 @@ from ...placement import Placement
 from ...placement.errors import SbpError, ShapeError
 from ...sbp import B, S, Sbp, Split, State
 from ...sbp.call import Indices, Ref, in_order, leaves, map_tensors, mapped, tensors_in
-from ...sbp.logical import Fixed, LogicalOp, Round, Stripes
+from ...sbp.logical import Fixed, LogicalOp, Round, Seen, Stripes
+from ...sbp.state import Window
 
 __all__ = ["Axis", "AxisValue", "HeldIndices", "Left"]
 
@@ -28,7 +29,7 @@ class AxisValue:
     number: int
     like: Tensor  # of its shape and dtype, without values
     grad: bool
-    sbp: Sbp | Stripes = B
+    sbp: Sbp | Stripes | Seen = B
     turn: int = 0
     name: str = ""  # of a parameter, buffer or argument
 
@@ -52,6 +53,11 @@ class AxisValue:
         """The same value with a dim cut in so many stripes, of each of which every rank has its piece."""
         whole = _counted(S(dim), self.ndim)
         return replace(self, sbp=Stripes(dim % self.ndim, count) if count > 1 else whole, turn=0)
+
+    def seen(self, dim: int, size: int, first: int, last: int) -> "AxisValue":
+        """The same value, of which every rank has what its part of a dim of `size` sees: place o of that sees those
+        from o + first to o + last. What a rank lacks comes from its neighbours, and gradients go back there."""
+        return replace(self, sbp=Seen(dim % self.ndim, Window(size, first, last)), turn=0)
 
     def turned(self, places: int) -> "AxisValue":
         """The same value after so many steps round the axis: rank i has the piece of rank i - places.
@@ -97,11 +103,12 @@ class Axis:
         fresh: Callable[[], int],
         use: str,
         pins: Mapping[str, Any],
+        made: Callable[[int], Tensor | None] = lambda number: None,
     ) -> None:
         self.placement, self.axis, self.size, self.op = placement, axis, placement.shape[axis], op
         self.name, self.module = op.name, op.origin.module
         self.over = placement.names[axis] if placement.names else axis
-        self._fresh, self._use, self._pins = fresh, use, pins
+        self._fresh, self._use, self._pins, self._made = fresh, use, pins, made
         self.calls: list[LogicalOp] = []
 
     def run(self, op: Any, *args: Any, gives: Any, round: int = 0, **kwargs: Any) -> Any:
@@ -119,7 +126,7 @@ class Axis:
         inputs = leaves((args, in_order(overload, kwargs)), AxisValue)
         made = self._likes(overload, args, kwargs)
         several = isinstance(gives, list | tuple)
-        given: list[Sbp | Stripes] = list(gives) if several else [gives] * len(made)
+        given: list[Sbp | Stripes | Seen] = list(gives) if several else [gives] * len(made)
         if len(given) != len(made):
             raise SbpError(
                 f"{self._use}: {overload} makes {len(made)} tensors\n  gives= says how {len(given)} of them lie"
@@ -152,6 +159,10 @@ class Axis:
         if isinstance(known, State):
             known = known.sbp(self.placement.ndim)
         return None if known is None else known[self.axis]
+
+    def constant(self, x: AxisValue) -> Tensor | None:
+        """The numbers of a value that is made of nothing that comes from outside, as a mask often is; else None."""
+        return self._made(x.number)
 
     def leave(self, why: str, fix: str) -> Left:
         """To be returned by a composite that is not for this call; it is an error only if all calls are left."""
@@ -186,10 +197,10 @@ class Axis:
         return list(tensors_in(map_tensors(made, lambda y: y)))
 
 
-def _counted(sbp: Sbp | Stripes, ndim: int) -> Any:
+def _counted(sbp: Sbp | Stripes | Seen, ndim: int) -> Any:
     """A signature with its dim counted from the front."""
-    if not isinstance(sbp, Split | Stripes):
+    if not isinstance(sbp, Split | Stripes | Seen):
         return sbp
     if not -ndim <= sbp.dim < ndim:
         raise ShapeError(f"{sbp} of a tensor with {ndim} dims\n  dims are {-ndim} to {ndim - 1}")
-    return Split(sbp.dim % ndim) if isinstance(sbp, Split) else Stripes(sbp.dim % ndim, sbp.count)
+    return Split(sbp.dim % ndim) if isinstance(sbp, Split) else replace(sbp, dim=sbp.dim % ndim)

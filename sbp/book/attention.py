@@ -18,15 +18,15 @@ from .labels import aligned, broadcast, called_with, labelled, named, position
 __all__: list[str] = []
 
 
-@register("scaled_dot_product_attention")
+@register("scaled_dot_product_attention", "sbpflow::window_attention")
 def attention(call: Call) -> Match | None:
-    """With dropout the book is silent: ranks must draw as one."""
+    """With dropout the book is silent: ranks must draw as one. Of a window, rows are as its composite says."""
     bound = call.bound
     query, key, value, mask = (bound[name] for name in ("query", "key", "value", "attn_mask"))
-    if bound["dropout_p"] != 0.0:
+    if bound.get("dropout_p", 0.0) != 0.0:
         return None
     batch: list[Hashable] = [("batch", d) for d in range(call.outputs[0].dim() - 2)]
-    rows = None if bound["is_causal"] else "rows"
+    rows = None if bound.get("is_causal", True) else "rows"
     whole = (*broadcast(query.shape[:-2], *([] if bound["enable_gqa"] else [key.shape[:-2], value.shape[:-2]])),)
 
     def dims(shape: tuple[int, ...], *last: Hashable) -> list[Hashable]:

@@ -1,4 +1,4 @@
-"""A part of a dim by position: slices, single indices, and writing a part back.
+"""A part of a dim by position: single indices, what `windows.cutting` has no better for, and writing a part back.
 
 Where the dim is split, each rank puts what it holds of the part among zeros, which adds up to the part: nothing is sent
 until somebody needs the sum. Such a result is a new tensor and no view.
@@ -15,29 +15,17 @@ from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
 from .labels import labelled
 
-__all__: list[str] = []
-
-
-@register("slice.Tensor", "narrow")
-def cut(call: Call) -> Match:
-    x, dim = call.inputs[0], call.bound["dim"] % call.inputs[0].dim()
-    size, step = x.shape[dim], call.bound.get("step", 1)
-    labels: list[Hashable] = list(range(x.dim()))
-    if step == 1 and call.outputs[0].shape[dim] == size and call.name == "slice.Tensor":
-        return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)  # pieces clamp to what they have
-    start = call.bound["start"] or 0
-    start = max(start + size, 0) if start < 0 else min(start, size)
-    return _part(call, dim, range(start, start + step * call.outputs[0].shape[dim], step))
+__all__ = ["part_of"]
 
 
 @register("select.int")
 def select(call: Call) -> Match:
     x, dim = call.inputs[0], call.bound["dim"] % call.inputs[0].dim()
     index = call.bound["index"] % x.shape[dim]
-    return _part(call, dim, range(index, index + 1))
+    return part_of(call, dim, range(index, index + 1))
 
 
-def _part(call: Call, dim: int, chosen: range) -> Match:
+def part_of(call: Call, dim: int, chosen: range) -> Match:
     """The match of a call that picks these indices of a dim; a single one is dropped if the output lacks the dim."""
     x, y = call.inputs[0], call.outputs[0]
     labels: list[Hashable] = list(range(x.dim()))

@@ -27,14 +27,13 @@ def norm(call: Call) -> Match | None:
     return _rule(call.name, text)(call)  # type: ignore[return-value]
 
 
-@register("constant_pad_nd", "_pad_circular")
+@register("_pad_circular")
 def pad(call: Call) -> Match | None:
-    """Dims that grow or shrink stay whole; a sum passes through where zeros are added, or nothing from outside."""
+    """Dims that grow or shrink stay whole; a sum passes through, since nothing comes from outside."""
     amounts = list(call.bound["pad"])
     pairs = [amounts[i : i + 2] for i in range(0, len(amounts), 2)]  # of the last dim first
     dims = " ".join(f"d{i}!" if any(pair) else f"d{i}" for i, pair in reversed([*enumerate(pairs)]))
-    linear = "lin(0)" if call.bound.get("value", 0) == 0 else ""
-    return _rule(call.name, f"... {dims} -> ... {dims} ; {linear} hollow")(call)  # type: ignore[return-value]
+    return _rule(call.name, f"... {dims} -> ... {dims} ; lin(0) hollow")(call)  # type: ignore[return-value]
 
 
 @register("renorm")

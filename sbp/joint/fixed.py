@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...placement.errors import SbpError
 from ..call import Call, Match, Way
-from ..logical import Fixed, LogicalOp, Stripes
+from ..logical import Fixed, LogicalOp, Seen, Stripes
 from ..signature import B, Sbp, Split
 from ..state import Lie, State, trim
 from .options import Option, Reach, answer_of, options, way_of
@@ -41,7 +41,9 @@ def _on_axis(call: Call, found: Sequence[Option], fixed: Fixed) -> Iterator[Opti
     tensors = (*call.inputs, *call.outputs)
     for option in found:
         lies = (*option.inputs, *option.outputs)
-        twice = any(isinstance(e, Split | Stripes) and lie.state.dims[e.dim] for lie, e in zip(lies, said, strict=True))
+        twice = any(
+            isinstance(e, Split | Stripes | Seen) and lie.state.dims[e.dim] for lie, e in zip(lies, said, strict=True)
+        )
         if twice:
             continue
         made = [
@@ -53,13 +55,14 @@ def _on_axis(call: Call, found: Sequence[Option], fixed: Fixed) -> Iterator[Opti
         yield Option(tuple(made[:at]), tuple(made[at:]), share)
 
 
-def _lie(lie: Lie, entry: Sbp | Stripes, axis: int, addends: bool) -> Lie:
+def _lie(lie: Lie, entry: Sbp | Stripes | Seen, axis: int, addends: bool) -> Lie:
     """A lie with one more axis; what is whole there has gradients in addends, where ranks do different things."""
     state, grads = lie
-    if isinstance(entry, Split | Stripes):
-        dims = list(state.dims)
-        dims[entry.dim] = (axis,) if isinstance(entry, Split) else (-entry.count, axis)
-        return Lie(state._replace(dims=tuple(dims)), grads)
+    if isinstance(entry, Split | Stripes | Seen):
+        dims, windows = list(state.dims), list(state.windows or [None] * len(state.dims))
+        dims[entry.dim] = (-entry.count, axis) if isinstance(entry, Stripes) else (axis,)
+        windows[entry.dim] = entry.window if isinstance(entry, Seen) else None
+        return Lie(state._replace(dims=tuple(dims), windows=tuple(windows) if any(windows) else ()), grads)
     if entry is B:
         return Lie(state, tuple(sorted((*grads, axis))) if addends else grads)
     return Lie(state._replace(partial=tuple(sorted((*state.partial, axis)))), grads)
@@ -89,4 +92,6 @@ def _without(call: Call, axis: int) -> Call:
 def _dropped(state: State, axis: int) -> State:
     dims = tuple(trim(tuple(f for f in factors if f != axis)) for factors in state.dims)
     partial = tuple(a for a in state.partial if a != axis)
-    return State(dims, partial, state.reduction if partial else "sum")
+    each = zip(state.dims, state.windows, strict=False)
+    windows = tuple(None if axis in factors else window for factors, window in each)
+    return State(dims, partial, state.reduction if partial else "sum", windows if any(windows) else ())

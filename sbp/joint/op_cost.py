@@ -79,6 +79,11 @@ def _ring_part(call: Call) -> float:
     return _attention(call) / float(call.bound["parts"])
 
 
+def _window_attention(call: Call) -> float:
+    """Of all queries with as many keys as their windows are wide."""
+    return _attention(call) * min(1.0, call.bound["width"] / max(1, call.bound["key"].shape[-2]))
+
+
 def _recurrent(call: Call) -> float:
     """Every moment takes each weight once."""
     moments = prod(call.bound["x"].shape[:-1])
@@ -102,6 +107,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "sbpflow::attend": _slice,
     "sbpflow::product_of_8_bits": _product("x"),
     "sbpflow::ring_part": _ring_part,
+    "sbpflow::window_attention": _window_attention,
     "sbpflow::recurrent": _recurrent,
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -9,7 +10,7 @@ import torch
 
 from ....placement import Placement
 from ....placement.errors import PlacementError, SbpError
-from ....sbp.call import Ref, mapped
+from ....sbp.call import Ref, fill, mapped, refs_in, tensors_in
 from ....sbp.joint.placements import Homes
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.traits import traits
@@ -65,7 +66,8 @@ def composed(logical: Logical, where: Homes, uses: Uses, pins: Mapping[str, Any]
         at = _axis(use, there) if use else None
         made: list[LogicalOp] | Left = [op]
         if use is not None and at is not None and there.shape[at] > 1:
-            made = _written(logical, names, Axis(there, at, op, lambda: next(fresh), use.use, pins), use)
+            of = partial(_constant, logical)
+            made = _written(logical, names, Axis(there, at, op, lambda: next(fresh), use.use, pins, of), use)
             if isinstance(made, Left):
                 left.setdefault(use, made)
             else:
@@ -127,6 +129,24 @@ def _written(logical: Logical, names: Mapping[int, str], axis: Axis, use: Compos
     same = {x.number: n for x, n in zip(results, op.numbers, strict=True)}
     renamed = [call.of(same, numbers=tuple(same.get(n, n) for n in call.numbers)) for call in axis.calls]
     return _needed(renamed, set(op.numbers))
+
+
+def _constant(logical: Logical, number: int) -> torch.Tensor | None:
+    """A value that depends on no source, computed; None for any other, and for random numbers."""
+    alone = replace(logical, result=Ref(number), losses=(), writes={}).pruned()
+    asked = {n for op in alone.ops for n in op.inputs} | {number}
+    if not asked.isdisjoint(range(len(alone.sources))) or any(
+        torch.Tag.nondeterministic_seeded in op.op.tags for op in alone.ops
+    ):
+        return None
+    values: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for op in alone.ops:
+            takes = any(parameter.name == "device" for parameter in op.op._schema.arguments)
+            kwargs = {**op.kwargs, "device": torch.device("cpu")} if takes else op.kwargs
+            made = tensors_in(op.op(*fill(op.args, values), **fill(kwargs, values)))
+            values.update(zip(op.numbers, made, strict=True))
+    return values[refs_in(alone.result)[0]]
 
 
 def _value(logical: Logical, number: int, name: str) -> AxisValue:

@@ -1,15 +1,22 @@
-"""Windows along a dim as a dim of their own: they reach into each other, and so into the next rank's piece."""
+"""Windows along a dim as a dim of their own, and dims that lose or gain some places at their ends.
 
+Where the dim is split, the windows reach into the next rank's piece, and the pieces of what is left begin elsewhere.
+Stencils are written so: `x[1:] - x[:-1]` takes one row of a neighbour.
+"""
+
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...call import Call, Match, Piece, Rewritten
 from ...registry import register
 from ...state import Window
 from ..labels import labelled
-from .reach import seen_by
+from ..slices import part_of
+from .reach import margins, padded, seen_by
 
 __all__: list[str] = []
 
@@ -23,15 +30,61 @@ def unfold(call: Call) -> Match:
     dim %= ndim
     match = labelled(call, [range(ndim)], [[*range(ndim), None]], linear=[(0,)], hollow=True)
     window = Window(call.outputs[0].shape[dim], 0, size - 1, step)
-    return seen_by(match, {dim: window}, Rewritten(partial(_near, dim, size, step)))
+    return seen_by(match, {dim: window}, Rewritten(partial(_unfolded, dim, size, step)))
 
 
-def _near(dim: int, size: int, step: int, piece: Piece, x: Any, *_: Any) -> tuple[Any, tuple[Any, ...]]:
+def _unfolded(
+    dim: int, size: int, step: int, piece: Piece, x: Any, *_: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if not piece.out_spans(0, dim):
         return partial(_none, piece.shape()), (x,)
     return torch.Tensor.unfold, (x, dim, size, step)
 
 
-def _none(shape: tuple[int, ...], x: torch.Tensor) -> torch.Tensor:
-    """No windows at all, made of what there is, so that a gradient finds its way."""
+def _none(shape: tuple[int, ...], x: Tensor) -> Tensor:
+    """No places at all, made of what there is, so that a gradient finds its way."""
     return x.reshape(-1)[:0].reshape(shape)
+
+
+@register("slice.Tensor", "narrow")
+def cut(call: Call) -> Match:
+    """Of a dim that keeps most of its places ranks keep pieces; of a smaller part they hold addends."""
+    x, dim = call.inputs[0], call.bound["dim"] % call.inputs[0].dim()
+    size, step, count = x.shape[dim], call.bound.get("step", 1), call.outputs[0].shape[dim]
+    labels: list[Hashable] = list(range(x.dim()))
+    if step == 1 and count == size and call.name == "slice.Tensor":
+        return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)  # pieces clamp to what they have
+    start = call.bound["start"] or 0
+    start = max(start + size, 0) if start < 0 else min(start, size)
+    if step > 1 or 2 * count <= size:
+        return part_of(call, dim, range(start, start + step * count, step))
+    match = labelled(call, [labels], [labels], linear=[(0,)], hollow=True)
+    return seen_by(match, {dim: Window(count, start, start)}, Rewritten(_as_seen))
+
+
+def _as_seen(piece: Piece, x: Any, *_: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The very places that windows of one place see."""
+    return torch.Tensor.view_as, (x, x)
+
+
+@register("constant_pad_nd")
+def pad(call: Call) -> Match:
+    """A sum passes through where zeros are added."""
+    x, y, amounts = call.inputs[0], call.outputs[0], list(call.bound["pad"])
+    pairs = {x.dim() - 1 - at // 2: tuple(amounts[at : at + 2]) for at in range(0, len(amounts), 2)}
+    labels = range(x.dim())
+    linear = [(0,)] if call.bound["value"] == 0 else []
+    windows = {d: Window(y.shape[d], -pair[0], -pair[0]) for d, pair in sorted(pairs.items()) if any(pair)}
+    match = labelled(call, [labels], [labels], linear=linear, hollow=True)
+    return seen_by(match, windows, Rewritten(partial(_padded, call, windows)))
+
+
+def _padded(
+    call: Call, windows: dict[int, Window], piece: Piece, x: Any, *_: Any, **__: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if any(not held for d in windows for held in [piece.out_spans(0, d)]):
+        return partial(_none, piece.shape()), (x,)
+    first = min(windows)
+    each = range(first, call.inputs[0].dim())
+    around = tuple(margins(piece, d, windows[d]) if d in windows else (0, 0) for d in each)
+    return partial(padded, around=around, value=call.bound["value"]), (x,)

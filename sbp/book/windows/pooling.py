@@ -129,7 +129,7 @@ def _near_means(
     call: Call, windows: dict[int, Window], piece: Piece, x: Any, *_: Any, **__: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     bound, count = call.bound, len(windows)
-    kernel, stride, pads, _ = _said(call, count)
+    kernel, stride, pads = _said(call, count)[:3]
     every = bound["ceil_mode"] or not bound["count_include_pad"]
     around, padding = _around(call, windows, piece, every)
     shares: list[tuple[float, ...]] = []  # of each dim: by how much more than by its own places a mean is divided
@@ -141,7 +141,7 @@ def _near_means(
             ends = [min(start + k, n + pad) for start in starts]
             if not bound["count_include_pad"]:
                 starts, ends = [max(start, 0) for start in starts], [min(end, n) for end in ends]
-            shares.append(tuple(k / (end - start) for start, end in zip(starts, ends, strict=True)))
+            shares.append(tuple([k / (end - start) for start, end in zip(starts, ends, strict=True)]))
     return partial(_mean, call, around, padding, tuple(shares)), (x,)
 
 
