@@ -1,5 +1,9 @@
 """The actor runtime: schedules, the networks they make, and what runs them."""
 
+from .added.addition import Added
+from .added.bpipe import bpipe, handed_on
+from .added.idle import held_at_once, hidden
+from .protocol.diagram import draw
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
 from .schedules.definition import Shape
@@ -14,22 +18,28 @@ from .schedules.search.task_graph import After, DeviceTask, TaskGraph
 __all__ = [
     "PUBLISHED",
     "Actor",
+    "Added",
     "After",
     "Costs",
-    "FoundSchedule",
+    "DeviceTask",
     "FoundOrder",
+    "FoundSchedule",
     "Give",
     "Network",
     "Preview",
     "Register",
-    "Simulation",
     "Schedule",
     "Shape",
+    "Simulation",
     "Take",
-    "DeviceTask",
     "TaskGraph",
+    "bpipe",
     "bubble",
     "curve",
+    "draw",
+    "handed_on",
+    "held_at_once",
+    "hidden",
     "network_of",
     "order_tasks",
     "peak_bytes",

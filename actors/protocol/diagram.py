@@ -1,9 +1,12 @@
 """Diagrams of actors: one colour a kind in all pictures; the protocol's table and networks as Graphviz graphs."""
 
+from pathlib import Path
+
+from ...boxing.picture.draw import picture
 from .network import Network
 from .protocol import NEXT, MessageKind, Phase
 
-__all__ = ["KINDS", "SHADES", "diagram", "drawn", "table"]
+__all__ = ["KINDS", "SHADES", "diagram", "draw", "drawn", "table"]
 
 FONT = "Helvetica,Arial,sans-serif"
 FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": "#d3f3d0", "ended": "#e3d8ff"}
@@ -81,6 +84,11 @@ def drawn(network: Network) -> str:
                 label = f"{register.name} ({marks})"
                 lines.append(f'  "{producer}" -> "{actor.name}" [label="{label}"{style}]')
     return "\n".join([*lines, "}", ""])
+
+
+def draw(network: Network, path: Path | str) -> Path:
+    """Write a network as a picture: queues, registers and their marks; the suffix says svg, png, pdf or dot."""
+    return picture(drawn(network), path)
 
 
 def table() -> str:

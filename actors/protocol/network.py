@@ -11,11 +11,14 @@ is reserved for the first and filled by the last (accumulate); several slots at 
 An actor with a `sequence` does several things, its cases, in that order: chunks of a device, or a whole order table.
 Every take reads all slots of its register, those of one actor too: what two cases read lies there until both have.
 An actor without `firings` ends when what its next firing takes has ended, whatever its other cases could still take.
+
+A network is opened by making another one of it, with more actors, or with a register led through some of them.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from math import inf
 from zlib import crc32
@@ -139,6 +142,68 @@ class Network:
 
     def register(self, name: str) -> Register:
         return self._registers[name]
+
+    def adding(self, actors: Iterable[Actor] = (), registers: Iterable[Register] = ()) -> "Network":
+        """The network with more actors and registers."""
+        return replace(self, actors=(*self.actors, *actors), registers=(*self.registers, *registers))
+
+    def replacing(self, *actors: Actor) -> "Network":
+        """The network in which the actors of these names are these."""
+        changed = {actor.name: actor for actor in actors}
+        for name in changed:
+            self._named(name)
+        return replace(self, actors=tuple(changed.get(actor.name, actor) for actor in self.actors))
+
+    def reading(self, name: str, *takes: Take) -> "Network":
+        """The network in which an actor waits for more registers."""
+        actor = self._named(name)
+        return self.replacing(replace(actor, takes=(*actor.takes, *takes)))
+
+    def through(self, name: str, *stops: Actor, slots: Sequence[int] = ()) -> "Network":
+        """The network in which what lies in a register goes through more actors before it is read.
+
+        `stops` are these without ports, in order. `slots` has the slots of every leg, first of the register itself,
+        which the first stop reads now; else all have as many as it had. Leg `act.0 by evict` is what the stop `evict`
+        fills. How far the two ends may be apart is counted as before, in the token `act.0 in order`.
+        """
+        if name not in self._registers or name not in self.producers:
+            near = ", ".join(get_close_matches(name, self.producers, 3)) or ", ".join(self.producers)
+            raise _bad(self, f"there is no register {name} that an actor fills", f"there are {near}")
+        register, maker = self.register(name), self.actor(self.producers[name])
+        slots = slots or [register.high] * (len(stops) + 1)
+        if not stops or len(slots) != len(stops) + 1:
+            what = f"{name} through {len(stops)} actors has {len(stops) + 1} legs, and slots of {len(slots)}"
+            raise _bad(self, what, "give an actor at least, and slots for every leg, or none")
+        legs = [name, *(f"{name} by {stop.name}" for stop in stops)]
+        token = f"{name} in order"
+        made = [replace(register, name=leg, high=high) for leg, high in zip(legs, slots, strict=True)]
+        made = [made[0], *(replace(leg, initial=0) for leg in made[1:])]
+        added = [
+            replace(stop, takes=(*stop.takes, Take(a)), gives=(*stop.gives, Give(b)))
+            for stop, a, b in zip(stops, legs, legs[1:], strict=False)
+        ]
+        actors = []
+        for actor in self.actors:
+            if any(take.register == name for take in actor.takes):
+                led = [replace(t, register=legs[-1], low=0) if t.register == name else t for t in actor.takes]
+                more = [replace(t, register=token, lifo=False) for t in actor.takes if t.register == name]
+                actor = replace(actor, takes=(*led, *more))
+            if actor.name == maker.name:
+                counted = [replace(g, register=token) for g in actor.gives if g.register == name]
+                actor = replace(actor, gives=(*actor.gives, *counted))
+            actors.append(actor)
+        registers = [r for old in self.registers for r in (made if old.name == name else [old])]
+        registers.append(replace(register, name=token, bytes=0, delay=0.0))
+        return replace(self, actors=(*actors, *added), registers=tuple(registers))
+
+    def _named(self, name: str) -> Actor:
+        if name not in self._actors:
+            near = ", ".join(get_close_matches(name, self._actors, 3)) or ", ".join(self._actors)
+            raise _bad(self, f"there is no actor {name}", f"there are {near}")
+        return self._actors[name]
+
+    def __str__(self) -> str:
+        return self.text
 
     @cached_property
     def _actors(self) -> dict[str, Actor]:

@@ -35,6 +35,8 @@ class OrderedFiring(NamedTuple):
 def fits(job: Job) -> bool:
     """Whether all is up to one queue: the others only send and receive for it, and it goes by an order then."""
     network = job.network
+    if any(isinstance(work, Receive) and getattr(work.link, "pulls", False) for work in job.work.values()):
+        return False  # what is sent to it is only taken by a thread that waits for it
     links = {actor.queue for actor in network.actors if isinstance(job.work[actor.name], Send | Receive)}
     homes = {actor.queue for actor in network.actors if not isinstance(job.work[actor.name], Send | Receive)}
     if len(homes) != 1 or homes & links or job.here not in (None, *homes):

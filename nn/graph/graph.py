@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...actors.added.addition import Added
 from ...actors.protocol.diagram import drawn
 from ...actors.schedules.delays import Delays
+from ...actors.protocol.network import Network
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
 from ...boxing.graph.physical import Physical
@@ -21,6 +23,7 @@ from ...boxing.picture.draw import picture, written
 from ...boxing.record import user_line
 from ...placement import Placement
 from ...placement.errors import SbpError
+from .additions import Addition
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .captures import Captures
@@ -61,6 +64,7 @@ class Graph:
         self._scale = LossScale(self._options.loss_scale)
         self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
+        self._additions: list[Addition] = []
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The computation of a step; every subclass has its own."""
@@ -92,6 +96,8 @@ class Graph:
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
             plan = plan_step(self.build, args, kwargs, *how)
             step = Step(plan, optimizers, self._skipped)
+            for addition in self._additions:
+                step.add(addition)
             known.append(step)
         self._last = step
         return step
@@ -103,6 +109,24 @@ class Graph:
         what is said of it, change before the first run, that one plans anew.
         """
         self.step_for(*padded(args), **padded(kwargs))
+        return self
+
+    @property
+    def network(self) -> Network:
+        """The actors of the step that was planned or ran last: print it, draw it by `draw_actors`, open it by `add`."""
+        return self._pieces("without actors").program.network
+
+    def add(self, addition: Addition) -> Self:
+        """Have more actors take part in the step that was planned last, which has not run; returns the graph.
+
+        `addition` is a `flow.actors.Added` of `step.network`, or a function that makes one of a network: that is
+        called for every step that is planned from now on.
+        """
+        if self._last is None and isinstance(addition, Added):
+            _ = self.planned  # refuses
+        if self._last is not None:
+            self._last.add(addition)
+        self._additions.append(addition)
         return self
 
     def _names(self) -> tuple[str, ...]:
@@ -126,7 +150,13 @@ class Graph:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A graph of copies of the modules and optimizers, that was not called yet."""
         made = memo[id(self)] = object.__new__(type(self))
-        fresh: dict[str, Any] = {"_steps": {}, "_last": None, "_options": self._options, "_captures": None}
+        fresh: dict[str, Any] = {
+            "_steps": {},
+            "_last": None,
+            "_options": self._options,
+            "_captures": None,
+            "_additions": list(self._additions),
+        }
         made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
         return made
 

@@ -14,11 +14,12 @@ from ...boxing.graph.physical import Var
 from ...boxing.graph.report.facts import Held
 from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
-from ...placement.errors import SbpError
+from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp.call import mapped
 from ..tensors.agreement import same, told
 from ..tensors.tensor import GlobalTensor, wrap
+from .additions import Addition, add_to
 from .capture.arguments import cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
 from .explain import report
@@ -73,6 +74,31 @@ class Step:
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
+        self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
+
+    def add(self, addition: Addition) -> None:
+        """Have more actors take part, from the first run on."""
+        if self.plan.pieces is None:
+            raise ScheduleError(
+                f"{self.name} runs as one function, which no actor can be added to\n"
+                "  make it with schedule='1f1b', as in flow.compile(..., schedule='1f1b'), to have it run by actors"
+            )
+        if self.runner is not None:
+            raise ScheduleError(
+                f"{self.name} has run, and what runs it was made: no actor can be added now\n"
+                "  add before the first run, as in step.plan(*arguments).add(...); or compile the model anew"
+            )
+        self.brought |= add_to(self.plan.pieces, addition, self.graph.called)
+
+    def _placeholders(self, given: Mapping[str, Tensor]) -> None:
+        """Refuse values for arguments that added actors bring."""
+        for path, register in self.brought.items():
+            if not given[path].is_meta:
+                name = self.graph.called.get(path, path)
+                raise ScheduleError(
+                    f"{self.name}: {name} is brought by the register {register}, and was given too\n"
+                    f"  pass a tensor of its shape without values: torch.empty_like({name}, device='meta')"
+                )
 
     @property
     def program(self) -> Program | Pipelined:
@@ -92,6 +118,7 @@ class Step:
         """One step on these arguments; plain tensors must be the same on every rank."""
         runner = self.runner or self.prepare()
         given = tensors_by_path(args, kwargs)
+        self._placeholders(given)
         plain = {path: x for path, x in given.items() if type(x) is not GlobalTensor and x.layout is torch.strided}
         same({path: x for path, x in plain.items() if not x.is_meta}, self.graph.ranks, f"the step {self.name}")
         self.clock.begin()

@@ -3,6 +3,7 @@
 program          a graph run as one function
 chunks -> tasks -> variant     parts of a pipeline, what is done for a micro-batch, and that compiled
 gradient_homes   gradients that each micro-batch brings home, and not all of them behind the last
+added_actors     actors that a user added, among these
 network          tasks as actors under a schedule's marks; transfers: what they hand to other ranks
 pipeline         all micro-batches under a schedule, which says what weights they see: same_weights, weight_versions,
                  where nobody holds a version by unpinned_weights

@@ -3,14 +3,15 @@
 The gradients of weights are added up over the micro-batches where they are made, and brought home once behind them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
 from torch import Tensor
 
+from ....actors.added.addition import Added, Opening, opened
 from ....actors.protocol.feasibility import proved
 from ....actors.protocol.network import Actor, Network
 from ....actors.protocol.simulate import Simulation
@@ -35,6 +36,7 @@ from ..compiler.generated_calls import Shards, ones, plain, trimmed
 from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
+from .added_actors import AddedWork, link_of, rewired
 from .network import Lowered, lowered
 from .same_weights import Fire, SameWeights, Sums, Update
 from .tasks import Name
@@ -43,7 +45,9 @@ from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
 from .weight_versions import WeightVersions
 
-__all__ = ["Pipelined", "seeds_of"]
+__all__ = ["Fed", "Pipelined", "seeds_of"]
+
+Fed: TypeAlias = Callable[[int, str, Any], dict[str, Shards]]  # of a micro-batch an argument's value, as it lies
 
 
 class Pipelined:
@@ -72,6 +76,10 @@ class Pipelined:
         self.lowered = self.lower(name)
         self.network: Network = self.lowered[kinds[0]].network
         self.proof: Simulation = proved(self.network)
+        self.opening: Opening | None = None
+        self.fed: Fed | None = None
+        self.links: dict[str, Link] = {}  # to other ranks
+        self.grad = True
         self.values: list[dict[str, Shards]] = []
         self.shards: list[dict[str, Shards]] = []
         self.outcome: RunRecord | None = None
@@ -101,6 +109,14 @@ class Pipelined:
         self.weights.prepare()
         _ = self.runtime
 
+    def open(self, added: Added, fed: Fed) -> None:
+        """Have more actors take part, before anything was made to run; `fed` says how arguments lie that they bring."""
+        self.opening = opened(self.network, self.proof, self.places, added, self.opening)
+        self.fed, self.network, self.proof = fed, self.opening.network, self.opening.proof
+        self.lowered = {kind: rewired(low, self.opening) for kind, low in self.lowered.items()}
+        for known in ("ordered", "answers"):
+            vars(self).pop(known, None)  # they are of the network as it was
+
     def lower(self, name: str) -> dict[PieceKind, Lowered]:
         each = {
             kind: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, kind],)]
@@ -113,7 +129,13 @@ class Pipelined:
         ranks = {queue: ranks[0] for queue, ranks in self.places.items()}
         work = {actor.name: self.on_card(self.work(actor), ranks[actor.queue]) for actor in self.network.actors}
         order = order_of(self.proof) if self.schedule.unpinned else None  # else weights would depend on the time
-        return Runtime(self.network, work, order=order, initial=self.weights.initial(self.network), name=name)
+        return Runtime(self.network, work, order=order, initial=self.initial(self.network), name=name)
+
+    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
+        """The values that lie in registers from the start."""
+        added = self.opening.initial if self.opening else {}
+        registers = {register.name for register in network.registers}
+        return {**self.weights.initial(network), **{name: of for name, of in added.items() if name in registers}}
 
     def together(self, name: str) -> Runtime:
         """In one of several processes: the actors of this rank's group, and the ends of registers to others.
@@ -125,14 +147,14 @@ class Pipelined:
         assert rank is not None
         transport()  # to which all processes come together, those that have no stage too
         where = self.places
-        everybody = [r for ranks in where.values() for r in ranks]
-        joint = bus(everybody) if rank in everybody else None
+        everybody = {r for ranks in where.values() for r in ranks}
+        joint = bus(sorted(everybody)) if rank in everybody else None
         if joint is None:
             return Runtime(Network((), (), name), {}, name=name)
-        joint.agree(self.network)
+        joint.agree(self.opening.agreed if self.opening else self.network)
         part = cut(self.proof, where, rank)
         labels = labels_of(self.proof)
-        links = {}
+        links = self.links
         for edge in part.edges:
             links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
         work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
@@ -145,12 +167,15 @@ class Pipelined:
             order=order,
             guard=joint,
             answers=answers,
-            initial=self.weights.initial(part.network),
+            initial=self.initial(part.network),
             name=name,
         )
 
     def link(self, joint: Bus, edge: RegisterEnd, labels: Sequence[int], rank: int) -> Link:
         """How a register's bundles get to other ranks; on cards over a communicator of its own."""
+        added = link_of(self.opening, edge, joint.line, rank) if self.opening else None
+        if added is not None:
+            return added
         bundles = {kind: low.bundles.get(edge.register) for kind, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
             return BundleLink(joint.line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
@@ -172,7 +197,8 @@ class Pipelined:
     @property
     def places(self) -> dict[str, tuple[int, ...]]:
         """The ranks of each queue."""
-        return {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
+        mine = {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
+        return {**mine, **self.opening.places} if self.opening else mine
 
     @property
     def again(self) -> tuple[str, ...]:
@@ -186,7 +212,21 @@ class Pipelined:
         return timeline(self.outcome, self.proof, self.lowered[self.kinds[0]], self.places, self.bytes)
 
     def work(self, actor: Actor) -> Fire:
-        return self.weights.work(actor, self.task)
+        if self.opening is None:
+            return self.weights.work(actor, self.task)
+        if actor.name in self.opening.work:
+            bundles = {kind: low.bundles for kind, low in self.lowered.items()}
+            return partial(
+                _added, ref(self), AddedWork(self.opening, actor, bundles, self.links, lambda a: self.routes_of(a)[0])
+            )
+        feeds = [(at, self.opening.feeds[take.register]) for at, take in enumerate(actor.takes)
+                 if take.register in self.opening.feeds]  # fmt: skip
+        run = self.weights.work(actor, self.task)
+        return partial(_fed, ref(self), run, feeds, self.routes_of(actor)) if feeds else run
+
+    def routes_of(self, actor: Actor) -> list[int]:
+        """The route of each case of an actor."""
+        return [Name.of(case or actor.name).chunk // self.count for case in actor.cases]
 
     def task(self, actor: Actor) -> Fire:
         """The work of an actor that is a task of each micro-batch."""
@@ -275,6 +315,7 @@ class Pipelined:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
         change meanwhile are changed by `update`. Returns results by micro-batch, and gradients where sources have their
         homes."""
+        self.grad = torch.is_grad_enabled()
         with torch.no_grad(), plain():
             weights = self.weights.begin(held, update)
             try:
@@ -308,6 +349,26 @@ def _weakly(
     program = of()
     assert program is not None
     return program.fire(cases, width, firing)
+
+
+def _added(of: "ref[Pipelined]", work: AddedWork, firing: Firing) -> Sequence[Any]:
+    """The work of an added actor."""
+    program = of()
+    assert program is not None
+    return work(firing, program.kinds, len(program.firsts), program.grad)
+
+
+def _fed(
+    of: "ref[Pipelined]", run: Fire, feeds: Sequence[tuple[int, str]], routes: Sequence[int], firing: Firing
+) -> Sequence[Any]:
+    """A task of which some arguments come out of registers."""
+    program = of()
+    assert program is not None
+    assert program.fed is not None
+    k = firing.label * len(program.firsts) + routes[firing.case]
+    for port, argument in feeds:
+        program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
+    return run(firing)
 
 
 def seeds_of(graph: Physical, weights: Sequence[float]) -> dict[str, Shards]:

@@ -26,7 +26,8 @@ def timeline(
     """
     here = world().rank
     if here is None:
-        by = {ranks[0]: tuple(ran for ran in outcome.firings if ran.queue == queue) for queue, ranks in where.items()}
+        homes = {queue: ranks[0] for queue, ranks in where.items()}
+        by = {rank: tuple(ran for ran in outcome.firings if homes[ran.queue] == rank) for rank in homes.values()}
         network = _weighed(proof.network, nbytes)
         return Timeline(network, by, {}, _simulated(network, outcome.firings))
     ranks = sorted({rank for each in where.values() for rank in each})

@@ -1,0 +1,93 @@
+"""Additions to a planned step: actors that take part in it, and arguments that they bring a micro-batch at a time."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from ...actors.added.addition import Added
+from ...actors.protocol.network import Network
+from ...placement.errors import ScheduleError, ShapeError
+from ...sbp.call import refs_in
+from .compiler.generated_calls import Shards
+from .pieces import Pieces
+
+__all__ = ["Addition", "add_to", "fed_paths"]
+
+Addition: TypeAlias = "Added | Callable[[Network], Added]"
+
+
+def add_to(pieces: Pieces, addition: Addition, titles: Mapping[str, str]) -> dict[str, str]:
+    """Open the network of a step that has not run; `titles` are the arguments by path, as the user calls them. Returns
+    the registers that bring arguments, by the paths of these."""
+    program = pieces.program
+    added = addition if isinstance(addition, Added) else addition(program.network)
+    if not isinstance(added, Added):
+        raise ScheduleError(
+            f"{program.name}: {type(added).__name__} was to be added\n"
+            "  give it flow.actors.Added(network, work=..., ranks=...), or a function of the network that returns one"
+        )
+    paths = fed_paths(pieces, added, titles)
+    program.open(added, partial(_fed, pieces, {title: path for path, title in paths.items()}))
+    return {path: register for register, path in ((r, _path(a, titles)) for r, a in added.feeds.items())}
+
+
+def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[str, str]:
+    """The arguments that added actors bring, by path: who reads them has to take their register."""
+    found: dict[str, str] = {}
+    for register, title in added.feeds.items():
+        path = _path(title, titles)
+        one = pieces.first
+        if path not in one.taken.values() or path in one.micro.pasts:
+            known = ", ".join(titles.get(each, each) for each in dict.fromkeys(one.taken.values()))
+            raise ScheduleError(f"{pieces.options.name}: there is no argument {title}\n  there are {known}")
+        for sized in pieces.sized.values():
+            for known_ in sized.micro.known:
+                graph = known_.graph
+                used = {*refs_in(graph.result), *(n for op in graph.ops for n in op.inputs)}
+                if any(n in used and s.kind == "input" and s.name == path for n, s in enumerate(graph.sources)):
+                    raise ScheduleError(
+                        f"{pieces.options.name}: {title} is brought by {register}, a micro-batch at a time, and "
+                        f"something is computed of all of it before\n  pass {title} to the step, and no register of it"
+                    )
+        for actor in _readers(pieces, path):
+            if all(take.register != register for take in added.network.actor(actor).takes):
+                raise ScheduleError(
+                    f"{pieces.options.name}: {actor} reads {title} and does not take {register}, which brings it\n"
+                    f"  let it, as in network.reading({actor!r}, Take({register!r}))"
+                )
+        found[path] = title
+    return found
+
+
+def _path(title: str, titles: Mapping[str, str]) -> str:
+    return next((path for path, called in titles.items() if called == title), title)
+
+
+def _readers(pieces: Pieces, path: str) -> list[str]:
+    """The actors that read an argument before any other in their process does."""
+    found: dict[str, None] = {}
+    network = pieces.program.network
+    of = {(case or actor.name).partition(".")[0]: actor.name for actor in network.actors for case in actor.cases}
+    for (route, _), one in pieces.sized.items():
+        names = {name for name, of_ in one.taken.items() if of_ == path}
+        for task in one.variant.tasks.tasks.values():
+            reads = {str(register) for do in task.todo for register in do.reads}
+            if task.name.kind == "F" and names & reads:
+                found[of[str(task.name.shifted(route * pieces.program.count))]] = None
+    return list(found)
+
+
+def _fed(pieces: Pieces, paths: Mapping[str, str], k: int, title: str, value: Any) -> dict[str, Shards]:
+    """An argument of a micro-batch as it lies."""
+    program, path = pieces.program, paths[title]
+    one, batch = pieces.sized[program.keys[k]], pieces.batch
+    wanted = next(one.graph.layout(name) for name, of in one.taken.items() if of == path)
+    if not isinstance(value, Tensor) or tuple(value.shape) != wanted.shape or value.dtype is not wanted.dtype:
+        told = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise ShapeError(
+            f"{program.name}: micro-batch {k} of {title} is {told}\n"
+            f"  the step was planned for {wanted.shape} {wanted.dtype}, one of {len(batch.pieces)} micro-batches"
+        )
+    return {name: cut(value) for name, cut in one.cut.items() if one.taken[name] == path}
