@@ -4,7 +4,6 @@ Whoever made the network has the work of its own actors, and goes on to do it. S
 wait for more registers and fill more tokens, and read a register of the same values where one was led through others.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -187,16 +186,28 @@ def _placed(
 
 
 def _check_firings(was: Simulation, run: Simulation) -> None:
-    """Actors of the step must do all that they did."""
-    before, now = (Counter((ran.actor, ran.case) for ran in each.firings) for each in (was, run))
-    for (actor, case), number in before.items():
-        if now[actor, case] != number:
-            ends = [take.register for take in run.network.actor(actor).takes]
-            raise _bad(
-                run.network,
-                f"{case or actor} fires {now[actor, case]} times, and in the step {number} times",
-                f"let what fills {', '.join(ends)} fire as often as it takes",
-            )
+    """Actors of the step must do all that they did, micro-batch by micro-batch."""
+    before, now = _labels(was), _labels(run)
+    for (actor, case), labels in before.items():
+        mine = now.get((actor, case), [])
+        if len(mine) == len(labels) and mine == labels:
+            continue
+        ends = ", ".join(take.register for take in run.network.actor(actor).takes)
+        if len(mine) != len(labels):
+            what = f"{case or actor} fires {len(mine)} times, and in the step {len(labels)} times"
+            fix = f"let what fills {ends} fire as often as it takes"
+        else:
+            several = [" ".join(map(str, each)) for each in (mine, labels)]
+            what = f"{case or actor} works on micro-batches {several[0]}, and in the step on {several[1]}"
+            fix = f"let slots of {ends} be filled in the order of the micro-batches, by an actor of one case"
+        raise _bad(run.network, what, fix)
+
+
+def _labels(run: Simulation) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for ran in run.firings:
+        found.setdefault((ran.actor, ran.case), []).append(ran.label)
+    return found
 
 
 def _check_pairs(run: Simulation, where: Mapping[str, Ranks], base: Network) -> None:

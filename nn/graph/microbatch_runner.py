@@ -1,6 +1,6 @@
 """The runner of a step in micro-batches: these are cut and seeded, run by actors, and their results joined."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,10 @@ __all__ = ["MicroBatchRunner"]
 
 
 class MicroBatchRunner:
-    """Runs the pieces of a batch on one model."""
+    """Runs the pieces of a batch on one model. Actors bring the arguments of the paths `brought`."""
 
-    def __init__(self, plan: Planned, pieces: Pieces, model: AdoptedModel) -> None:
-        self.plan, self.pieces, self.model = plan, pieces, model
+    def __init__(self, plan: Planned, pieces: Pieces, model: AdoptedModel, brought: Collection[str] = ()) -> None:
+        self.plan, self.pieces, self.model, self.brought = plan, pieces, model, brought
         self.streams, self.learns = pieces.streams, plan.trains and not pieces.streams
         self.batch, self.graph, self.program = pieces.batch, plan.graph, pieces.program
         self.each = [pieces.sized[key] for key in self.program.keys]  # of the micro-batches
@@ -79,6 +79,7 @@ class MicroBatchRunner:
             if one.taken[name] in one.micro.pasts
             else cut(piece[one.taken[name]])
             for name, cut in one.cut.items()
+            if one.taken[name] not in self.brought
         }
 
     def _held(self, source: Source) -> Tensor:

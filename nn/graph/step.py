@@ -149,7 +149,10 @@ class Step:
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
         how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped
         model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
-        self.runner = MicroBatchRunner(plan, plan.pieces, model) if plan.pieces else StraightRunner(plan, model)
+        if plan.pieces:
+            self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)
+        else:
+            self.runner = StraightRunner(plan, model)
         return self.runner
 
     def _lacks_disk(self) -> SbpError | None:
