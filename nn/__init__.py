@@ -15,6 +15,7 @@ from .graph import Graph
 from .model.annotate import place, shard
 from .model.balance import pipeline
 from .model.cast import cast
+from .model.compress import compress
 from .model.flows import flow
 from .model.inside import inside
 from .model.offload import offload
@@ -33,6 +34,7 @@ __all__ = [
     "Graph",
     "annotations",
     "cast",
+    "compress",
     "composite",
     "flow",
     "inside",

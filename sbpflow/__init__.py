@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 
 from . import actors, boxing, nn, sbp
-from .boxing import box, record
+from .boxing import box, encoders, record
 from .nn import data
 from .nn.checkpoint.load import load
 from .nn.checkpoint.newest import Saved, newest
@@ -101,6 +101,7 @@ __all__ = [
     "data",
     "empty",
     "empty_like",
+    "encoders",
     "explain",
     "explicit",
     "eye",

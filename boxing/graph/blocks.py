@@ -244,10 +244,14 @@ class _Repeats:
                 args = frozen(mapped((step.args, step.kwargs), Var, lambda var: ("value", known(var.name))))
                 steps.append((step.op, args, made, step.grad, bool(step.origin.recompute)))
             else:
-                steps.append((known(step.source), made))
+                steps.append((known(step.source), made, step.encoder))
         like = self.like
         sources = tuple((s.kind, like(s.value.layout), like(s.home), like(s.master), s.whole) for s in block.sources)
-        backs = tuple((known(back.of), known(back.into), like(back.src), like(back.dst)) for back in block.backs)
+        backs = tuple(
+            (known(back.of), known(back.into), like(back.src), like(back.dst), back.encoder)
+            + ((back.encoding.encoder, back.encoding.axes) if back.encoding else ())
+            for back in block.backs
+        )
         return sources, tuple(steps), backs
 
     def _wires(self, index: int, name: str, at: dict[str, int]) -> Iterator[BlockWire]:

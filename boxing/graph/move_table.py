@@ -14,7 +14,7 @@ from ..bundle import refilling
 from ..picture.palette import SHORT
 from ..plan import BoxingPlan, plan
 from .blocks import Blocks
-from .buckets import exchange, gathered
+from .buckets import exchange, exchanges, gathered
 from .physical import Back, Physical, Source, in_narrower
 
 __all__ = [
@@ -195,7 +195,8 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     for together in buckets(graph.backs):
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
-        yield row(first.into + more, "backward", exchange(together), first.of)
+        for way in exchanges(together):
+            yield row(first.into + more, "backward", way, first.of)
     for names, way in updates(graph.sources):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield row(names[0] + more, "update", way, names[0])

@@ -20,6 +20,9 @@ from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.call import in_order, leaves
 from ...sbp.logical import OffloadPlace, Origin, Round
+from ..encoders.encoded_move import Encoding, encoded_plans
+from ..encoders.encoder import Encoder
+from ..encoders.hop import hop_plan
 from ..plan import BoxingPlan, plan
 
 _CASTS = frozenset({torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default})
@@ -110,13 +113,15 @@ class Op:
 class Box:
     """A move: `output` is `source` in another layout, perhaps on another placement.
 
-    With `again` a backward that reads the output moves it once more, so that only the source is kept until then.
+    With `again` a backward that reads the output moves it once more, so that only the source is kept until then. With
+    an encoder it goes to other ranks in fewer bytes.
     """
 
     source: str
     output: Value
     origin: Origin = field(default=Origin(), compare=False)
     again: bool = False
+    encoder: Encoder | None = None
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -134,7 +139,8 @@ GraphStep: TypeAlias = Op | Box
 class Back:
     """The gradient of `of`, all its users' parts added up in `src`, moved to `dst` and added to that of `into`.
 
-    For a parameter's own gradient `of` and `into` are the same. Those of one `bucket` go in one exchange.
+    For a parameter's own gradient `of` and `into` are the same. Those of one `bucket` go in one exchange. A sum may
+    have an `encoding`, and what hops to other ranks an `encoder`.
     """
 
     of: str
@@ -142,10 +148,17 @@ class Back:
     src: Layout
     dst: Layout
     bucket: int | None = None
+    encoding: Encoding | None = None
+    encoder: Encoder | None = None
 
     @property
     def plan(self) -> BoxingPlan:
-        return plan(self.src, self.dst)
+        """The plan; of what is encoded, that of the exchange with most bytes."""
+        if self.encoder is not None:
+            return hop_plan(self.src, self.dst, self.encoder)
+        if self.encoding is None:
+            return plan(self.src, self.dst)
+        return max(encoded_plans([(self.src, self.dst)], [self.encoding]), key=lambda way: way.bytes)
 
 
 def vars_in(value: Any) -> list[str]:
@@ -201,7 +214,8 @@ class Physical:
         return found
 
     def plan(self, box: Box) -> BoxingPlan:
-        return plan(self.layout(box.source), box.output.layout)
+        src, dst = self.layout(box.source), box.output.layout
+        return plan(src, dst) if box.encoder is None else hop_plan(src, dst, box.encoder)
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:

@@ -11,6 +11,7 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ..files.held import me
+from ..graph.optimizer.kept_errors import refuse_unsaved
 from ..model.slots import slots, tied
 from ..tensors.agreement import checksum
 from ..tensors.tensor import GlobalTensor
@@ -58,6 +59,7 @@ def collected(
     model: nn.Module, optimizers: Sequence[Optimizer], extra: Mapping[str, Any] | None, plan: str | None, step: int
 ) -> Content:
     """All that is to be saved; nothing is copied, but what is partial is added up."""
+    refuse_unsaved(optimizers, extra)
     tensors = _Tensors()
     alike: dict[str, Json] = {"step": step, "plan": plan}
     alike["tied"] = _model(model, tensors)

@@ -15,6 +15,7 @@ from ...actors.schedules.delays import Delays
 from ...actors.protocol.network import Network
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
+from ...boxing.encoders.kept import KeptErrors
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.picture.draw import draw, svg
 from ...boxing.graph.report.report import Report
@@ -30,6 +31,7 @@ from .captures import Captures
 from .choose.parameters import building
 from .choose.stage_balance import paths_of
 from .optimizer.at_rest import AtRest, at_rest
+from .optimizer.kept_errors import StepErrors
 from .optimizer.loss_scale import LossScale
 from .optimizer.nonfinite import SkippedSteps
 from .options import GivenOptions, Options
@@ -63,6 +65,7 @@ class Graph:
         self._last: Step | None = None
         self._scale = LossScale(self._options.loss_scale)
         self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
+        self._kept = KeptErrors()  # of gradients that are compressed
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
         self._additions: list[Addition] = []
 
@@ -95,7 +98,7 @@ class Graph:
             optimizers = list(self._optimizers())
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
             plan = plan_step(self.build, args, kwargs, *how)
-            step = Step(plan, optimizers, self._skipped)
+            step = Step(plan, optimizers, self._skipped, self._kept)
             for addition in self._additions:
                 step.add(addition)
             known.append(step)
@@ -156,6 +159,7 @@ class Graph:
             "_options": self._options,
             "_captures": None,
             "_additions": list(self._additions),
+            "_kept": KeptErrors(),
         }
         made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
         return made
@@ -216,6 +220,11 @@ class Graph:
                 "  make it with skip_nonfinite=True, to have such steps change nothing on all ranks"
             )
         return self._skipped
+
+    @property
+    def kept(self) -> StepErrors:
+        """The parts of gradients that compression has left out so far, which is added to those of the next step."""
+        return StepErrors(self._kept)
 
     @property
     def loss_scale(self) -> float:

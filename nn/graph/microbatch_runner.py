@@ -69,6 +69,7 @@ class MicroBatchRunner:
                 self.model.write(made[0])
             if self.learns:
                 self.model.learn(grads, given)
+            self.model.errors.commit()
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, get_args
 
 from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
+from ...boxing.encoders.encoder import Encoder
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
 from ...sbp import Partial
@@ -30,6 +31,7 @@ class GivenOptions(TypedDict, total=False):
     inputs: Mapping[str, PartSbp] | None
     loss_scale: float | None
     skip_nonfinite: bool
+    compress: Mapping[str, Encoder] | None
     name: str | None
 
 
@@ -46,6 +48,7 @@ class Options:
     inputs            how arguments lie, by their names; in micro-batches, those of each
     loss_scale        the factor of losses whose gradients are fp16; one that works is found where none is said
     skip_nonfinite    whether a step changes nothing if its loss or a gradient is not finite on some rank
+    compress          encoders of gradients by patterns of parameters, besides what `flow.nn.compress` says
     """
 
     placement: Placement | None = None
@@ -58,6 +61,7 @@ class Options:
     inputs: Mapping[str, PartSbp] | None = None
     loss_scale: float | None = None
     skip_nonfinite: bool = False
+    compress: Mapping[str, Encoder] | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +72,11 @@ class Options:
         _check_positive("loss_scale", self.loss_scale, "a factor, as in 2.0**16")
         if type(self.skip_nonfinite) is not bool:
             raise SbpError(f"skip_nonfinite={self.skip_nonfinite!r}\n  say True or False")
+        if not (self.compress is None or isinstance(self.compress, Mapping)):
+            raise SbpError(
+                f"compress={self.compress!r}\n"
+                "  give it encoders by pattern, as in compress={'*': flow.encoders.sign()}"
+            )
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:

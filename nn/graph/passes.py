@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...boxing.graph.buckets import bucketed
+from ...boxing.graph.encode import encoded
 from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Box, Physical
 from ...boxing.picture.palette import volume
@@ -29,6 +30,7 @@ from ...sbp.logical import Logical
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
 from ..model.cast import in_half
+from ..model.compress import compressed_grads, compressed_hops
 from ..model.fp8 import refuse_eights
 from ..model.inside import uses_of
 from .capture.arguments import flat, tensors_by_path
@@ -183,12 +185,24 @@ class Passes:
             uses=self.uses,
             enough=enough,
         )
+        made = replace(made, graph=self.encoded(made.graph))
         if self.whole:
             made = replace(made, graph=self.stepped(made.graph))
             if room is not None:
                 self._fits(made.graph, room)
         self.dump("decomposed", lambda: str(made.logical))
         self.dump("chosen", lambda: "\n".join(_choices(made)))
+        return made
+
+    def encoded(self, graph: Physical) -> Physical:
+        """The graph with the encoders that are said of gradients and hops."""
+        grads = compressed_grads(self.modules, self.options.compress)
+        made = encoded(graph, grads, compressed_hops(self.modules))
+        if self.scale is not None and any(back.encoding is not None for back in made.backs):
+            raise SbpError(
+                f"{self.name} trains in fp16, and compresses gradients: errors that are kept are of the loss scale "
+                "that a step had\n  train in bf16, which has none, or leave the compression out"
+            )
         return made
 
     def stepped(self, graph: Physical) -> Physical:

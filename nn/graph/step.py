@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...boxing.encoders.kept import KeptErrors
 from ...boxing.exchange.execute import transport
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Var
@@ -59,6 +60,7 @@ class StraightRunner:
                 self.model.write(done.values)
         if self.trains and not spoilt:
             self.model.learn(done.grads, given)
+            self.model.errors.commit()
 
         def put(var: Var) -> GlobalTensor:
             return wrap(trimmed(done.values[var.name]), self.graph.layout(var.name))
@@ -69,8 +71,14 @@ class StraightRunner:
 class Step:
     """A planned step, and from its first run on what runs it."""
 
-    def __init__(self, plan: Planned, optimizers: Sequence[Optimizer], skipped: SkippedSteps | None = None) -> None:
-        self.plan, self.optimizers, self.skipped = plan, optimizers, skipped
+    def __init__(
+        self,
+        plan: Planned,
+        optimizers: Sequence[Optimizer],
+        skipped: SkippedSteps | None = None,
+        kept: KeptErrors | None = None,
+    ) -> None:
+        self.plan, self.optimizers, self.skipped, self.kept = plan, optimizers, skipped, kept
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
@@ -147,7 +155,7 @@ class Step:
         self.program.prepare()
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
-        how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped
+        how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept
         model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)

@@ -1,6 +1,8 @@
 """A graph read from its text: names, ops and layouts are looked up, and what is not there is shown in place."""
 
+import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast, get_args
 
@@ -15,6 +17,10 @@ from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
 from ....sbp.state import Window
+from ...encoders.encoded_move import Encoding
+from ...encoders.encoder import Encoder
+from ...encoders.named import encoder_of
+from ..encode import named
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from .syntax import (
     BackLine,
@@ -46,7 +52,7 @@ def parse(text: str) -> Physical:
         raise error.shown(text) from None
 
 
-MOVES: tuple[dict[str, bool], ...] = ({}, {"again": True})  # what may be said of one
+MOVES = {"again", "encoder"}  # what may be said of one
 
 
 class _Reader:
@@ -82,7 +88,7 @@ class _Reader:
                     if written in writes:
                         raise Misread(buffer, f"{buffer} is written twice", "keep the line with its last value")
                     writes[written] = self.known(value).name
-        return Physical(name, tuple(sources), tuple(steps), tuple(backs), result, tuple(losses), writes)
+        return Physical(name, tuple(sources), tuple(steps), named(backs), result, tuple(losses), writes)
 
     def place(self, short: Token, grid: Token) -> None:
         if short in self.places:
@@ -136,7 +142,9 @@ class _Reader:
             or len(args) != 1
             or not isinstance(args[0], Var)
             or not line.grad
-            or kwargs not in MOVES
+            or kwargs.keys() - MOVES
+            or kwargs.get("again", True) is not True
+            or not isinstance(kwargs.get("encoder", ""), str)
         ):
             raise Misread(line.op, "a box moves one value to one other", "write it as %y: float32[8] B = box(%x)")
         source, output = self.values[args[0].name].layout, self.defined(line.outputs[0])
@@ -144,7 +152,8 @@ class _Reader:
             at = line.outputs[0].lie.type
             assert at is not None  # or it would not have been defined
             raise Misread(at, "a box changes where a value lies, not its shape or dtype", f"it moves {source}")
-        return Box(args[0].name, output, line.origin, bool(kwargs))
+        encoder = _encoder(line.op, kwargs["encoder"]) if "encoder" in kwargs else None
+        return Box(args[0].name, output, line.origin, "again" in kwargs, encoder)
 
     def op(self, token: Token, outputs: int) -> torch._ops.OpOverload:
         try:
@@ -163,7 +172,14 @@ class _Reader:
     def back(self, line: BackLine) -> Back:
         into, of = self.known(line.into), self.known(line.of)
         src, dst = self.lie(line.src, of.layout), self.lie(line.dst, into.layout)
-        return Back(of.name, into.name, src, dst, line.bucket)
+        made = Back(of.name, into.name, src, dst, line.bucket)
+        if line.by is None:
+            return made
+        text, over, axes = str(ast.literal_eval(line.by)).rpartition(" over ")
+        encoder = _encoder(line.by, text if over else axes)
+        if not over:
+            return replace(made, encoder=encoder)
+        return replace(made, encoding=Encoding(encoder, tuple(map(int, axes.split(",")))))
 
     def defined(self, typed: Typed) -> Value:
         """The value of this line, new to those above."""
@@ -239,6 +255,13 @@ class _Reader:
                     raise Misread(note.about, f"{other!r} says nothing of a layout", fix)
         held = State(tuple(dims), state.partial, state.reduction, tuple(windows) if any(windows) else ())
         return Layout(place, held, shape, dtype, partial, plain.sbp)
+
+
+def _encoder(at: Token, text: str) -> Encoder:
+    try:
+        return encoder_of(text)
+    except SbpflowError as error:
+        raise _misread(at, error) from None
 
 
 def _misread(at: Token, error: SbpflowError) -> Misread:

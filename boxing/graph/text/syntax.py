@@ -34,7 +34,8 @@ __all__ = [
 ]
 
 WORDS = {
-    "BUCKET": "'bucket'", "COLON": "':'", "END": "the end of the line", "ENTRY": "a signature as (S(0), B)",
+    "BUCKET": "'bucket'", "BY": "'by'", "COLON": "':'", "END": "the end of the line",
+    "ENTRY": "a signature as (S(0), B)",
     "EQUAL": "'='", "FORWARD": "'forward'", "BACKWARD": "'backward'", "FROM": "'from'", "GRAD": "'grad'",
     "GRADS": "'grads'",
     "GRAPH": "'graph'", "GRID": "a placement as cpu:[0-3]", "KEY": "an argument's name", "KIND": "a source",
@@ -123,6 +124,7 @@ class BackLine(NamedTuple):
     src: WrittenLayout
     dst: WrittenLayout
     bucket: int | None
+    by: Token | None
 
 
 class GraphLine(NamedTuple):
@@ -171,9 +173,16 @@ class _Build(Transformer[Token, Any]):
         return op, tuple(args), no_grad is None, None if axis is None else Round(whole(axis), whole(number))
 
     def back(
-        self, into: Token, of: Token, src: WrittenLayout, dst: WrittenLayout, bucket: Token | None, _end: Token
+        self,
+        into: Token,
+        of: Token,
+        src: WrittenLayout,
+        dst: WrittenLayout,
+        bucket: Token | None,
+        by: Token | None,
+        _end: Token,
     ) -> BackLine:
-        return BackLine(into, of, src, dst, None if bucket is None else whole(bucket))
+        return BackLine(into, of, src, dst, None if bucket is None else whole(bucket), by)
 
     def result(self, value: Any, _end: Token) -> GraphLine:
         return GraphLine("result", (value,))

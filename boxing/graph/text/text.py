@@ -25,6 +25,8 @@ whole and keeps its states; `offload` where the optimizer has them on the host.
     [dim 0: all 2, data]      a hole: cut in 2, and every rank holds both
     [partial: tensor, data]   [reduction: max]   [gradient: data]
 
+`by 'sign() over 0'` behind a gradient's move says that it is encoded over axis 0, `by 'int8()'` that it hops encoded.
+
 `round 0 2` behind a call says that it belongs to round 2 of a composite over axis 0, and `indices(1, 0)` in its
 arguments is the index ranges of dim 0 that a rank holds of its second tensor.
 
@@ -33,7 +35,7 @@ region that the backward runs again, where what it saves lies meanwhile) are rea
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 from zlib import crc32
@@ -47,7 +49,7 @@ from ....sbp.call import Call, Indices
 from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
 from ...picture.palette import volume
-from ...plan import plan
+from ...plan import BoxingPlan, plan
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 
 __all__ = ["difference", "fingerprint", "from_text", "to_text"]
@@ -134,8 +136,9 @@ class _Writer:
         yield from (f"{value}," for value in first)
         if isinstance(step, Box):
             known = self.graph.values.get(step.source)
-            call = f"box(%{_name(step.source)}{', again=True' if step.again else ''})"
-            notes = [self.way(known.layout, step.output.layout)] if known and self.comments else []
+            coded = f", encoder={str(step.encoder)!r}" if step.encoder else ""
+            call = f"box(%{_name(step.source)}{', again=True' if step.again else ''}{coded})"
+            notes = [self.way(known.layout, step.output.layout)] if known and self.comments and not coded else []
         else:
             call, notes = _call(step), []
         text = f"{last} = {call}" if last else call
@@ -144,8 +147,11 @@ class _Writer:
     def back(self, back: Back) -> str:
         src, dst = self.near(back.src, back.of), self.near(back.dst, back.into)
         bucket = f" bucket {back.bucket}" if back.bucket is not None else ""
-        way = self.comment(self.way(back.src, back.dst)) if self.comments else ""
-        return f"%{_name(back.into)} <- %{_name(back.of)}: {src} -> {dst}{bucket}{way}"
+        said = "" if back.encoder is None else f" by {str(back.encoder)!r}"
+        if back.encoding is not None:
+            said = f" by {f'{back.encoding.encoder} over {_axes(back.encoding.axes)}'!r}"
+        way = self.comment(_told([back.plan]) if said else self.way(back.src, back.dst)) if self.comments else ""
+        return f"%{_name(back.into)} <- %{_name(back.of)}: {src} -> {dst}{bucket}{said}{way}"
 
     def value(self, value: Value) -> str:
         where = value.layout
@@ -192,8 +198,17 @@ def _way(src: Layout, dst: Layout) -> str:
         how = plan(src, dst)
     except SbpflowError:
         return ""
-    route = " then ".join(str(move).partition(" -> ")[0] for move in how.moves)
-    return ", ".join(filter(None, [route, f"{volume(how.bytes)} a rank" if how.bytes else "nothing is sent"]))
+    return _told([how])
+
+
+def _told(plans: Sequence[BoxingPlan]) -> str:
+    route = " then ".join(str(move).partition(" -> ")[0] for how in plans for move in how.moves)
+    most = sum(how.bytes for how in plans)
+    return ", ".join(filter(None, [route, f"{volume(most)} a rank" if most else "nothing is sent"]))
+
+
+def _axes(axes: Iterable[int]) -> str:
+    return ", ".join(map(str, axes))
 
 
 def _origin(origin: Origin) -> str:

@@ -18,6 +18,7 @@ from ....sbp.logical import Logical
 from ....sbp.text import Pin
 from ...model.annotate import KINDS, LayerMoves, checked_hints, checked_rests, chunk_of, hints_of, placement_of
 from ...model.cast import types_of, works_of
+from ...model.compress import compressed_grads, compressed_hops
 from ...model.flows import flows_of
 from ...model.fp8 import eights_of
 from ...model.inside import uses_of
@@ -109,7 +110,8 @@ def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
     eights = {str(number): said for number, said in eights_of(modules).items()}
     said = types_of(modules), works, eights, flows_of(modules), recomputed_of(modules), uses_of(modules)
     offloads = state_offloads(modules), saved_offloads(modules)
-    return placement_of(modules), chunk_of(modules), *hints, *said, *offloads
+    compressed = compressed_grads(modules), compressed_hops(modules)
+    return placement_of(modules), chunk_of(modules), *hints, *said, *offloads, *compressed
 
 
 def pins_of(

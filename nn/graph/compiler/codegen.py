@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ....boxing import box, box_async
+from ....boxing.encoders.encoded_move import EncodedMove
+from ....boxing.encoders.hop import EncodedHop
 from ....placement.errors import SbpError
 from ....placement.world import owned
 from ....sbp.logical import OffloadPlace
@@ -329,15 +331,16 @@ class _SourceWriter:
 
     def do_box(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
-        if not _here(transfer):
+        if not transfer.here:
             return
         if not transfer.sends:
             made = [name for register in do.writes for name in self.names(register)]
             self.borrowed.update(made if self.borrowed.intersection(self.names(do.reads[-1])) else ())
         if transfer.saves or transfer.saved:
             self._extremal(do, transfer)
-        elif len(transfer.pairs) > 1:
-            self._call(do, f"{self.bind(Bucket(transfer), 'bucket')}.now")
+        elif transfer.together:
+            bucket, first = self._bucket(transfer)
+            self._call(do, f"{bucket}.now", *first)
         elif not transfer.plans[0].moves and transfer.pairs[0][0].placement is transfer.pairs[0][1].placement:
             self.line(f"{self.targets(do.writes[0])} = {self.held(do.reads[0])}")
         else:
@@ -346,33 +349,50 @@ class _SourceWriter:
 
     def do_start(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
-        if _here(transfer):
-            given = ", ".join(map(self.held, do.reads))
-            pending = self.makes([self.name(do.writes[0], 0)])[:-1]
-            if len(transfer.pairs) > 1:
-                self.line(f"{pending} = {self.bind(Bucket(transfer), 'bucket')}.start({given})")
+        if transfer.here:
+            given = [*map(self.held, do.reads)]
+            if transfer.together:
+                bucket, first = self._bucket(transfer)
+                call, given = f"{bucket}.start", [*first, *given]
             else:
-                src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
-                self.line(f"{pending} = {self.bind(box_async, 'start')}({given}, {src}, {dst})")
+                call, given = (
+                    self.bind(box_async, "start"),
+                    [*given, *(self.bind(of, "at") for of in transfer.pairs[0])],
+                )
+            self.line(f"{self.makes([self.name(do.writes[0], 0)])[:-1]} = {call}({', '.join(given)})")
 
     def do_wait(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
-        if not _here(transfer):
+        if not transfer.here:
             return
         wait = f"{self.name(do.reads[0], 0)}.wait()"
         targets = [self.targets(register) for register in do.writes]
-        self.line(f"{targets[0] if len(targets) == 1 else ''.join(f'({t}), ' for t in targets)} = {wait}")
+        self.line(f"{targets[0] if not transfer.together else ''.join(f'({t}), ' for t in targets)} = {wait}")
 
-    def _call(self, do: Instruction, function: str) -> None:
-        given = ", ".join(map(self.held, do.reads))
+    def _bucket(self, transfer: Transfer) -> tuple[str, tuple[str, ...]]:
+        """The bucket of several gradients, or of encoded ones, and what it is handed besides."""
+        if transfer.encodings:
+            return self.bind(EncodedMove(transfer.pairs, transfer.encodings), "encoded"), ("shards['kept']",)
+        return self.bind(Bucket(transfer), "bucket"), ()
+
+    def do_encode(self, do: Instruction) -> None:
+        """One end of a hop, on its ranks."""
+        transfer = self.plan.transfers[do.number]
+        assert transfer.encoder is not None
+        if owned(transfer.pairs[0][do.what == "decode"].placement):
+            hop = self.bind(EncodedHop(*transfer.pairs[0], transfer.encoder), "hop")
+            self.line(f"{self.targets(do.writes[0])} = {hop}.{do.what}({self.held(do.reads[0])})")
+
+    do_decode = do_encode
+
+    def _call(self, do: Instruction, function: str, *first: str) -> None:
+        given = ", ".join([*first, *map(self.held, do.reads)])
         self.line("".join(f"({self.targets(y)}), " for y in do.writes) + f"= {function}({given})")
 
     def _extremal(self, do: Instruction, transfer: Transfer) -> None:
-        src, dst = transfer.pairs[0]
         if transfer.saves:
-            call = (
-                f"{self.bind(hold, 'hold')}({self.held(do.reads[0])}, {self.bind(src, 'at')}, {self.bind(dst, 'at')})"
-            )
+            ends = ", ".join(self.bind(of, "at") for of in transfer.pairs[0])
+            call = f"{self.bind(hold, 'hold')}({self.held(do.reads[0])}, {ends})"
             self.line(f"({self.targets(do.writes[0])}), {self.makes([self.name(do.writes[1], 0)])[:-1]} = {call}")
         else:
             call = f"{self.bind(to_holders, 'back')}({self.name(do.reads[0], 0)}, {self.held(do.reads[1])})"
@@ -381,8 +401,3 @@ class _SourceWriter:
 
 def _tuple(names: Iterable[str]) -> str:
     return "(" + "".join(f"{name}, " for name in names) + ")"
-
-
-def _here(transfer: Transfer) -> bool:
-    """Whether this process takes part in a move."""
-    return any(owned(of.placement) for of in transfer.pairs[0])

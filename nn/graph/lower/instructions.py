@@ -9,7 +9,7 @@ again    w again 3  a value made or moved again     chance   chance 3   from whe
 sent     x sent     as it leaves its ranks          holders  holders x  who held a maximum
 come     x come     as it arrives on others         moving   moving 5   a move under way
 away     x away     as it lies on the host          landed   x landed 0 as it came back from there
-                                                    coming   x coming 0 the same under way
+code     x code 0   as bytes that hop               coming   x coming 0 the same under way
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
+from ....boxing.encoders.encoded_move import Encoding, encoded_plans
+from ....boxing.encoders.encoder import Encoder
 from ....boxing.plan import BoxingPlan, plan
+from ....placement.world import owned
 from ....sbp import Layout
 
 __all__ = ["Contents", "Instruction", "LocalRegister", "Transfer", "What", "values_of"]
 
 Contents: TypeAlias = Literal[
     "value", "d", "home", "again", "sent", "come", "saved", "stash", "rest", "chance", "holders", "moving",
-    "away", "coming", "landed",
+    "away", "coming", "landed", "code",
 ]  # fmt: skip
 
 
@@ -71,7 +74,7 @@ def _text(kind: Contents, of: str, number: int) -> str:
         return of
     if kind in ("d", "home"):
         return f"{kind} {of} #{number}" if number else f"{kind} {of}"
-    if kind in ("again", "coming", "landed"):
+    if kind in ("again", "coming", "landed", "code"):
         return f"{of} {kind} {number}"
     if kind in ("sent", "come", "away"):
         return f"{of} {kind}"
@@ -79,8 +82,9 @@ def _text(kind: Contents, of: str, number: int) -> str:
 
 
 What: TypeAlias = Literal[
-    "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free"
-]
+    "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free",
+    "encode", "decode",
+]  # fmt: skip
 
 
 class Instruction(NamedTuple):
@@ -99,16 +103,31 @@ class Instruction(NamedTuple):
 class Transfer:
     """A move of one tensor, or of the gradients of one bucket, each from one layout to another.
 
-    A maximum's gradient goes back to who held it: its move `saves` what that takes, and the way back is `saved`.
+    A maximum's gradient goes back to who held it: its move `saves` what that takes, and the way back is `saved`. Sums
+    may have `encodings`, one each, and a hop an `encoder`.
     """
 
     pairs: tuple[tuple[Layout, Layout], ...]
     saves: bool = False
     saved: bool = False
+    encodings: tuple[Encoding, ...] = ()
+    encoder: Encoder | None = None
 
     @property
     def plans(self) -> tuple[BoxingPlan, ...]:
+        if self.encodings:
+            return encoded_plans(self.pairs, self.encodings)
         return tuple(plan(src, dst) for src, dst in self.pairs)
+
+    @property
+    def here(self) -> bool:
+        """Whether this process takes part in it."""
+        return any(owned(of.placement) for of in self.pairs[0])
+
+    @property
+    def together(self) -> bool:
+        """Whether it is a bucket, and not a plain move."""
+        return len(self.pairs) > 1 or bool(self.encodings)
 
     @cached_property
     def sends(self) -> bool:

@@ -4,6 +4,7 @@
     seed          a loss's gradient to start with           add         one gradient to another
     box           a move, done at once                      start, wait a move that goes on beside what lies between
     stow          what the backward needs, to the host      fetch, land   and back from there
+    encode, decode  what hops in fewer bytes, before and behind that
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
@@ -14,8 +15,9 @@ in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, br
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ....boxing.encoders.hop import EncodedHop
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
@@ -60,7 +62,7 @@ def schedule(
     """
     writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
     backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), Parts(writer.layouts)))
-    todo = [*writer.forward(), *backward]
+    todo = [coded for do in (*writer.forward(), *backward) for coded in writer.coded(do)]
     if overlap is not False:
         todo = overlapped(todo, writer.transfers, always=bool(overlap))
     values = {name: LocalRegister("value", name) for name in sorted(kept(graph))}
@@ -136,10 +138,31 @@ class Writer:
         pairs: Iterable[tuple[Layout, Layout]],
         reads: Iterable[LocalRegister],
         writes: Iterable[LocalRegister],
-        **how: bool,
+        **how: Any,
     ) -> Instruction:
         self.transfers.append(Transfer(tuple(pairs), **how))
         return Instruction("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
+
+    def coded(self, do: Instruction) -> Iterator[Instruction]:
+        """A move, or what it is made of where it hops encoded: before it, itself, and behind it."""
+        encoder = self.transfers[do.number].encoder if do.what == "box" else None
+        if encoder is None:
+            yield do
+            return
+        leave, arrive = self.code(do)
+        ends = self.layouts[leave], self.layouts[arrive]
+        yield Instruction("encode", do.number, do.reads, (leave,))
+        yield self.move([ends], [leave], [arrive])
+        yield Instruction("decode", do.number, (arrive,), do.writes)
+
+    def code(self, do: Instruction) -> tuple[LocalRegister, LocalRegister]:
+        """The registers of what hops as bytes."""
+        transfer = self.transfers[do.number]
+        assert transfer.encoder is not None
+        leave, arrive = (LocalRegister("code", do.writes[0], end) for end in (0, 1))
+        ends = EncodedHop(*transfer.pairs[0], transfer.encoder).code
+        self.layouts.update(zip((leave, arrive), ends, strict=True))
+        return leave, arrive
 
     def forward(self) -> Iterator[Instruction]:
         for number, stage in enumerate(self.stages):
@@ -155,7 +178,8 @@ class Writer:
             else:
                 name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
                 saved = (self.extremal[name],) if name in self.extremal else ()
-                yield self.move([pair], values_of(stage.inputs), (*values_of([name]), *saved), saves=bool(saved))
+                how = {"saves": bool(saved), "encoder": stage.encoder}
+                yield self.move([pair], values_of(stage.inputs), (*values_of([name]), *saved), **how)
 
     def backward(self) -> Iterator[Instruction]:
         for number, (name, given) in enumerate(self.graph.losses):
@@ -250,7 +274,7 @@ class Writer:
                 yield Instruction("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
             else:
                 pair = self.layouts[stage.source], stage.output.layout
-                yield self.move([pair], given, tuple(outputs.values()))
+                yield self.move([pair], given, tuple(outputs.values()), encoder=stage.encoder)
 
     def to_gather(self, number: int, stage: Segment) -> list[str]:
         """Inputs gathered of what is kept in pieces, or sent round an axis, whose values the backward reads; the last
@@ -290,7 +314,8 @@ class Writer:
             return self.move([(move.src, move.dst)], [saved, come], [slot], saved=True)
         if move.bucket is not None:
             self.bucket[len(self.transfers)] = move.bucket
-        return self.move([(move.src, move.dst)], [come], [slot])
+        coded = () if move.encoding is None else (move.encoding,)
+        return self.move([(move.src, move.dst)], [come], [slot], encodings=coded, encoder=move.encoder)
 
     def homeward(self, slot: LocalRegister) -> Iterator[Instruction]:
         """The move that brings a source's gradient home, all of which has come, where it is not there already."""
@@ -350,7 +375,9 @@ def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instructio
         elif do is together[-1]:
             pairs = [pair for each in together for pair in writer.transfers[each.number].pairs]
             reads = [register for each in together for register in each.reads]
-            yield writer.move(pairs, reads, [register for each in together for register in each.writes])
+            coded = tuple(code for each in together for code in writer.transfers[each.number].encodings)
+            writes = [register for each in together for register in each.writes]
+            yield writer.move(pairs, reads, writes, encodings=coded)
 
 
 def _summed(todo: Iterable[Instruction], parts: Parts) -> Iterator[Instruction]:

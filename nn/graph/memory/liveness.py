@@ -12,7 +12,7 @@ from itertools import count, takewhile
 from typing import NamedTuple
 
 from ....boxing.graph.physical import Physical
-from ....boxing.plan import BoxingPlan
+from ....boxing.plan import BoxingPlan, plan
 from ....sbp import Layout
 from ....sbp.logical import OffloadPlace
 from ..compiler.inside import Estimate, Insides, SegmentBytes, insides
@@ -296,7 +296,8 @@ class _Rank:
             self.passing(packed + self.bytes[whole])
             arrived = [whole] * len(transfer.pairs)
         else:
-            arrived = [self.arrives(transfer.plans[0], sources)]
+            (pair,) = transfer.pairs
+            arrived = [self.new(self.size(pair[1])) if transfer.encodings else self.arrives(plan(*pair), sources)]
         if do.what == "start":
             self.hold(do.writes[0], [*sources, *arrived])
             return

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ....boxing.encoders.kept import KeptErrors
 from ....boxing.graph.physical import Physical, Source
 from ....placement import Placement
 from ....placement.world import owned
@@ -21,6 +22,7 @@ from ..compiler.generated_calls import Shards
 from ..host.memory import Folder
 from ..host.states import StateMemory
 from .adopt import adopt, clip, served
+from .kept_errors import keeps_errors
 from .loss_scale import LossScale, overflowed, steps_by, unscaled
 from .nonfinite import SkippedSteps, spoilt
 from .on_shards import step_on_shards
@@ -35,7 +37,8 @@ class AdoptedModel:
 
     Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
     layers are moved to other stages. `norm` is that of the gradients before the last step clipped them to `limit`, and
-    `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be.
+    `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be, and what
+    encoders leave out of gradients are `errors`: they count once a step is done.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class AdoptedModel:
         limit: float | None,
         scale: LossScale | None = None,
         skipped: SkippedSteps | None = None,
+        errors: KeptErrors | None = None,
     ) -> None:
         self.optimizers, self.graph, self.limit, self.scale = optimizers, graph, limit, scale
         others = rest or next(value.layout.placement for value in graph.values.values())
@@ -72,7 +76,9 @@ class AdoptedModel:
             assert scale is not None
             steps_by(optimizer, scale)
         self.changed = {id(value): value for value in changed.values()}  # what was before may be gone by then
-        self.skipped = skipped
+        self.skipped, self.errors = skipped, KeptErrors() if errors is None else errors
+        for optimizer in optimizers:
+            keeps_errors(optimizer, self.errors)
         self.norm: Tensor | None = None
         self.updating = Lock()
 
@@ -83,7 +89,10 @@ class AdoptedModel:
 
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
-        return {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
+        self.errors.drop()  # what a step that failed has left
+        found = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
+        found["kept"] = self.errors  # type: ignore[assignment]  # errors of what was encoded
+        return found
 
     def skips(self, losses: Sequence[tuple[Placement, Shards]], grads: Mapping[str, Shards]) -> bool:
         """Whether this step is to change nothing, since a loss or a gradient is not finite on some rank. Where losses

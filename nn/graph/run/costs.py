@@ -14,11 +14,10 @@ from ....actors.protocol.simulate import simulate
 from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
-from ....boxing.graph.buckets import exchange
+from ....boxing.graph.buckets import exchanges
 from ....boxing.graph.move_table import buckets, updates
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.graph.report.facts import Course
-from ....boxing.plan import plan
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
@@ -76,11 +75,11 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
         at = made.get(back.of, -1)
         if at >= 0 and (chunk := where.of[at]) is not None and isinstance(stages[at], Box):
             kind = "weight" if back.of in weights else "backward"
-            parts[chunk][kind] += plan(back.src, back.dst).price.time
+            parts[chunk][kind] += back.plan.price.time
     each_time = brought_each_time(graph, stages, where)
     for together in buckets(back for back in graph.backs if back.of in each_time):
         for chunk in each_time[together[0].of]:
-            parts[chunk]["weight"] += exchange(together).price.time
+            parts[chunk]["weight"] += sum(way.price.time for way in exchanges(together))
     each = [(parts[c], hops[c]) for c in range(len(where.group))]
     return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
 
@@ -93,7 +92,7 @@ def once(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chun
     moves = [graph.plan(box) for at in where.once if isinstance(box := stages[at], Box)]
     each_time = brought_each_time(graph, stages, where)
     ends = [b for b in graph.backs if (b.of == b.into or b.of in where.weights) and b.of not in each_time]
-    moves += map(exchange, buckets(ends))
+    moves += [way for together in buckets(ends) for way in exchanges(together)]
     moves += [move for _, move in updates(graph.sources)]
     for move in moves:
         found[group.get(move.src.placement, 0)] += move.price.time

@@ -174,7 +174,7 @@ class _Tasks:
                     "placement"
                 )
             source = Name("F", self.where.home[stage.source])
-            self.hop(source, Name("F", self.where.home[name]), do.reads[0], do.writes[0])
+            self.hopped(source, Name("F", self.where.home[name]), do)
         else:
             assert chunk is not None
             self.todo[Name("F", chunk)].append(self.stashed(do))
@@ -183,6 +183,16 @@ class _Tasks:
         """A forward whose backward is in two keeps something for each half."""
         halved = do.what == "run" and do.number in self.apart and any(y.kind == "saved" for y in do.writes)
         return do._replace(writes=(*do.writes, LocalRegister("stash", number=do.number))) if halved else do
+
+    def hopped(self, source: Name, target: Name, do: Instruction) -> None:
+        """A move from one task to another; with an encoder the one encodes what the other decodes."""
+        if self.writer.transfers[do.number].encoder is None:
+            return self.hop(source, target, do.reads[0], do.writes[0])
+        leave, arrive = self.writer.code(do)
+        self.todo[source].append(Instruction("encode", do.number, do.reads[:1], (leave,)))
+        self.hop(source, target, leave, arrive)
+        self.todo[target].append(Instruction("decode", do.number, (arrive,), do.writes))
+        return None
 
     def hop(self, source: Name, target: Name, reads: LocalRegister, writes: LocalRegister) -> None:
         """A value sent: what is done to it before it leaves its group, and behind its arrival."""
@@ -224,7 +234,7 @@ class _Tasks:
         elif n in self.where.hops:
             source, target = Name("B", self.where.home[name]), Name("B", self.where.home[into])
             self.todo[source] += self.parts.summed(do.reads)
-            self.hop(source, target, do.reads[0], self.part(do.writes[0]))
+            self.hopped(source, target, do._replace(writes=(self.part(do.writes[0]),)))
         else:
             self.put(self.name(n, "W" if name in self.derived else "B"), do)
 

@@ -1,0 +1,135 @@
+"""Encoders: how the addends of a sum are written in fewer bytes, and what that leaves out comes with the next ones.
+
+    value + error  ->  encode  ->  payload  ->  to all ranks of the axis  ->  decode, and add up in the order of ranks
+                         |
+                         +-> error: what was wanted, less what the payload says; it is added to the next value
+
+An encoder says how one tensor is written and read, and knows nothing of ranks, messages and moves. One that needs more
+than an exchange, or keeps more than an error, says so by a course: a generator that asks for exchanges, one after the
+other, and is sent what came of each. The courses of a bucket's tensors on all ranks go on in step, since what they ask
+for depends on shapes and counts alone. So all ranks decode the same bytes in the same order, and get the same bits.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...placement.errors import SbpError
+
+__all__ = ["EncoderCourse", "Dealt", "Encoder", "GatheredPayloads", "KeptTensors", "Payload", "Request", "Summed"]
+
+Payload: TypeAlias = tuple[Tensor, ...]
+KeptTensors: TypeAlias = Mapping[str, Tensor]  # what is kept of a tensor on a rank from one move to the next
+
+
+class Summed(NamedTuple):
+    """Asks for the sum of a tensor over the ranks."""
+
+    value: Tensor
+
+
+class GatheredPayloads(NamedTuple):
+    """Asks for the payloads of all ranks, in their order."""
+
+    payload: Payload
+
+
+class Dealt(NamedTuple):
+    """Hands each rank a payload, and asks for those that all ranks have for this one."""
+
+    payloads: Sequence[Payload]
+
+
+Request: TypeAlias = Summed | GatheredPayloads | Dealt
+EncoderCourse: TypeAlias = Generator[Request, Any, tuple[Tensor, KeptTensors]]
+
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """How a tensor is written in fewer bytes. Subclasses are frozen dataclasses with `encode` and `decode`, both pure.
+
+    With `feedback` what a payload leaves out is kept on its rank and added to the next value. With `twice` each rank
+    adds up a share of the tensor, encodes it again, and hands it to all: two exchanges whose bytes do not grow with the
+    number of ranks, in the place of one whose do.
+    """
+
+    feedback: bool = True
+    twice: bool = False
+
+    name: ClassVar[str] = ""  # as texts of graphs and plans call it; the class's own, if it has none
+
+    def encode(self, value: Tensor) -> Payload:
+        """The tensor in fewer bytes. How many depends on its shape and dtype alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no encode(self, value)")
+
+    def decode(self, payload: Payload, like: Tensor) -> Tensor:
+        """The tensor that a payload stands for, of the shape, dtype and device of `like`, whose values say nothing."""
+        raise NotImplementedError(f"{type(self).__name__} has no decode(self, payload, like)")
+
+    def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        """The way of an addend to the sum over so many ranks, and what is kept for the next."""
+        if self.twice:
+            return (yield from self._in_shares(value, kept, ranks))
+        wanted = value + kept["error"] if "error" in kept else value
+        payload = self.encode(wanted)
+        left = {"error": wanted - self.decode(payload, wanted)} if self.feedback else {}
+        everybody = yield GatheredPayloads(payload)
+        return self.summed(everybody, wanted), left
+
+    def summed(self, payloads: Sequence[Payload], like: Tensor) -> Tensor:
+        """The sum of what payloads stand for, rounded once."""
+        wide = like.new_empty(like.shape, dtype=WIDE.get(like.dtype, like.dtype))
+        total = self.decode(payloads[0], wide)
+        for payload in payloads[1:]:
+            total = total + self.decode(payload, wide)
+        return total.to(like.dtype)
+
+    def _in_shares(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        wanted = value + kept["error"] if "error" in kept else value
+        size = -(-wanted.numel() // ranks)
+        rows = torch.nn.functional.pad(wanted.reshape(-1), (0, ranks * size - wanted.numel())).view(ranks, size)
+        payloads = [self.encode(row) for row in rows]
+        sent = torch.stack([self.decode(payload, row) for payload, row in zip(payloads, rows, strict=True)])
+        mine = self.summed((yield Dealt(payloads)), rows[0])
+        mine = mine + kept["share"] if "share" in kept else mine
+        payload = self.encode(mine)
+        left = {"error": _like(rows - sent, value), "share": mine - self.decode(payload, mine)} if self.feedback else {}
+        everybody = yield GatheredPayloads(payload)
+        return _like(torch.stack([self.decode(each, mine) for each in everybody]), value), left
+
+    @property
+    def steady(self) -> "Encoder":
+        """The encoder as it is in the long run, by which it is priced."""
+        return self
+
+    @property
+    def hops(self) -> bool:
+        """Whether a value can be encoded by itself, as one that hops from stage to stage is."""
+        return type(self).course is Encoder.course
+
+    def check(self, dtype: torch.dtype, of: str) -> None:
+        """Refuse a tensor that has no form in fewer bytes."""
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise SbpError(
+                f"{of} is {str(dtype).removeprefix('torch.')}, and {self} encodes floating point of 16 bits or more\n"
+                "  leave it out of the pattern, or cast it first"
+            )
+
+    def __str__(self) -> str:
+        said = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        given = ", ".join(
+            f"{name}={value if isinstance(value, Encoder) else repr(value)}"
+            for name, value, usual in said
+            if value != usual
+        )
+        return f"{self.name or type(self).__name__}({given})"
+
+
+def _like(rows: Tensor, value: Tensor) -> Tensor:
+    """Rows of shares as the tensor that they were cut of."""
+    return rows.reshape(-1)[: value.numel()].view(value.shape)

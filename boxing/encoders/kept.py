@@ -1,0 +1,138 @@
+"""KeptTensors errors: what encoders leave out of each tensor on each rank, from one step to the next.
+
+What a step leaves counts when the step does: `commit` makes it so, and after `drop`, as of a step that is left out
+since a gradient was not finite, all is as it was before.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...placement.errors import SbpError
+from ...placement.world import device, owned
+from ...sbp import Layout, State
+from ..box import box
+from .encoder import KeptTensors
+
+__all__ = ["KeptErrors", "KeptRows"]
+
+
+class KeptRows(NamedTuple):
+    """All that is kept of a tensor: how its addends lie, the encoder, and for each rank owned here what it keeps."""
+
+    lies: Layout
+    by: str
+    ranks: tuple[KeptTensors, ...]
+
+
+class KeptErrors:
+    """All that is kept of tensors by name. Where addends come to lie otherwise, their errors follow them; all else that
+    an encoder keeps, and what another encoder kept, begins anew."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, KeptRows] = {}
+        self._next: dict[str, KeptRows] = {}
+        self._loaded: dict[str, Mapping[str, Any]] = {}
+
+    def of(self, name: str, lies: Layout, by: str) -> Sequence[KeptTensors]:
+        """All that is kept of a tensor whose addends lie so, for each rank that is owned here."""
+        if name in self._loaded:
+            self._held[name] = _read(name, self._loaded.pop(name), lies, by)
+        held = self._next.get(name) or self._held.get(name)
+        here = owned(lies.placement)
+        if held is None:
+            return [{} for _ in here]
+        if held.by != by:
+            return [{} for _ in here]
+        return held.ranks if held.lies is lies else _followed(held, lies)
+
+    def put(self, name: str, lies: Layout, by: str, ranks: Sequence[KeptTensors]) -> None:
+        self._next[name] = KeptRows(lies, by, tuple(ranks))
+
+    def commit(self) -> None:
+        """The step counts."""
+        self._held.update(self._next)
+        self._next.clear()
+
+    def drop(self) -> None:
+        """The step does not count."""
+        self._next.clear()
+
+    def reset(self) -> None:
+        """Forget all that is kept, as when the parameters were given other values."""
+        for held in (self._held, self._next, self._loaded):
+            held.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._held or self._loaded)
+
+    def __getitem__(self, name: str) -> KeptRows:
+        return self._held[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._held)
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """All of it as rows, one for each rank, with their layouts: {name: {"lies": ..., "by": ..., "error": (layout,
+        rows)}}. Every process calls it."""
+        return {name: _rows(held) for name, held in self._held.items()} | {n: dict(x) for n, x in self._loaded.items()}
+
+    def load(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go on from rows that `rows` gave, each whole on every process."""
+        self.reset()
+        self._loaded.update(rows)
+
+
+def _followed(held: KeptRows, lies: Layout) -> Sequence[KeptTensors]:
+    """Errors as addends lie now; the sum over ranks stays what it was."""
+    if held.lies.shape != lies.shape or not all("error" in kept for kept in held.ranks):
+        return [{} for _ in owned(lies.placement)]
+    errors = [kept["error"] for kept in held.ranks] or [torch.empty(0, dtype=held.lies.dtype)]
+    moved = box(errors, held.lies, lies.with_dtype(held.lies.dtype), op="kept errors")
+    here = owned(lies.placement)
+    return [{"error": x.to(lies.dtype)} for x in moved] if here else []
+
+
+def _rows(held: KeptRows) -> dict[str, Any]:
+    """All that is kept of a tensor as tensors with a row for each rank; those of uneven shards have zeros behind."""
+    place = held.lies.placement
+    found: dict[str, Any] = {"lies": _text(held.lies), "by": held.by}
+    most = max(prod(held.lies.local_shape(rank)) for rank in place.flat)
+    for name in sorted(held.ranks[0]) if held.ranks else ():
+        parts = [kept[name].reshape(-1) for kept in held.ranks]
+        size = (
+            max(most, parts[0].numel()) if len({x.numel() for x in parts}) > 1 or name == "error" else parts[0].numel()
+        )
+        axes = tuple(range(place.ndim))
+        layout = Layout(place, State((axes, ())), (place.size, size), parts[0].dtype)
+        rows = [torch.nn.functional.pad(x, (0, size - x.numel())).view(1, -1) for x in parts]
+        found[name] = layout, tuple(rows), tuple(held.ranks[0][name].shape)
+    return found
+
+
+def _read(name: str, rows: Mapping[str, Any], lies: Layout, by: str) -> KeptRows:
+    if rows["lies"] != _text(lies) or rows["by"] != by:
+        raise SbpError(
+            f"what was kept of {name} is of another run\n"
+            f"  {rows['by']} of {rows['lies']}\n  now {by} of {_text(lies)}\n"
+            "  go on with the ranks and the encoder that it was saved with, or begin without errors: step.kept.reset()"
+        )
+    place, found = lies.placement, []
+    for rank in owned(place):
+        at = place.flat.index(rank)
+        mine: dict[str, Tensor] = {}
+        for what, value in rows.items():
+            if what not in ("lies", "by"):
+                whole, shape = value
+                shape = lies.local_shape(rank) if what == "error" else shape
+                where = "cpu" if what == "steps" else device(place, rank)
+                mine[what] = whole[at, : prod(shape)].reshape(tuple(shape)).to(where, copy=True)
+        found.append(mine)
+    return KeptRows(lies, by, tuple(found))
+
+
+def _text(lies: Layout) -> str:
+    return f"{str(lies.dtype).removeprefix('torch.')}{list(lies.shape)} {lies.state} on {lies.placement.shape}"

@@ -1,0 +1,86 @@
+"""Phases: encoders that begin some steps later, and one that encodes momentum instead of gradients (1-bit Adam)."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...placement.errors import SbpError
+from .bits import SignEncoder
+from .encoder import Encoder, EncoderCourse, KeptTensors, Summed
+
+__all__ = ["LaterEncoder", "MomentumEncoder"]
+
+
+def _count(kept: KeptTensors) -> int:
+    return int(kept["steps"]) if "steps" in kept else 0
+
+
+def _steps(count: int) -> Tensor:
+    return torch.tensor(count)
+
+
+@dataclass(frozen=True)
+class LaterEncoder(Encoder):
+    """Another encoder from some step on; before that, sums are sent as they are."""
+
+    steps: int = 1
+    of: Encoder = field(default_factory=SignEncoder)
+
+    name: ClassVar[str] = "later"
+
+    def __post_init__(self) -> None:
+        _check_steps("later", self.steps)
+
+    def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        count = _count(kept)
+        if count < self.steps:
+            return (yield Summed(value)), {"steps": _steps(count + 1)}
+        inner = {name: x for name, x in kept.items() if name != "steps"}
+        total, found = yield from self.of.course(value, inner, ranks)
+        return total, {**found, "steps": _steps(count)}
+
+    @property
+    def steady(self) -> Encoder:
+        return self.of.steady
+
+
+@dataclass(frozen=True)
+class MomentumEncoder(Encoder):
+    """The mean of gradients over steps in the place of the gradient: all ranks have it, each adds its own gradient, and
+    the sum of that is encoded. For some steps before, it is kept of plain sums, which are what comes out.
+
+    So the optimizer gets gradients while it warms up, and then the momentum: it must have none of its own then.
+    """
+
+    beta: float = 0.9
+    steps: int = 1
+    of: Encoder = field(default_factory=SignEncoder)
+
+    name: ClassVar[str] = "momentum"
+
+    def __post_init__(self) -> None:
+        _check_steps("momentum", self.steps)
+        if not 0 <= self.beta < 1:
+            raise SbpError(f"momentum(beta={self.beta!r})\n  it is the share of the last momentum that stays, below 1")
+
+    def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        count, held = _count(kept), kept.get("momentum")
+        before = torch.zeros_like(value) if held is None else held
+        if count < self.steps:
+            total: Tensor = yield Summed(value)
+            return total, {"momentum": self.beta * before + (1 - self.beta) * total, "steps": _steps(count + 1)}
+        mine = self.beta / ranks * before + (1 - self.beta) * value
+        inner = {name: x for name, x in kept.items() if name not in ("momentum", "steps")}
+        whole, found = yield from self.of.course(mine, inner, ranks)
+        return whole, {**found, "momentum": whole, "steps": _steps(count)}
+
+    @property
+    def steady(self) -> Encoder:
+        return self.of.steady
+
+
+def _check_steps(name: str, steps: object) -> None:
+    if type(steps) is not int or steps < 0:
+        raise SbpError(f"{name}(steps={steps!r})\n  give it how many steps go before it, as in {name}(steps=100)")

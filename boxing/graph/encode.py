@@ -1,0 +1,132 @@
+"""Encoders put on the moves of a graph: gradients of parameters that are sums, and values that hop to other ranks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ...placement import Placement
+from ...placement.errors import SbpError
+from ...sbp import Layout
+from ..encoders.encoded_move import Encoding, check_encoding
+from ..encoders.encoder import Encoder
+from ..encoders.hop import check_hop
+from .physical import Back, Box, Physical
+
+__all__ = ["SaidEncoder", "encoded", "named"]
+
+
+class SaidEncoder(NamedTuple):
+    """An encoder as it is said of a parameter, by a pattern and perhaps over some axes alone; or of what comes to a
+    module."""
+
+    encoder: Encoder
+    over: tuple[str, ...] | None = None
+    pattern: str = ""
+
+
+def encoded(
+    graph: Physical, grads: Mapping[str, SaidEncoder], hops: Mapping[str, SaidEncoder] | None = None
+) -> Physical:
+    """The graph with the encoders that are said of its parameters' gradients, and of what hops to modules."""
+    if not grads and not hops:
+        return graph
+    boxes = {box.output.name: box.encoder for box in graph.boxes}
+    if hops:
+        made = _coming(graph, hops)
+        boxes = {box.output.name: made.get(box.output.name) for box in graph.boxes}
+        steps = tuple(replace(s, encoder=boxes[s.output.name]) if isinstance(s, Box) else s for s in graph.steps)
+        graph = replace(graph, steps=steps)
+    backs = [_homeward(graph, back, grads) or replace(back, encoder=boxes.get(back.of)) for back in graph.backs]
+    if graph.losses:
+        _check_met(graph, backs, grads)
+    return replace(graph, backs=named(backs))
+
+
+def named(backs: Iterable[Back]) -> tuple[Back, ...]:
+    """Moves with names under which errors of those that are encoded are kept: the parameter's, and a number where its
+    gradient comes in several ways."""
+    seen = Counter[str]()
+    found = []
+    for back in backs:
+        if back.encoding is not None:
+            seen[back.into] += 1
+            many = seen[back.into]
+            back = replace(back, encoding=replace(back.encoding, name=f"{back.into}{f' {many}' if many > 1 else ''}"))
+        found.append(back)
+    return tuple(found)
+
+
+def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> Back | None:
+    """A move of a parameter's gradient with its encoder, if it is one and adds up over an axis that is meant."""
+    said = grads.get(back.into)
+    if said is None or back.src.placement is not back.dst.placement or not back.src.numel:
+        return None
+    axes = _meant(back.src, back.src.placement, said)
+    ends = tuple(a for a in axes if a not in back.dst.state.partial)
+    if not ends:
+        return None
+    check_encoding(back.src, back.dst, said.encoder, ends, f"the gradient of {back.into}")
+    return replace(back, encoding=Encoding(said.encoder, ends))
+
+
+def _meant(src: Layout, place: Placement, said: SaidEncoder) -> tuple[int, ...]:
+    """The axes of which the gradient is an addend, of those that are meant."""
+    if said.over is None:
+        return src.state.partial
+    return tuple(a for a in src.state.partial if place.names and place.names[a] in said.over)
+
+
+def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidEncoder]) -> None:
+    """Refuse a pattern no gradient of which is a sum over more than one rank of an axis that it means."""
+    met = {grads[back.into].pattern for back in backs if back.encoding is not None and back.into in grads}
+    for source in graph.sources:
+        name, place = source.value.name, source.value.layout.placement
+        said = grads.get(name)
+        if said is None or not source.value.grad or said.pattern in met:
+            continue
+        wrong = [axis for axis in said.over or () if axis not in (place.names or ())]
+        if wrong:
+            raise SbpError(
+                f"compress: {name} is on {place}, which has no axis {wrong[0]!r}\n"
+                f"  say over= one of {', '.join(place.names or ()) or 'none: the placement has no names of axes'}"
+            )
+        axes = [a for a in range(place.ndim) if said.over is None or (place.names or ())[a] in said.over]
+        if all(place.shape[a] == 1 for a in axes):
+            continue  # the same program on one rank
+        raise SbpError(
+            f"compress: no gradient that {said.pattern!r} means is a sum over "
+            f"{' or '.join(said.over or ()) or 'ranks'}\n"
+            f"  {name} {source.value.layout.lie} on {place}, and its gradient comes as {graph.gradient(name).lie}\n"
+            "  name parameters whose gradients are added up, as those of data parallelism are, or leave it out"
+        )
+
+
+def _coming(graph: Physical, hops: Mapping[str, SaidEncoder]) -> dict[str, Encoder]:
+    """The encoders of moves by which values that are computed come to modules from other ranks."""
+    sources = {s.value.name for s in graph.sources}
+    given = set(sources)
+    found: dict[str, Encoder] = {}
+    met: set[str] = set()
+    for step in graph.steps:
+        if given.issuperset(step.inputs) and isinstance(step, Box):
+            given.add(step.output.name)  # an argument or a weight, which comes once
+            continue
+        if not isinstance(step, Box):
+            continue
+        src, dst = graph.layout(step.source), step.output.layout
+        said = hops.get(step.origin.module)
+        if said is None or not {*src.placement.flat}.isdisjoint(dst.placement.flat):
+            continue
+        if not src.dtype.is_floating_point:
+            continue
+        check_hop(src, dst, said.encoder, f"what comes to {step.origin.module}, {step.source},")
+        met.add(said.pattern)
+        found[step.output.name] = said.encoder
+    unmet = {said.pattern for said in hops.values()} - met
+    if unmet:
+        raise SbpError(
+            f"compress: nothing comes from other ranks to what {sorted(unmet)[0]!r} means\n"
+            "  name the modules that a stage begins with, or leave it out"
+        )
+    return found
