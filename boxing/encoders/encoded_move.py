@@ -247,7 +247,7 @@ def _addends(src: Layout, axes: tuple[int, ...]) -> Layout:
 def _all(
     rows: Sequence[EncoderCourse], answers: Sequence[Any], ends: list[tuple[Tensor, KeptTensors]]
 ) -> list[Request]:
-    """What the courses of one tensor ask for next, one a rank; nothing where they are at their ends."""
+    """Let the courses of one tensor go on, one a rank, to all that they ask for next or to their ends."""
     asked = []
     for course, answer in zip(rows, answers, strict=True):
         try:

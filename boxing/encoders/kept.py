@@ -17,7 +17,7 @@ from ...sbp import Layout, State
 from ..box import box
 from .encoder import KeptTensors
 
-__all__ = ["KeptErrors", "KeptRows"]
+__all__ = ["KeptErrors", "KeptRows", "KeptUnder"]
 
 
 class KeptRows(NamedTuple):
@@ -26,6 +26,13 @@ class KeptRows(NamedTuple):
     lies: Layout
     by: str
     ranks: tuple[KeptTensors, ...]
+
+
+class KeptUnder(NamedTuple):
+    """The errors of one tensor, which has a name among others."""
+
+    all: "KeptErrors"
+    name: str
 
 
 class KeptErrors:
@@ -69,8 +76,12 @@ class KeptErrors:
     def __bool__(self) -> bool:
         return bool(self._held or self._loaded)
 
-    def __getitem__(self, name: str) -> KeptRows:
-        return self._held[name]
+    def __getitem__(self, name: str) -> "KeptUnder":
+        return KeptUnder(self, name)
+
+    def rows_of(self, name: str) -> KeptRows | None:
+        """All that is kept of a tensor; None before it was first encoded."""
+        return self._held.get(name)
 
     def __iter__(self) -> Any:
         return iter(self._held)

@@ -5,6 +5,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from ...boxing.encoders.encoder import Encoder
+from ...boxing.encoders.kept import KeptUnder
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout, SbpLike
@@ -74,8 +76,16 @@ class Ghost(GlobalTensor):
         raise Unknown("other values were put into a tensor")
 
     def to_global(
-        self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
+        self,
+        placement: Placement | None = None,
+        sbp: SbpLike | None = None,
+        *,
+        grad_sbp: SbpLike | None = None,
+        encoder: Encoder | None = None,
+        kept: KeptUnder | None = None,
     ) -> "Ghost":
+        if encoder is not None:
+            raise Unknown(f"a tensor was encoded by {encoder}, which takes its values")
         there = self._there(placement, sbp, grad_sbp)
         self._tell(self, there)
         return ghost(there, self._needs and torch.is_grad_enabled(), self._tell)

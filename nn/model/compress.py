@@ -40,14 +40,14 @@ def compress(
 
     Of kind "grads": where a gradient is a sum over ranks, as those of data parallelism are, each rank encodes its
     addend, and all decode and add up the same bytes. With `over` that is done along these axes, and others are summed
-    as they are; else along all. What an encoder leaves out is kept, and added to the next step's gradient: `graph.kept`.
+    as they are; else along all. What an encoder leaves out is kept, and added to the next gradient: `graph.kept`.
 
     Of kind "hops": what comes to a module from layers on other ranks, and the gradient that goes back, are encoded by
     themselves. Nothing is kept of them, and what is left out is lost.
 
     An encoder is meant for all of the model. A pattern names parameters, or modules with all that is in them; `*` is
-    any part of a name, with its dots. Of the patterns of one dict the first that fits counts, of several calls the last;
-    None takes it back. Parameters without a gradient are passed by.
+    any part of a name, with its dots. Of the patterns of one dict the first that fits counts, of several calls the
+    last; None takes it back. Parameters without a gradient are passed by.
     """
     if kind not in get_args(CompressKind):
         raise SbpError(f"compress: kind={kind!r}\n  known are 'grads' and 'hops'")

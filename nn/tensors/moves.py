@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ...boxing import box, plan
+from ...boxing.encoders.encoded_move import EncodedMove, Encoding, check_encoding
+from ...boxing.encoders.encoder import Encoder
+from ...boxing.encoders.hop import EncodedHop, check_hop
+from ...boxing.encoders.kept import KeptErrors, KeptUnder
 from ...placement import Placement
 from ...placement.errors import SbpError, TransportError
 from ...placement.world import owned, world
@@ -17,7 +21,7 @@ from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.state import State
 from .handle import Handle
 
-__all__ = ["everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all", "whole"]
+__all__ = ["encoded_shards", "everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all", "whole"]
 
 _explicit = 0
 
@@ -71,6 +75,33 @@ def shards_as(x: Handle, dst: Layout, op: str, *, implicit: bool = False) -> tup
     moved = box(shards, src, dst, op=op)
     if moved is not shards and not any(a is b for a, b in zip(moved, x._shards, strict=False)):
         _share(x, dst, moved)
+    return moved
+
+
+def encoded_shards(x: Handle, dst: Layout, encoder: Encoder, kept: KeptUnder | None) -> tuple[Tensor, ...]:
+    """The shards of `x` as they lie in `dst`, which go there encoded: a sum over ranks, or a hop to others."""
+    src, dst = x._layout.with_state(x._layout.state), dst.with_state(dst.state)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise SbpError(
+            f"an encoded move of {tuple(x.shape)} that requires grad: what is rounded has no gradient\n"
+            "  detach it, x.detach().to_global(...); in a graph gradients and hops are encoded by flow.nn.compress"
+        )
+    of = f"a tensor {tuple(x.shape)}"
+    shards = tuple([shard.detach() for shard in x._shards])
+    if src.placement is not dst.placement:
+        check_hop(src, dst, encoder, of)
+        if kept is not None:
+            raise SbpError(f"{of} hops to other ranks encoded, and nothing is kept of hops\n  leave kept= out")
+        hop = EncodedHop(src, dst, encoder)
+        return hop.decode(box(hop.encode(shards), *hop.code, op="encoded hop"))
+    axes = tuple(a for a in src.state.partial if a not in dst.state.partial)
+    check_encoding(src, dst, encoder, axes, of)
+    if not owned(src.placement):
+        return shards
+    move = EncodedMove([(src, dst)], [Encoding(encoder, axes, kept.name if kept else "")])
+    errors = kept.all if kept else KeptErrors()
+    (moved,) = move.now(errors, shards)
+    errors.commit()
     return moved
 
 

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from ...boxing.encoders.encoder import Encoder
+from ...boxing.encoders.kept import KeptUnder
 from ...boxing.exchange.execute import token
 from ...placement import Placement
 from ...placement.errors import SbpError
@@ -145,10 +147,24 @@ class GlobalTensor(Handle):
     # Moving
 
     def to_global(
-        self, placement: Placement | None = None, sbp: SbpLike | None = None, *, grad_sbp: SbpLike | None = None
+        self,
+        placement: Placement | None = None,
+        sbp: SbpLike | None = None,
+        *,
+        grad_sbp: SbpLike | None = None,
+        encoder: Encoder | None = None,
+        kept: KeptUnder | None = None,
     ) -> "GlobalTensor":
-        """The same logical tensor under another signature, placement or both; its gradient is moved back."""
+        """The same logical tensor under another signature, placement or both; its gradient is moved back.
+
+        With an `encoder` a sum over ranks, or a hop to others, goes in fewer bytes, and has no gradient. With `kept`, as
+        in `kept=errors["w"]` of `errors = flow.encoders.KeptErrors()`, a sum takes what earlier ones have left out.
+        """
         there = self._there(placement, sbp, grad_sbp)
+        if encoder is not None:
+            return wrap(moves.encoded_shards(self, there, encoder, kept), there)
+        if kept is not None:
+            raise SbpError("to_global: kept= without encoder=\n  a plain move leaves nothing out: leave kept= out too")
         if there is self._layout.in_order(self._layout.order):
             return self
         return wrap(moves.own_shards(self, there, "to_global"), there)

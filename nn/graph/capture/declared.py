@@ -61,7 +61,20 @@ class Declared:
     def heard(self) -> Iterator[None]:
         """Inside, factories and `to_global` tell what they would have made."""
 
-        def to_global(x: Tensor, placement: Any = None, sbp: Any = None, *, grad_sbp: Any = None) -> Tensor:
+        def to_global(
+            x: Tensor,
+            placement: Any = None,
+            sbp: Any = None,
+            *,
+            grad_sbp: Any = None,
+            encoder: Any = None,
+            kept: Any = None,
+        ) -> Tensor:
+            if encoder is not None or kept is not None:
+                raise SbpError(
+                    f"capture: to_global at {user_line()} has encoder=, and a graph moves where it chooses to\n"
+                    "  say it of parameters or modules, flow.nn.compress(model, ...), or move before the graph is called"
+                )
             return self.moved(x, placement, sbp, grad_sbp)
 
         FakeTensor.to_global = to_global  # type: ignore[attr-defined]

@@ -350,16 +350,11 @@ class _SourceWriter:
     def do_start(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]
         if transfer.here:
-            given = [*map(self.held, do.reads)]
-            if transfer.together:
-                bucket, first = self._bucket(transfer)
-                call, given = f"{bucket}.start", [*first, *given]
-            else:
-                call, given = (
-                    self.bind(box_async, "start"),
-                    [*given, *(self.bind(of, "at") for of in transfer.pairs[0])],
-                )
-            self.line(f"{self.makes([self.name(do.writes[0], 0)])[:-1]} = {call}({', '.join(given)})")
+            ends = [] if transfer.together else [self.bind(of, "at") for of in transfer.pairs[0]]
+            call, first = self._bucket(transfer) if transfer.together else (self.bind(box_async, "start"), ())
+            given = ", ".join([*first, *map(self.held, do.reads), *ends])
+            pending = self.makes([self.name(do.writes[0], 0)])[:-1]
+            self.line(f"{pending} = {call}{'.start' if transfer.together else ''}({given})")
 
     def do_wait(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]

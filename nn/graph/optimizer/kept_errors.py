@@ -47,7 +47,11 @@ class StepErrors:
 
     def error(self, name: str) -> GlobalTensor:
         """The error of a gradient: addends, each kept on its rank, of which the sum is still to be added."""
-        held = self.kept[name]
+        held = self.kept.rows_of(name)
+        if held is None:
+            raise SbpError(
+                f"nothing is kept of {name!r}\n  there are errors of {', '.join(self.kept) or 'nothing yet'}"
+            )
         shards = tuple(kept["error"] for kept in held.ranks if "error" in kept)
         if len(shards) != len(held.ranks):
             raise SbpError(f"{held.by} keeps no error of {name}\n  it may have feedback=False, or not have begun yet")

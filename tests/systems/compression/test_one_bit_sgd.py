@@ -1,0 +1,93 @@
+"""1-bit SGD: signs of gradients with error feedback, by rows with two levels each, summed in shares."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import sbpflow as flow
+from sbpflow import B, P
+from tests.ranks import Ranks
+from tests.systems.compression.runs import DATA, batch, exact_sum, net, sent_bytes, step_of, trained
+
+SIGNS = [
+    flow.encoders.sign(),
+    flow.encoders.sign(rows=True),
+    flow.encoders.sign(twice=True),
+    flow.encoders.sign(rows=True, twice=True),
+]
+
+
+@pytest.mark.parametrize("encoder", SIGNS, ids=str)
+def test_sums_that_were_sent_and_errors_are_the_sums_of_gradients(encoder: flow.encoders.Encoder) -> None:
+    errors = flow.encoders.KeptErrors()
+    rounds = [[torch.randn(33, 8) for _ in DATA] for _ in range(6)]
+    sent = torch.zeros(33, 8, dtype=torch.float64)
+    for addends in rounds:
+        x = flow.from_local([a.clone() for a in addends], placement=DATA, sbp=P)
+        sent += x.to_global(sbp=B, encoder=encoder, kept=errors["w"]).full_tensor()
+    rows = errors.rows_of("w")
+    assert rows is not None
+    kept = sum((each["error"].double() for each in rows.ranks), torch.zeros(33, 8, dtype=torch.float64))
+    shares = [each["share"].double() for each in rows.ranks if "share" in each]
+    if shares:
+        kept = kept + torch.cat(shares)[: 33 * 8].view(33, 8)
+    assert (sent + kept - exact_sum(rounds)).abs().max() < 1e-4  # of sums rounded to float32
+
+
+def test_a_gradient_takes_a_thirty_second_of_its_bytes() -> None:
+    """In shares, whatever the number of ranks; a level of four bytes for each tensor and share is all there is more."""
+    shapes, ranks = [p.numel() for p in net(128).parameters()], DATA.size
+    plain = 2 * (ranks - 1) * 4 * sum(shapes)  # the bytes of an all_reduce in float32
+    step = step_of(net(128), {"*": flow.encoders.sign(twice=True)})
+    step(*batch(0))
+    with flow.record() as moves:
+        counted = sent_bytes(step)
+    coded = sum(move.plan.total for move in moves if move.op == "encoded")
+    others = sum(move.plan.total for move in moves if move.op != "encoded")
+    assert counted == coded + others
+    assert coded == 2 * ranks * (ranks - 1) * sum(-(-(-(-n // ranks)) // 8) + 4 for n in shapes)
+    assert 32 < plain / coded * 1.12
+    assert [move.route for move in moves if move.op == "encoded"] == ["all_to_all", "all_gather"]
+    told = [row for row in step.explain().moves if row.direction == "backward"]
+    assert sum(row.total * row.count for row in told) == coded
+
+
+def test_all_ranks_end_with_the_same_weights() -> None:
+    model = net()
+    trained(step_of(model, {"*": flow.encoders.sign()}), 5)
+    for weight in model.parameters():
+        first, *others = weight.to_local()
+        assert all(torch.equal(first, other) for other in others)
+
+
+def test_it_converges_as_float32_does() -> None:
+    plain, coded = (
+        trained(step_of(net(), None if encoder is None else {"*": encoder}), 120)
+        for encoder in (None, flow.encoders.sign(rows=True, twice=True))
+    )
+    assert plain[0] == pytest.approx(coded[0])
+    assert sum(plain[-20:]) < 0.5 * sum(plain[:20])
+    assert abs(sum(coded[-20:]) / sum(plain[-20:]) - 1) < 0.05  # 0.01 as measured
+
+
+def test_the_same_run_gives_the_same_bits() -> None:
+    once, again = (trained(step_of(net(), {"*": flow.encoders.sign()}), 4) for _ in range(2))
+    assert once == again
+
+
+def on_a_rank() -> tuple[list[float], list[Tensor], int]:
+    model = net()
+    step = step_of(model, {"*": flow.encoders.sign(rows=True)})
+    losses = trained(step, 4)
+    return losses, [p.to_local().detach().clone() for p in model.parameters()], sent_bytes(step, 4)
+
+
+def test_processes_compute_what_one_that_plays_all_ranks_does(ranks4: Ranks) -> None:
+    found = ranks4(on_a_rank)
+    model = net()
+    step = step_of(model, {"*": flow.encoders.sign(rows=True)})
+    losses, sent = trained(step, 4), sent_bytes(step, 4)
+    for theirs, weights, _ in found:
+        assert theirs == losses
+        assert all(torch.equal(x, y) for x, y in zip(weights, found[0][1], strict=True))
+    assert sum(each for _, _, each in found) == sent
