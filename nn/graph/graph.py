@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -11,8 +12,8 @@ from torch.optim import Optimizer
 
 from ...actors.added.addition import Added
 from ...actors.protocol.diagram import drawn
-from ...actors.schedules.delays import Delays
 from ...actors.protocol.network import Network
+from ...actors.schedules.delays import Delays
 from ...actors.schedules.pipeline import Costs
 from ...actors.timeline.timeline import Timeline
 from ...boxing.encoders.kept import KeptErrors
@@ -23,7 +24,7 @@ from ...boxing.graph.text.text import to_text
 from ...boxing.picture.draw import picture, written
 from ...boxing.record import user_line
 from ...placement import Placement
-from ...placement.errors import SbpError
+from ...placement.errors import PlacementError, SbpError
 from .additions import Addition
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
@@ -34,9 +35,10 @@ from .optimizer.at_rest import AtRest, at_rest
 from .optimizer.kept_errors import StepErrors
 from .optimizer.loss_scale import LossScale
 from .optimizer.nonfinite import SkippedSteps
+from .optimizer.relocation import ModelMove
 from .options import GivenOptions, Options
 from .pieces import Pieces
-from .plan import plan_step
+from .plan import Planned, plan_step
 from .run.costs import layer_costs
 from .run.rank_times import RankTimes
 from .step import Step
@@ -68,6 +70,8 @@ class Graph:
         self._kept = KeptErrors()  # of gradients that are compressed
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
         self._additions: list[Addition] = []
+        self._move: ModelMove | None = None  # of the model, when it is run next
+        self._runs = 0
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The computation of a step; every subclass has its own."""
@@ -77,7 +81,12 @@ class Graph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = padded(args), padded(kwargs)
-        return self.step_for(*args, **kwargs).run(args, kwargs)
+        step = self.step_for(*args, **kwargs)
+        self._runs += 1
+        try:
+            return step.run(args, kwargs)
+        finally:
+            self._runs -= 1
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
         """The step for arguments like these; planned if there is none, and nothing is run."""
@@ -96,8 +105,10 @@ class Graph:
         if step is None:
             known[:] = [step for step in known if step.stands()]
             optimizers = list(self._optimizers())
+            move = None if self._move is None or self._move.done else self._move
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
-            plan = plan_step(self.build, args, kwargs, *how)
+            plan = plan_step(self.build, args, kwargs, *how, move)
+            _refuse_lost(plan, move)
             step = Step(plan, optimizers, self._skipped, self._kept)
             for addition in self._additions:
                 step.add(addition)
@@ -132,6 +143,34 @@ class Graph:
         self._additions.append(addition)
         return self
 
+    def move(self, *, lost: Iterable[int] = (), **options: Unpack[GivenOptions]) -> Self:
+        """Have the next call plan anew and bring there what the model and its optimizers hold; returns the graph.
+
+        Between two steps: change what is said of modules (`flow.nn.place`, `pipeline`, `shard`), or give other options,
+        which replace those of before. Weights, buffers, masters and states of optimizers then go from the shards there
+        are straight to those that the new plan wants: each rank gets what it needs and does not hold. Modules,
+        parameters and optimizers stay the objects that they are, and training goes on. Tensors that share memory with a
+        parameter, such as `weight.detach()` or `weight.to_local()`, keep the values of before. Nothing is read on ranks
+        that are `lost`, where others have copies of what they held. What other graphs of the model had planned is
+        planned anew.
+        """
+        self._refuse_move()
+        now = {field.name: getattr(self._options, field.name) for field in fields(self._options)}
+        self._moved_to(Options.of({**now, **options}, str(self._options.name)), lost)
+        return self
+
+    def _moved_to(self, options: Options, lost: Iterable[int]) -> None:
+        before = frozenset[int]() if self._move is None or self._move.done else self._move.lost
+        self._options, self._move = options, ModelMove(before.union(lost))
+        self._steps, self._last, self._captures = {}, None, None
+
+    def _refuse_move(self) -> None:
+        if self._runs:
+            raise SbpError(
+                f"{self._options.name} is to move while it runs, at {user_line()}\n"
+                "  move it between two steps, from the thread that calls it"
+            )
+
     def _names(self) -> tuple[str, ...]:
         """Names of the arguments, as the user calls them."""
         return parameter_names(self.build)
@@ -160,6 +199,7 @@ class Graph:
             "_captures": None,
             "_additions": list(self._additions),
             "_kept": KeptErrors(),
+            "_runs": 0,
         }
         made.__dict__.update(copy.deepcopy({**vars(self), **fresh}, memo))
         return made
@@ -332,6 +372,16 @@ class Graph:
         if self._last is None:
             return f"{self._options.name}: not called yet"
         return repr(self._last)
+
+
+def _refuse_lost(plan: Planned, move: ModelMove | None) -> None:
+    """A plan must leave out the ranks that have nothing any more."""
+    there = [rank for rank in plan.graph.ranks.flat if move is not None and rank in move.lost]
+    if there:
+        raise PlacementError(
+            f"{plan.options.name} is to go on without rank {there[0]}, and its plan has work for that\n"
+            "  give the ranks that are left, as in move(plan='grid cpu:[0-2] as (data=3)', lost=[3])"
+        )
 
 
 def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:

@@ -56,6 +56,7 @@ from .memory.account import account
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
+from .optimizer.relocation import ModelMove
 from .options import Options
 from .run.pipeline import Pipelined
 from .run.program import Program
@@ -95,7 +96,7 @@ class Passes:
     They change nothing but what is noted here of modules: `reads` is what captures have read, and `constants` how to
     read those that they met. `rest` is where what nobody placed lives, and an optimizer keeps so many `states` of each
     parameter. `flows` is how arguments are to lie, by path. Where weights are trained in fp16, `scale` is the factor of
-    losses.
+    losses. With a `move`, what is global already may come to lie otherwise.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class Passes:
         options: Options,
         flows: Mapping[str, Pin] = {},
         scale: LossScale | None = None,
+        move: ModelMove | None = None,
     ) -> None:
-        self.flows = flows
+        self.flows, self.move = flows, move
         self.modules, self.options, self.name = dict(modules), options, str(options.name)
         self.learns, self.states = bool(optimizers), states_of(optimizers)
         self.whole = stepped_whole(optimizers, named_values(modules))
@@ -116,6 +118,11 @@ class Passes:
         self.dump, self.reads = Dump(self.name), Reads()
         self.constants: Constants = {}
         self.scale = scale if optimizers and (options.loss_scale is not None or in_half(modules)) else None
+
+    @property
+    def free(self) -> bool:
+        """Whether global parameters are to move."""
+        return self.move is not None and not self.move.done
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         """The computation of `build` on such arguments."""
@@ -153,7 +160,7 @@ class Passes:
     def placed(self, logical: Logical, moved: LayerMoves, homes: Mapping[str, Placement] | None = None) -> Logical:
         """The same as layers were placed, of which some are moved; of some parameters homes are known already."""
         check_uses(logical, self.uses)
-        known = placed(logical, self.modules, homes or {}, moved)
+        known = placed(logical, self.modules, homes or {}, moved, free=self.free)
         self.dump("placed", lambda: str(known))
         return known
 
@@ -172,7 +179,7 @@ class Passes:
             logical,
             rest or self.rest,
             pins=lambda homes: (
-                pins_of(self.modules, inputs, homes)
+                pins_of(self.modules, inputs, homes, free=self.free)
                 | input_pins(self.flows, inputs, homes)
                 | {n: of.state for n, of in (kept or {}).items()}
             ),

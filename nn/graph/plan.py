@@ -29,6 +29,7 @@ from .choose.stage_balance import Balance, even_stages
 from .microbatch.batch import Batch
 from .optimizer.adopt import refuse_closures
 from .optimizer.loss_scale import LossScale
+from .optimizer.relocation import ModelMove
 from .options import Options
 from .passes import Passes
 from .pieces import Pieces, kept_of
@@ -74,7 +75,8 @@ class Planned:
         values, said = named_values(self.passes.modules), said_of(self.passes.modules)
         types = types_of(self.passes.modules)
         return self.said == said and all(
-            name in values and _fits(values[name], of, types.get(name)) for name, of in self.kept.items()
+            name in values and _fits(values[name], of, types.get(name), free=self.passes.free)
+            for name, of in self.kept.items()
         )
 
 
@@ -88,15 +90,16 @@ def plan_step(
     names: Sequence[str] = (),
     scale: LossScale | None = None,
     captures: Captures | None = None,
+    move: ModelMove | None = None,
 ) -> Planned:
     """The plan of a step for arguments like these, which the user calls so: `PASSES` up to *physical*, one by one.
-    `captures` are those that other plans of the same step have made."""
+    `captures` are those that other plans of the same step have made; with a `move` the model is to lie otherwise."""
     many, name = options.micro_batches, str(options.name)
     batch = Batch.of(args, kwargs, many, name, options.slices) if options.piped else None
     inputs = tensors_by_path(args, kwargs)
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
-    passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale)
+    passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale, move)
     captures = captures or Captures()
     logical = captures.of(passes, build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:
@@ -114,7 +117,8 @@ def plan_step(
             f"{name} has skip_nonfinite=True and no optimizer, so there is no step that could be left out\n"
             "  give it the optimizer, or leave skip_nonfinite= out and look at the gradients before yours steps"
         )
-    balance = even_stages(logical, modules, options.policy, many, passes.states, sliced=options.slices not in (None, 1))
+    how: Any = {"sliced": options.slices not in (None, 1), "free": passes.free}
+    balance = even_stages(logical, modules, options.policy, many, passes.states, **how)
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is None:
@@ -136,11 +140,11 @@ def plan_step(
     return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces)
 
 
-def _fits(value: Tensor, of: Layout, types: Types | None) -> bool:
+def _fits(value: Tensor, of: Layout, types: Types | None, *, free: bool) -> bool:
     """Whether a parameter or buffer is what was planned, or can be made so."""
     cast = types is not None and isinstance(value, nn.Parameter) and types.weights is of.dtype
     same = tuple(value.shape) == of.shape and (value.dtype is of.dtype or cast)
-    if not isinstance(value, GlobalTensor):
+    if free or not isinstance(value, GlobalTensor):
         return same
     return same and value.placement is of.placement and value._layout.state == of.state
 

@@ -119,8 +119,8 @@ class Step:
         return self.runner.model
 
     def stands(self) -> bool:
-        """Whether the first run would do what was planned."""
-        return self.runner is not None or self.plan.stands()
+        """Whether a run does what was planned: modules are as they were then, or lie as the first run had them."""
+        return self.plan.stands() if self.runner is None else self.model.in_place()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One step on these arguments; plain tensors must be the same on every rank."""
@@ -155,7 +155,7 @@ class Step:
         self.program.prepare()
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
-        how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept
+        how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept, passes.move
         model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)

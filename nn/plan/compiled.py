@@ -1,6 +1,6 @@
 """Compile: a graph of a model and its loss function, typed as these are, as a plan says or notes on the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Concatenate, Self, Unpack, overload
 
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ...placement.errors import SbpError
 from ..graph.compiled import Args, CompiledGraph, M, Result
-from ..graph.options import GivenOptions
+from ..graph.options import GivenOptions, Options
 from ..graph.step import Step
 from ..model.flows import FlowError
 from ..tensors.tensor import GlobalTensor
@@ -34,6 +34,20 @@ class _Compiled(CompiledGraph[M, Args, Result]):
     """The graph that `compile` makes, which knows the plan that it runs by."""
 
     given: Assignment | None = None
+    beside: GivenOptions  # a plan: the options that the user gave
+
+    def move(
+        self, plan: PlanText | str | Path | None = None, *, lost: Iterable[int] = (), **options: Unpack[GivenOptions]
+    ) -> Self:
+        """Have the next call plan anew, as a plan says or as is said of the modules by now, and bring there what the
+        model and its optimizers hold: see `Graph.move`. Options stay those that were given to `compile`, but for what
+        is given here; a plan is in the place of the one before. Returns the step."""
+        self._refuse_move()
+        beside: GivenOptions = {**self.beside, **options}
+        made, said = _planned(as_plan(plan), self.model, beside)
+        self._moved_to(Options.of(said, str(self._options.name)), lost)
+        self.given, self.beside = made, beside
+        return self
 
     def step_for(self, *args: Any, **kwargs: Any) -> Step:
         try:
@@ -117,17 +131,24 @@ def compile(
             )
     if optimizer is not None and loss_fn is None:
         raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
-    plan, made = as_plan(options.pop("plan", None)), None
-    if plan is not None:
-        made = assignment(plan, model, grids_of(plan))
-        said = options_of(made)
-        for name in said.keys() & {name for name, value in options.items() if value is not None}:
-            raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")
-        noted(made, model)
-        options = {**options, **said}
-    graph: _Compiled[Any, ..., Any] = _Compiled(model, loss_fn, optimizer, options)
-    graph.given = made
+    plan = as_plan(options.pop("plan", None))
+    made, said = _planned(plan, model, options)
+    graph: _Compiled[Any, ..., Any] = _Compiled(model, loss_fn, optimizer, said)
+    graph.given, graph.beside = made, options
     return graph
+
+
+def _planned(plan: PlanText | None, model: nn.Module, options: GivenOptions) -> tuple[Assignment | None, GivenOptions]:
+    """A plan noted on a model, and the options with what it says of these."""
+    if plan is None:
+        return None, {**options}
+    made = assignment(plan, model, grids_of(plan))
+    said = options_of(made)
+    for name in said.keys() & {name for name, value in options.items() if value is not None}:
+        raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")
+    Options.of({**options, **said}, type(model).__name__)  # what it refuses is so before anything is noted
+    noted(made, model)
+    return made, {**options, **said}
 
 
 def as_plan(given: PlanText | str | Path | None) -> PlanText | None:

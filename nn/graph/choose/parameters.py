@@ -35,6 +35,7 @@ __all__ = [
     "building",
     "default_placement",
     "exact_of",
+    "free_values",
     "globalised",
     "input_pins",
     "named_values",
@@ -63,13 +64,18 @@ def default_placement(modules: Mapping[str, nn.Module], given: Placement | None)
 
 
 def placed(
-    logical: Logical, modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], moved: LayerMoves
+    logical: Logical,
+    modules: Mapping[str, nn.Module],
+    homes: Mapping[str, Placement],
+    moved: LayerMoves,
+    *,
+    free: bool = False,
 ) -> Logical:
     """The graph with the annotated placements and offloads on its ops and parameters; of some parameters the placement
-    is known already, and some modules are elsewhere."""
+    is known already, and some modules are elsewhere. Global parameters stay where they are, unless they are `free`."""
     logical = _offloaded(logical, modules)
     where = placement_of(modules, moved)
-    held = named_values(modules)
+    held = {} if free else named_values(modules)
     if not where and not homes and not any(isinstance(v, GlobalTensor) for v in held.values()):
         return logical
 
@@ -115,13 +121,17 @@ def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
 
 
 def pins_of(
-    modules: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
+    modules: Mapping[str, nn.Module],
+    inputs: Mapping[str, Tensor],
+    homes: Mapping[str, Placement],
+    *,
+    free: bool = False,
 ) -> dict[str, SourcePin]:
-    """The sources that must lie in a certain way: hinted parameters, and what is global already."""
+    """The sources that must lie in a certain way: hinted parameters, and what is global already and not `free`."""
     pins: dict[str, SourcePin] = {**checked_hints(modules, _under_all_names(homes, named_values(modules)))}
-    held = {**named_values(modules), **inputs}
+    held = {**({} if free else named_values(modules)), **inputs}
     for name, sbp in pins.items():
-        value = held[name]
+        value = held.get(name)
         if isinstance(value, GlobalTensor):
             _check_kept(name, value, sbp)
     lying = {name: value for name, value in held.items() if isinstance(value, GlobalTensor)}
@@ -182,7 +192,7 @@ def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
 def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement) -> dict[int, Tensor]:
     """Make all parameters and buffers global as told, in place; what the graph does not use is B on `rest`.
 
-    Returns for the id of each tensor that was there before what stands in its place.
+    Returns for the id of each tensor that was there before what stands in its place. What is global already stays.
     """
     before = named_values(modules)
     layouts = _under_all_names(layouts, before)
@@ -193,6 +203,19 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
     after = named_values(modules)
     became.update({value: ref(after[name]) for name, value in before.items() if after[name] is not value})
     return {id(value): after[name] for name, value in before.items()}
+
+
+def free_values(
+    modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement
+) -> Iterator[tuple[str, GlobalTensor, Layout]]:
+    """All that is global, once, with how it is to lie as told; what a graph does not use comes to `rest`, whole."""
+    held = named_values(modules)
+    layouts = _under_all_names(layouts, held)
+    for name, value in {id(value): (name, value) for name, value in held.items()}.values():
+        if isinstance(value, GlobalTensor):
+            there = layouts.get(name)
+            stays = there is None and value.placement is rest
+            yield name, value, value._layout if stays else there or _whole(value, rest)
 
 
 def _of(layout: Layout, dtype: torch.dtype) -> Layout:

@@ -54,9 +54,11 @@ def even_stages(
     states: int,
     *,
     sliced: bool,
+    free: bool = False,
 ) -> Balance:
     """How the open pipelines in some modules are cut best for a step that was captured and not placed yet; an optimizer
-    keeps so many `states` of each parameter, and sequences may be `sliced`."""
+    keeps so many `states` of each parameter, and sequences may be `sliced`. Global parameters keep their layers where
+    they are, unless they are `free`."""
     cuts = open_cuts(modules.values())
     if not cuts:
         return Balance()
@@ -78,7 +80,7 @@ def even_stages(
         best = work.best(guess.ends(cut.placements))
         better, shares = (_shares(work.busy(ends)) for ends in (best, now))
         worth = work.seconds(now) > cut.worth * work.seconds(best)
-        if any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters()):
+        if not free and any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters()):
             other = f", and would have {better} if {_runs(best)} had been cut before they were global" if worth else ""
             said.append(f"{_runs(now)} layers where their parameters are: stages have {shares} of the computing{other}")
         elif worth:

@@ -4,6 +4,8 @@ trained          a parameter with where its gradient, its optimizer's pieces and
 adopt            parameters and states of torch's optimizers as a graph has them
 on_shards        torch's own step on plain shards, for those that treat every element alone
 on_whole         that of others, on whole tensors
+relocation       what a model has, brought to where its next plan wants it
+followers        masters and states, which go where their parameters go
 adopted_model    values of modules as a graph has them, and how gradients change these
 at_rest          bytes that ranks hold of these between steps
 """

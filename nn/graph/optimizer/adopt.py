@@ -23,7 +23,8 @@ from .settle import settle
 from .trained import Trained, alike
 
 __all__ = [
-    "adopt", "clip", "owned_by", "refuse_closures", "served", "states_at_rest", "states_of", "stepped_whole",
+    "adopt", "clip", "hand_over", "owned_by", "owner_of", "refuse_closures", "served", "states_at_rest", "states_of",
+    "stepped_whole", "unknown_parameter",
 ]  # fmt: skip
 
 # How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
@@ -78,9 +79,15 @@ def owned_by(
 def _called(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
     """The names of what an optimizer has, in its order."""
     for value in (value for group in optimizer.param_groups for value in group["params"]):
-        now = became[value]() if value in became else getattr(value, "_piece_of", value)
+        now = owner_of(value)
         if id(now) in names:
             yield names[id(now)]
+
+
+def owner_of(value: Tensor) -> Tensor:
+    """The parameter of a model that an optimizer holds by a piece of it, or by what it was before it was global."""
+    now: Tensor = became[value]() if value in became else getattr(value, "_piece_of", value)
+    return now
 
 
 def refuse_closures(optimizers: Sequence[Optimizer]) -> None:
@@ -131,7 +138,7 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
                 if owner is None and value in became:
                     owner = changed.get(id(became[value]()))
                 if not isinstance(owner, GlobalTensor):
-                    raise _unknown(optimizer, value)
+                    raise unknown_parameter(optimizer, value)
                 trained = known.get(id(owner)) or (before and before.all.get(id(owner))) or Trained(owner)
                 found[id(owner)] = trained
                 held.append(_adopted(optimizer, value, trained))
@@ -162,6 +169,14 @@ def served(optimizer: Optimizer) -> Mapping[int, Trained]:
     return {} if now is None else now.all
 
 
+def hand_over(optimizer: Optimizer, all: dict[int, Trained]) -> None:
+    """Its parameters have moved, and are trained so from now on: by their ids, for the graph that adopts it next."""
+    before = _now.get(optimizer)
+    if before is not None:
+        _now[optimizer] = before._replace(graph={}, all=all, pieces=[], mapped=[])
+    forget(optimizer)
+
+
 def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not building():
         now = _now[optimizer]
@@ -188,7 +203,8 @@ def _loaded(optimizer: Optimizer) -> None:
             optimizer.state[each.master] = states_at_rest(state, each)
 
 
-def _unknown(optimizer: Optimizer, value: Tensor) -> SbpError:
+def unknown_parameter(optimizer: Optimizer, value: Tensor) -> SbpError:
+    """The error for a parameter that an optimizer of a graph holds, and none of its modules."""
     return SbpError(
         f"{type(optimizer).__name__} holds a parameter {tuple(value.shape)} that no module of the graph has\n"
         "  make the optimizer of the graph's own modules, as in AdamW(self.model.parameters())"
@@ -198,7 +214,7 @@ def _unknown(optimizer: Optimizer, value: Tensor) -> SbpError:
 def _adopted(optimizer: Optimizer, value: Tensor, trained: Trained) -> Tensor:
     if value is trained.master:
         return value
-    if isinstance(value, GlobalTensor) and value is not trained.parameter and alike(value._layout, trained.rest):
+    if isinstance(value, GlobalTensor) and value is not trained.parameter and _lies_as(value, trained):
         host = vars(value).get("_host")
         if (host and host.to) == (trained.host and trained.host.to):
             trained.master, trained.host = value, host  # another graph has cut it alike
@@ -211,6 +227,10 @@ def _adopted(optimizer: Optimizer, value: Tensor, trained: Trained) -> Tensor:
     if state:
         optimizer.state[trained.master] = states_at_rest(state, trained)
     return trained.master
+
+
+def _lies_as(value: GlobalTensor, trained: Trained) -> bool:
+    return value.placement is trained.held.placement and alike(value._layout, trained.rest)
 
 
 def states_at_rest(state: Mapping[str, Any], trained: Trained) -> Mapping[str, Any]:

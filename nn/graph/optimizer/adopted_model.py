@@ -17,16 +17,18 @@ from ...model.balance import settle
 from ...tensors.factories import whole_everywhere
 from ...tensors.handle import has_grad
 from ...tensors.tensor import GlobalTensor, wrap
-from ..choose.parameters import globalised, named_values
+from ..choose.parameters import free_values, globalised, named_values
 from ..compiler.generated_calls import Shards
 from ..host.memory import Folder
 from ..host.states import StateMemory
 from .adopt import adopt, clip, served
+from .followers import Followers
 from .kept_errors import keeps_errors
 from .loss_scale import LossScale, overflowed, steps_by, unscaled
 from .nonfinite import SkippedSteps, spoilt
 from .on_shards import step_on_shards
 from .on_whole import step_on_whole
+from .relocation import ModelMove, moves_made, relocated
 from .trained import Trained
 
 __all__ = ["AdoptedModel"]
@@ -36,7 +38,8 @@ class AdoptedModel:
     """Modules whose values lie as a graph has them, and the optimizers of these.
 
     Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
-    layers are moved to other stages. `norm` is that of the gradients before the last step clipped them to `limit`, and
+    layers are moved to other stages. With a `move`, what is global already and lies otherwise is brought there, and
+    what optimizers keep of it. `norm` is that of the gradients before the last step clipped them to `limit`, and
     `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be, and what
     encoders leave out of gradients are `errors`: they count once a step is done.
     """
@@ -53,9 +56,14 @@ class AdoptedModel:
         scale: LossScale | None = None,
         skipped: SkippedSteps | None = None,
         errors: KeptErrors | None = None,
+        move: ModelMove | None = None,
     ) -> None:
         self.optimizers, self.graph, self.limit, self.scale = optimizers, graph, limit, scale
         others = rest or next(value.layout.placement for value in graph.values.values())
+        followers = None
+        if move is not None and not move.done:
+            followers = Followers(optimizers, named_values(modules), move, graph.ranks)
+            relocated(free_values(modules, kept, others), move.lost)
         changed = globalised(modules, kept, others)
         settle(moved)
         values = named_values(modules)
@@ -71,6 +79,10 @@ class AdoptedModel:
         self.offloaded = [each for each in self.trained.values() if each.host is not None]
         self.known = {id(t.parameter): t for t in self.trained.values()}
         self.pieces = {name: t for name, t in self.trained.items() if t.master is not t.parameter}
+        if move is not None and followers is not None:
+            followers.bring(self.known)
+            move.done = True
+        self.moves = moves_made()
         adopt(optimizers, self.known, changed)
         for optimizer in optimizers if scale is not None else ():
             assert scale is not None
@@ -86,6 +98,14 @@ class AdoptedModel:
         if not self.optimizers:
             return Trained(value, source.home)
         return Trained(value, source.home, source.master, _host(source, folder))
+
+    def in_place(self) -> bool:
+        """Whether all values still lie as the graph has them, and no other has moved them."""
+        if self.moves != moves_made():
+            if any(not _lies_so(value, self.sources[name].value.layout) for name, value in self.held.items()):
+                return False
+            self.moves = moves_made()
+        return True
 
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
@@ -180,6 +200,10 @@ class AdoptedModel:
 def _unscaled(come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
     plain = unscaled([shards for _, shards in come], scale)
     return [(each, shards) for (each, _), shards in zip(come, plain, strict=True)]
+
+
+def _lies_so(value: GlobalTensor, of: Layout) -> bool:
+    return value.placement is of.placement and value._layout.state == of.state
 
 
 def _host(source: Source, folder: Folder | None) -> StateMemory | None:

@@ -46,7 +46,7 @@ def test_a_gradient_takes_a_thirty_second_of_its_bytes() -> None:
     others = sum(move.plan.total for move in moves if move.op != "encoded")
     assert counted == coded + others
     assert coded == 2 * ranks * (ranks - 1) * sum(-(-(-(-n // ranks)) // 8) + 4 for n in shapes)
-    assert 32 < plain / coded * 1.12
+    assert plain / coded * 1.12 > 32
     assert [move.route for move in moves if move.op == "encoded"] == ["all_to_all", "all_gather"]
     told = [row for row in step.explain().moves if row.direction == "backward"]
     assert sum(row.total * row.count for row in told) == coded
