@@ -3,50 +3,33 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Self, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ...actors.added.addition import Added
-from ...actors.protocol.diagram import drawn
-from ...actors.protocol.network import Network
-from ...actors.schedules.delays import Delays
-from ...actors.schedules.pipeline import Costs
-from ...actors.timeline.timeline import Timeline
 from ...boxing.encoders.kept import KeptErrors
-from ...boxing.graph.physical import Physical
-from ...boxing.graph.picture.draw import draw, svg
-from ...boxing.graph.report.report import Report
-from ...boxing.graph.text.text import to_text
-from ...boxing.picture.draw import picture, written
 from ...boxing.record import user_line
-from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
 from .additions import Addition
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .captures import Captures
 from .choose.parameters import building
-from .choose.stage_balance import paths_of
-from .optimizer.at_rest import AtRest, at_rest
-from .optimizer.kept_errors import StepErrors
 from .optimizer.loss_scale import LossScale
 from .optimizer.nonfinite import SkippedSteps
 from .optimizer.relocation import ModelMove
 from .options import GivenOptions, Options
-from .pieces import Pieces
 from .plan import Planned, plan_step
-from .run.costs import layer_costs
-from .run.rank_times import RankTimes
 from .step import Step
+from .views import PlannedViews
 
 __all__ = ["Graph"]
 
 
-class Graph:
+class Graph(PlannedViews):
     """Subclass it, give it modules and optimizers as attributes, and write `build`; then call it like a function.
 
     `build` runs once for each shape of its arguments, on tensors without values. Where it calls `loss.backward()`, the
@@ -124,11 +107,6 @@ class Graph:
         """
         self.step_for(*padded(args), **padded(kwargs))
         return self
-
-    @property
-    def network(self) -> Network:
-        """The actors of the step that was planned or ran last: print it, draw it by `draw_actors`, open it by `add`."""
-        return self._pieces("without actors").program.network
 
     def add(self, addition: Addition) -> Self:
         """Have more actors take part in the step that was planned last, which has not run; returns the graph.
@@ -209,164 +187,6 @@ class Graph:
             f"{self._options.name}: a graph cannot be pickled, as it belongs to the ranks that made it\n"
             "  save model.state_dict() and optimizer.state_dict(), and make the graph anew"
         )
-
-    @property
-    def planned(self) -> Step:
-        """The step that ran last."""
-        if self._last is None:
-            raise SbpError(
-                f"{self._options.name} was not called yet, so there is nothing to look at\n"
-                "  call it, or graph.plan(*arguments) to see the plan before anything runs"
-            )
-        return self._last
-
-    @property
-    def placement(self) -> Placement | None:
-        """The ranks that the graph was given, by `placement=` or by the grid of a plan."""
-        return self._options.placement
-
-    @property
-    def micro_batches(self) -> int:
-        """Into how many parts a batch is cut, as `flow.data.shards` is to be told."""
-        return self._options.micro_batches
-
-    @property
-    def grad_norm(self) -> Tensor:
-        """The norm that all gradients together had in the step that ran last, before it clipped them."""
-        step = self.planned
-        if self._options.clip_grad_norm is None or not any(self._optimizers()):
-            lacks = (
-                "clip_grad_norm="
-                if self._options.clip_grad_norm is None
-                else "optimizer, before whose step gradients are clipped"
-            )
-            raise SbpError(
-                f"{self._options.name} has no {lacks}, so there is no norm of gradients\n"
-                "  give it both; a norm that clips nothing is clip_grad_norm=float('inf')"
-            )
-        norm = None if step.runner is None else step.runner.model.norm
-        if norm is None:
-            raise SbpError(
-                f"{self._options.name} did not train yet\n  call it first: its step clips, and keeps the norm"
-            )
-        return norm
-
-    @property
-    def skipped(self) -> SkippedSteps:
-        """The steps that were left out since a loss or a gradient was not finite: how many, and where it began."""
-        if self._skipped is None:
-            raise SbpError(
-                f"{self._options.name} leaves no step out: numbers that are not finite go into its weights\n"
-                "  make it with skip_nonfinite=True, to have such steps change nothing on all ranks"
-            )
-        return self._skipped
-
-    @property
-    def kept(self) -> StepErrors:
-        """The parts of gradients that compression has left out so far, which is added to those of the next step."""
-        return StepErrors(self._kept)
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the next step's losses, which keeps gradients of fp16 in the range of its numbers."""
-        if self._last is None or self._last.plan.passes.scale is None:
-            lacks = "was not called yet" if self._last is None else "trains nothing in fp16"
-            raise SbpError(
-                f"{self._options.name} {lacks}, so its losses have no scale\n"
-                "  there is one where weights are cast to fp16 and an optimizer steps, or loss_scale= is given"
-            )
-        return self._scale.value
-
-    @property
-    def physical(self) -> Physical:
-        """The graph that runs."""
-        return self.planned.graph
-
-    def text(self) -> str:
-        """The physical graph as text, which `boxing.graph.from_text` reads back."""
-        return to_text(self.physical)
-
-    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
-        """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot.
-
-        It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
-        module completely, and `full=True` every op.
-        """
-        return draw(self.physical, path, depth, focus, full=full)
-
-    def draw_map(self, path: str | Path) -> Path:
-        """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
-        return written(self.explain().map(), path)
-
-    def draw_actors(self, path: str | Path) -> Path:
-        """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
-        return picture(drawn(self._pieces("without actors").program.network), path)
-
-    def timeline(self, path: str | Path | None = None) -> Timeline | None:
-        """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
-
-        With a path it is also drawn beside the simulation (.svg), or saved for ui.perfetto.dev (.json). With several
-        processes all of them ask, and the first rank gets it.
-        """
-        made = self._pieces("which has no timeline").program.timeline()
-        if made is not None and path is not None:
-            (made.save if Path(path).suffix == ".json" else made.draw)(path)
-        return made
-
-    def explain(self) -> Report:
-        """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.save(path)`."""
-        return self.planned.explain()
-
-    def rank_times(self) -> RankTimes | None:
-        """The seconds that each rank works at a step, without what it waits for others, as the median of the last 16:
-        print it to have slow ranks named. All processes ask; None where one process plays all ranks, or has none."""
-        return self.planned.rank_times()
-
-    def memory_at_rest(self) -> dict[int, AtRest]:
-        """The bytes that each rank of this process holds between steps, counted on the tensors themselves: parameters,
-        gradients that are left on them, states of optimizers. `explain().memory` says beforehand what they will be."""
-        runner = self.planned.runner
-        if runner is None:
-            raise SbpError(
-                f"{self._options.name} did not run yet, and has made nothing that rests\n"
-                "  call it first; what it will be: graph.plan(*arguments).explain().memory"
-            )
-        return at_rest(runner.model)
-
-    def costs(self) -> tuple[Costs, ...]:
-        """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
-        with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
-        return self._pieces("without chunks").costs()
-
-    def delays(self) -> Delays:
-        """How many updates late the weights are that each chunk reads, and by name each parameter, under a schedule
-        without a flush; as the network says that was proved, so before anything runs too."""
-        return self._pieces("in which no weight is read late").delays()
-
-    def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
-        """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in
-        `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
-        paths, listed = paths_of(self.planned.plan.passes.modules), list(layers)
-        strange = next((part for part in listed if id(part) not in paths), None)
-        if strange is not None:
-            raise SbpError(
-                f"layer_costs: {self._options.name} has no such module: {type(strange).__name__}\n"
-                "  give it layers of the model that it was made with"
-            )
-        return layer_costs(self.planned.plan.decided, [paths[id(part)] for part in listed])
-
-    def _pieces(self, lacks: str) -> Pieces:
-        """The plan of a pipelined step, which others lack."""
-        pieces = self.planned.plan.pieces
-        if pieces is None:
-            raise SbpError(
-                f"{self._options.name} runs as one function, {lacks}\n"
-                "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
-            )
-        return pieces
-
-    def _repr_svg_(self) -> str | None:
-        return None if self._last is None else svg(self._last.graph)
 
     def __repr__(self) -> str:
         if self._last is None:

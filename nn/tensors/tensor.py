@@ -157,8 +157,8 @@ class GlobalTensor(Handle):
     ) -> "GlobalTensor":
         """The same logical tensor under another signature, placement or both; its gradient is moved back.
 
-        With an `encoder` a sum over ranks, or a hop to others, goes in fewer bytes, and has no gradient. With `kept`, as
-        in `kept=errors["w"]` of `errors = flow.encoders.KeptErrors()`, a sum takes what earlier ones have left out.
+        With an `encoder` a sum over ranks, or a hop to others, goes in fewer bytes, and has no gradient. With `kept`,
+        as in `kept=errors["w"]` of `errors = flow.encoders.KeptErrors()`, a sum takes what earlier ones have left out.
         """
         there = self._there(placement, sbp, grad_sbp)
         if encoder is not None:

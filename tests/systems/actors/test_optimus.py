@@ -130,7 +130,7 @@ def alone() -> tuple[list[float], list[Tensor]]:
     losses = []
     for _ in range(3):
         value = loss(model, encoder(images), y)
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         losses.append(value.item())

@@ -113,5 +113,5 @@ def test_weights_stay_alike_on_all_ranks() -> None:
     model = net()
     trained(one_bit_adam(model, 2), 6)
     for weight in model.parameters():
-        shards: list[Tensor] = weight.to_local()
+        shards: list[Tensor] = weight.to_local()  # type: ignore[attr-defined]
         assert all(torch.equal(shards[0], other) for other in shards)
