@@ -52,14 +52,23 @@ def candidates(call: Call, answer: RuleAnswer) -> list[Way]:
         return [everywhere(call)]
     if not isinstance(answer, Match):
         return [*answer, everywhere(call)]
-    options = [_suggested(call, answer, axis) for axis in range(len(call.sizes))]
+    options = tuple(tuple(_suggested(call, answer, axis)) for axis in range(len(call.sizes)))
     holes = answer.local is None and answer.hollow
     found = {}
-    for doing in product(*options):
-        way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes, holes))
-        if way is not None:
-            found[way.inputs, way.outputs] = way
+    for chosen in dict.fromkeys((_near(answer, options), options)):
+        for doing in product(*chosen):
+            way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes, holes))
+            if way is not None:
+                found[way.inputs, way.outputs] = way
+        if found:  # neighbours have what a rank lacks, so that nothing need be gathered for all to do the same
+            break
     return [*found.values(), *answer.also]
+
+
+def _near(match: Match, options: tuple[tuple[AxisUse, ...], ...]) -> tuple[tuple[AxisUse, ...], ...]:
+    """The options in which axes that split a dim which is seen through windows go on to split it."""
+    seen = {("split", f) for _, f in match.windows}
+    return tuple(tuple(use for use in uses if use in seen) or uses for uses in options)
 
 
 def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:

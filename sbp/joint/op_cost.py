@@ -81,8 +81,7 @@ def _ring_part(call: Call) -> float:
 
 def _window_attention(call: Call) -> float:
     """Of all queries with as many keys as their windows are wide."""
-    share: float = call.bound["width"] / max(1, call.bound["key"].shape[-2])
-    return _attention(call) * min(1.0, share)
+    return _attention(call) * min(1.0, float(call.bound["width"]) / max(1, call.bound["key"].shape[-2]))
 
 
 def _recurrent(call: Call) -> float:

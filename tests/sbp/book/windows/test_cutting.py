@@ -1,0 +1,52 @@
+"""Windows as a dim of their own, and dims that lose or gain places at their ends."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import sbpflow as flow
+from sbpflow import P, S
+from sbpflow.sbp.check import check_rule
+
+torch.manual_seed(1)
+F64 = torch.float64
+X = torch.randn(9, 4, dtype=F64)
+CALLS: list[tuple[Any, ...]] = [
+    ("unfold", X, 0, 3, 1), ("unfold", X, 0, 2, 3), ("unfold", X, 0, 9, 1), ("unfold", X, 1, 2, 2),
+    ("slice.Tensor", X, 0, 1), ("slice.Tensor", X, 0, 0, -1), ("slice.Tensor", X, 0, 2, 8), ("narrow", X, 0, 3, 5),
+    ("slice.Tensor", X > 0, 0, 1), ("constant_pad_nd", X, [0, 0, 2, 1]), ("constant_pad_nd", X, [1, 0, -2, 3], 4.0),
+    ("constant_pad_nd", X, [0, 0, -1, -1]), ("constant_pad_nd", X, [0, 0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
+def test_the_rule_is_right(call: tuple[Any, ...]) -> None:
+    assert not check_rule(*call).wrong
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 16])
+def test_a_difference_of_neighbours_takes_one_row(rows: int) -> None:
+    where, x = flow.placement("cpu:[0-3]"), torch.randn(rows, 5, dtype=F64, requires_grad=True)
+    split = flow.tensor(x.detach(), placement=where, sbp=S(0)).requires_grad_()
+    with flow.record() as moves:
+        found = split[1:] - split[:-1]
+    want = x[1:] - x[:-1]
+    assert all(m.bytes <= 5 * 8 or rows < 8 for m in moves)
+    torch.testing.assert_close(found.full_tensor(), want)
+    found.square().sum().backward()
+    want.square().sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(split.grad.full_tensor(), x.grad)
+
+
+def test_a_small_part_is_left_as_addends() -> None:
+    x = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0))
+    assert x[1:3].sbp == (P,)
+
+
+def test_writing_to_a_part_writes_to_the_whole() -> None:
+    x, plain = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0)), X.clone()
+    for held in (x, plain):
+        held[1:] += 1
+        held[:-1].mul_(2)
+    torch.testing.assert_close(x.full_tensor(), plain)
