@@ -81,7 +81,8 @@ def _ring_part(call: Call) -> float:
 
 def _window_attention(call: Call) -> float:
     """Of all queries with as many keys as their windows are wide."""
-    return _attention(call) * min(1.0, float(call.bound["width"]) / max(1, call.bound["key"].shape[-2]))
+    share: float = min(1.0, call.bound["width"] / max(1, call.bound["key"].shape[-2]))
+    return _attention(call) * share
 
 
 def _recurrent(call: Call) -> float:

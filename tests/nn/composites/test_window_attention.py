@@ -53,8 +53,8 @@ def compared(where: Placement, length: int, heads: int = 2, shared: int = 2, sbp
     plain = [x.clone().requires_grad_() for x in given]
     laid: list[Any] = [flow.tensor(x, placement=where, sbp=sbp or {"context": S(2)}).requires_grad_() for x in given]
     with flow.record() as moves:
-        loss: Any = flow.compile(model, weighed, placement=where)(*laid, by)
-    want = weighed(alone, *plain, by)
+        loss: Any = flow.compile(model, weighed, placement=where)(laid[0], laid[1], laid[2], by)
+    want = weighed(alone, plain[0], plain[1], plain[2], by)
     want.backward()  # type: ignore[no-untyped-call]
     learnt: Any = model.scale.grad
     found = [loss.full_tensor(), *(x.grad.full_tensor() for x in laid), learnt.full_tensor()]

@@ -43,17 +43,18 @@ def trained(where: Any, sbp: Any, shape: tuple[int, ...], **how: Any) -> tuple[A
     """The layout of a convolution, and the routes and bytes of its moves; held to one device, with gradients."""
     channels = shape[1]
     given = torch.randn(shape, dtype=F64), torch.randn(4, channels, 3, 3, dtype=F64), torch.randn(4, dtype=F64)
+    conv: Any = torch.nn.functional.conv2d
     plain = [x.clone().requires_grad_() for x in given]
-    laid = [
+    laid: list[Any] = [
         flow.tensor(x, placement=where, sbp=lies).requires_grad_() for x, lies in zip(given, (sbp, B, B), strict=True)
     ]
     with flow.record() as moves:
-        found: Any = torch.nn.functional.conv2d(*laid, **how)
-    want = torch.nn.functional.conv2d(*plain, **how)
+        found: Any = conv(*laid, **how)
+    want = conv(*plain, **how)
     torch.testing.assert_close(found.full_tensor(), want)
     by = torch.randn_like(want)
     (found * by).sum().backward()
-    (want * by).sum().backward()  # type: ignore[no-untyped-call]
+    (want * by).sum().backward()
     for mine, other in zip(laid, plain, strict=True):
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad)
     return found.sbp, [(m.route, m.bytes) for m in moves]
@@ -89,9 +90,9 @@ def test_two_axes_may_cut_the_same_rows() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
-def test_other_paddings_are_gathered_and_right(mode: str) -> None:
+def test_other_paddings_are_gathered_and_right(mode: Any) -> None:
     where, x = flow.placement("cpu:[0-3]"), torch.randn(1, 3, 12, 6)
-    layer = torch.nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode)
+    layer: Any = torch.nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode)
     want = layer(x)
     flow.nn.to_global(layer, where)
     found = layer(flow.tensor(x, placement=where, sbp=S(2)))

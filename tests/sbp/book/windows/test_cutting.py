@@ -28,24 +28,25 @@ def test_the_rule_is_right(call: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 16])
 def test_a_difference_of_neighbours_takes_one_row(rows: int) -> None:
     where, x = flow.placement("cpu:[0-3]"), torch.randn(rows, 5, dtype=F64, requires_grad=True)
-    split = flow.tensor(x.detach(), placement=where, sbp=S(0)).requires_grad_()
+    split: Any = flow.tensor(x.detach(), placement=where, sbp=S(0)).requires_grad_()
     with flow.record() as moves:
         found = split[1:] - split[:-1]
-    want = x[1:] - x[:-1]
+    want: Any = x[1:] - x[:-1]
     assert all(m.bytes <= 5 * 8 or rows < 8 for m in moves)
     torch.testing.assert_close(found.full_tensor(), want)
     found.square().sum().backward()
-    want.square().sum().backward()  # type: ignore[no-untyped-call]
+    want.square().sum().backward()
     torch.testing.assert_close(split.grad.full_tensor(), x.grad)
 
 
 def test_a_small_part_is_left_as_addends() -> None:
-    x = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0))
+    x: Any = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0))
     assert x[1:3].sbp == (P,)
 
 
 def test_writing_to_a_part_writes_to_the_whole() -> None:
-    x, plain = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0)), X.clone()
+    x: Any = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0))
+    plain = X.clone()
     for held in (x, plain):
         held[1:] += 1
         held[:-1].mul_(2)

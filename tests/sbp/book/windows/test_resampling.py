@@ -31,7 +31,7 @@ def test_the_rule_is_right(call: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("how", [{"size": (16, 9)}, {"scale_factor": 1.5}, {"scale_factor": 2, "align_corners": True}])
 def test_others_are_gathered(how: Any) -> None:
     where = flow.placement("cpu:[0-2]")
-    found = interpolate(flow.tensor(PLANE, placement=where, sbp=S(2)), mode="bilinear", **how)
+    found: Any = interpolate(flow.tensor(PLANE, placement=where, sbp=S(2)), mode="bilinear", **how)
     assert found.sbp == (B,)
     torch.testing.assert_close(found.full_tensor(), interpolate(PLANE, mode="bilinear", **how))
 
@@ -39,7 +39,7 @@ def test_others_are_gathered(how: Any) -> None:
 def test_one_row_a_side_is_sent() -> None:
     where = flow.placement("cpu:[0-3]")
     with flow.record() as moves:
-        found = interpolate(
+        found: Any = interpolate(
             flow.tensor(PLANE.tile(1, 1, 4, 1), placement=where, sbp=S(2)), scale_factor=2, mode="bilinear"
         )
     assert found.sbp == (S(2),)

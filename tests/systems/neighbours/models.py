@@ -1,0 +1,94 @@
+"""Small networks for images, and their training beside one device."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sbpflow as flow
+from sbpflow.placement import Placement
+
+F64 = torch.float64
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch norm and a way past them, perhaps at half the size."""
+
+    def __init__(self, before: int, after: int, stride: int = 1) -> None:
+        super().__init__()
+        self.up = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.down = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(after) for _ in range(2))
+        self.past = nn.Conv2d(before, after, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[1](self.down(F.relu(self.norms[0](self.up(x)))))
+        return F.relu(y + self.past(x))
+
+
+class ResNet(nn.Module):
+    """A stem with a pool, blocks, a mean over space and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 6, 7, 2, 3, bias=False), nn.BatchNorm2d(6)
+        self.blocks = nn.Sequential(Residual(6, 6), Residual(6, 8, 2))
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        found: Tensor = self.head(self.pool(self.blocks(x)).flatten(1))
+        return found
+
+
+class UNet(nn.Module):
+    """Down by pools and up by transposed convolution or interpolation, with what was there on the way."""
+
+    def __init__(self, *, learnt: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1)
+        self.deep, self.last = nn.Conv2d(6, 6, 3, padding=2, dilation=2), nn.Conv2d(10, 2, 3, padding=1)
+        self.up = nn.ConvTranspose2d(6, 6, 2, 2) if learnt else nn.Upsample(scale_factor=2, mode="bilinear")
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.relu(self.first(x))
+        deep = F.relu(self.deep(F.relu(self.second(F.max_pool2d(wide, 2)))))
+        found: Tensor = self.last(torch.cat([wide, self.up(deep)], 1))
+        return found
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y)
+
+
+def classes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def trained(model: nn.Module, loss_fn: Any, where: Placement, sbp: Any, batches: Any, *, eager: bool) -> Any:
+    """Train beside one device, and hold losses, weights and statistics to it; the moves of the last step."""
+    alone = copy.deepcopy(model)
+    flow.nn.to_global(model, where)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in (model, alone)]
+    step = None if eager else flow.compile(model, loss_fn, optimizers[0], placement=where)
+    for x, y in batches:
+        split = flow.tensor(x, placement=where, sbp=sbp)
+        with flow.record() as moves:
+            if step is None:
+                optimizers[0].zero_grad()
+                loss: Any = loss_fn(model, split, y)
+                loss.backward()
+                optimizers[0].step()
+            else:
+                loss = step(split, y)
+        optimizers[1].zero_grad()
+        want = loss_fn(alone, x, y)
+        want.backward()
+        optimizers[1].step()
+        torch.testing.assert_close(loss.full_tensor(), want.detach(), rtol=1e-9, atol=1e-9)
+    held = model.state_dict()
+    for name, other in alone.state_dict().items():
+        torch.testing.assert_close(held[name].full_tensor(), other, rtol=1e-8, atol=1e-8)
+    return moves

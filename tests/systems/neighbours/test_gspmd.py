@@ -1,0 +1,91 @@
+"""GSPMD's halo exchange: annotate the image once; every window after it takes rows of neighbours, and no more."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sbpflow as flow
+from sbpflow import B, S
+from sbpflow.boxing.graph.text.text import from_text, to_text
+from tests.ranks import Ranks
+
+from .models import F64, UNet, squares, trained
+
+HEIGHT = flow.placement("cpu:[0-3] as (height=4)")
+
+
+class Spatial(nn.Module):
+    """Windows of many kinds, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep = nn.Conv2d(2, 4, 5, padding="same"), nn.Conv2d(4, 4, 3, 2, 1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(F.relu(self.wide(x)), 3, 1, 1, count_include_pad=False)
+        x = F.lp_pool2d(self.deep(x), 2.0, 2)
+        return x[:, :, 1:] - x[:, :, :-1]
+
+
+def test_one_annotation_splits_all_that_follows() -> None:
+    model, x = Spatial(), torch.randn(1, 2, 64, 8)
+    want = model(x)
+    flow.nn.to_global(model, HEIGHT)
+    with torch.no_grad(), flow.record() as moves:
+        found: Any = model(flow.tensor(x, placement=HEIGHT, sbp=S(2)))
+    torch.testing.assert_close(found.full_tensor(), want)
+    assert found.sbp == (S(2),)
+    assert {m.route for m in moves if m.bytes} == {"halo"}
+
+
+def test_a_plan_tells_the_bytes_of_halos_and_can_be_read_back() -> None:
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    flow.nn.to_global(model, HEIGHT, B)
+    split = flow.tensor(torch.randn(1, 3, 32, 8), placement=HEIGHT, sbp=S(2))
+    with flow.use_cluster("flat"):
+        step = flow.compile(model, lambda model, x: model(x).square().mean(), placement=HEIGHT)
+        plan = step.plan(split)
+        said = str(step.explain().full())
+    assert "halo over height, 192 B a rank" in plan.text()
+    assert "halo over height" in said
+    assert to_text(from_text(plan.text())) == plan.text()
+
+
+def test_gradients_of_gradients_go_through_halos() -> None:
+    x, weight = torch.randn(1, 3, 12, 4, dtype=F64), torch.randn(2, 3, 3, 3, dtype=F64)
+
+    def penalty(x: Any, weight: Any) -> Any:
+        (slope,) = torch.autograd.grad(F.conv2d(x, weight, padding=1).pow(3).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    plain = x.clone().requires_grad_()
+    split: Any = flow.tensor(x, placement=HEIGHT, sbp=S(2)).requires_grad_()
+    penalty(plain, weight).backward()
+    penalty(split, flow.tensor(weight, placement=HEIGHT, sbp=B)).backward()
+    torch.testing.assert_close(split.grad.full_tensor(), plain.grad)
+
+
+def test_bfloat16_goes_as_it_is() -> None:
+    x, weight = torch.randn(1, 3, 16, 8, dtype=torch.bfloat16), torch.randn(4, 3, 3, 3, dtype=torch.bfloat16)
+    with flow.record() as moves:
+        found: Any = F.conv2d(
+            flow.tensor(x, placement=HEIGHT, sbp=S(2)), flow.tensor(weight, placement=HEIGHT, sbp=B), padding=1
+        )
+    assert [m.bytes for m in moves if m.bytes] == [2 * 3 * 8 * 2]
+    torch.testing.assert_close(found.full_tensor(), F.conv2d(x, weight, padding=1), rtol=0.02, atol=0.02)
+
+
+def on_ranks() -> None:
+    torch.set_default_dtype(F64)
+    batches = [(torch.randn(1, 3, 16, 4), torch.randn(1, 2, 16, 4)) for _ in range(1)]
+    with flow.use_cluster("flat"):
+        for eager in (True, False):
+            moves = trained(UNet(), squares, HEIGHT, S(2), batches, eager=eager)
+            assert any("halo" in m.route for m in moves)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_real_ranks_train_a_u_net(ranks4: Ranks) -> None:
+    ranks4(on_ranks)
