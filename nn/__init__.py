@@ -12,6 +12,7 @@ from .explanations.explanation import CallReport
 from .files import joint_file as _joint_file
 from .files import torch_protocol as _torch_protocol
 from .graph import Graph
+from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .model.annotate import place, shard
 from .model.balance import pipeline
 from .model.cast import cast
@@ -32,6 +33,8 @@ __all__ = [
     "CallReport",
     "DelayedLR",
     "Graph",
+    "LayerLoad",
+    "StageSplit",
     "annotations",
     "cast",
     "compress",
@@ -44,6 +47,7 @@ __all__ = [
     "place",
     "recompute",
     "shard",
+    "split_stages",
     "steps_by_tensor",
     "to_global",
 ]

@@ -6,4 +6,5 @@ memory_limit the cheapest plan below a limit; shortage: the error where there is
 blocks_again blocks that are run again where nothing fits without, or that takes less
 stage_balance  layers of a pipeline cut by what they take in the captured step: stage_costs says what, and
 stage_work   what step a schedule makes of a cut
+stage_split  stages of several devices each, and which; device_groups: those that are tried
 """
