@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 examples/diloco.py        # four processes
     python examples/diloco.py --check                     # also: one inner step of SGD is a data parallel step
 
-The weights of the groups are addends along `data`. So their mean goes to pieces of an outer model by a reduce_scatter,
-and the outer model's weights back to the groups by `flow.refit`. With parts, a layer is brought together at a time.
+The weights of the groups are addends along `data`. So `flow.nn.meet` brings their mean to pieces of an outer model by a
+reduce_scatter, and the outer model's weights back to the groups. With parts, a layer is brought together at a time.
 """
 
 import copy
@@ -62,14 +62,7 @@ class Apart:
 
     def meet(self, part: str = "") -> None:
         """The outer step of a part of the model: towards the mean of the groups, and to all of them."""
-        outer, apart = self.model.get_submodule(part), [model.get_submodule(part) for model in self.models]
-        for x, *each in zip(outer.parameters(), *(one.parameters() for one in apart), strict=True):
-            mean = flow.addends(each, GRID, "data").to_global(sbp=x.sbp) / len(each)
-            x.grad = x.detach() - mean
-        self.outer.step()
-        self.outer.zero_grad()
-        for one in apart:
-            flow.refit(outer, one)
+        flow.nn.meet(self.model, self.models, self.outer, axis="data", part=part)
 
 
 def main() -> None:

@@ -5,6 +5,9 @@ of a call, graphs of a step.
 """
 
 from .asynchronous.delayed_rate import DelayedLR
+from .asynchronous.lock_free import LockFreeRun, hogwild
+from .asynchronous.meetings import meet
+from .asynchronous.parameter_server import ParameterServer
 from .composites.axis import Axis, AxisValue
 from .composites.registry import composite
 from .eager import functions as _functions
@@ -35,13 +38,17 @@ __all__ = [
     "Graph",
     "LayerLoad",
     "StageSplit",
+    "LockFreeRun",
+    "ParameterServer",
     "annotations",
     "cast",
     "compress",
     "composite",
     "flow",
+    "hogwild",
     "inside",
     "materialise",
+    "meet",
     "offload",
     "pipeline",
     "place",

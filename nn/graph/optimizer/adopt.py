@@ -178,8 +178,10 @@ def hand_over(optimizer: Optimizer, all: dict[int, Trained]) -> None:
 
 
 def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not building():
-        now = _now[optimizer]
+    now = _now.get(optimizer)
+    if (
+        now is not None and not building()
+    ):  # an owner's stand-in has whole tensors, and calls it where a step calls super
         for each in now.pieces:
             each.gather()
         if now.mapped:
@@ -190,8 +192,9 @@ def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _settle(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not building():
-        settle(_now[optimizer].pieces)
+    now = _now.get(optimizer)
+    if now is not None and not building():
+        settle(now.pieces)
 
 
 def _loaded(optimizer: Optimizer) -> None:

@@ -1,0 +1,221 @@
+"""A parameter server: workers pull weights and push gradients, and nobody is more updates late than a bound."""
+
+import copy
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow import B, S
+from tests.ranks import Ranks
+
+from .letters import held_out, letters, read_loss, reader
+from .stages import layers, numbers, squares, whole
+
+Rows = list[list[tuple[Tensor, Tensor]]]
+
+
+def served(
+    workers: int, *, of: nn.Module | None = None, loss: Any = squares, lr: float = 0.01, servers: int = 2, **how: Any
+) -> tuple[nn.Module, torch.optim.Optimizer, flow.nn.ParameterServer]:
+    """Workers on the first ranks, and the weights in pieces on the next."""
+    where = flow.placement("cpu", range(workers, workers + servers))
+    model = flow.nn.to_global(of or layers(3), where, S(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    places = [flow.placement("cpu", [i]) for i in range(workers)]
+    return model, optimizer, flow.nn.ParameterServer(model, loss, optimizer, workers=places, **how)
+
+
+def rows(workers: int, rounds: int, samples: int = 8, first: int = 0) -> Rows:
+    drawn = [numbers(samples * workers, first + at) for at in range(rounds)]
+    return [list(zip(x.chunk(workers), y.chunk(workers), strict=True)) for x, y in drawn]
+
+
+def in_step(workers: int, rounds: int) -> list[Tensor]:
+    """The same by data parallel training."""
+    model = layers(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    cut = {"x": S(0), "y": S(0)}
+    step = flow.compile(model, squares, optimizer, placement=flow.placement("cpu", range(workers)), inputs=cut)
+    for at in range(rounds):
+        step(*numbers(8 * workers, at))
+    return whole(model)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("seconds", [None, (1.0, 5.0, 0.3, 2.0)])
+def test_without_a_delay_it_is_data_parallel_to_the_bit(workers: int, seconds: Any) -> None:
+    model, _, server = served(workers, seconds=seconds and seconds[:workers])
+    server.run(rows(workers, 4))
+    assert server.delays == {0: 4 * workers}
+    assert all(map(torch.equal, whole(model), in_step(workers, 4)))
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_round_of_a_worker_takes_its_parameters_twice(delay: int) -> None:
+    _, _, server = served(3, delay=delay)
+    with flow.record() as moves:
+        server.run(rows(3, 5))
+    size = sum(p.numel() * 8 for p in layers(3).parameters())
+    sent = Counter[str]()
+    for move in moves:
+        sent[move.op] += move.plan.total  # of what is sent between ranks
+    assert +sent == {"pull": 3 * 5 * size, "push": 3 * 5 * size}
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 5])
+def test_nobody_is_later_than_the_bound_and_the_quick_are_as_late(delay: int) -> None:
+    _, _, server = served(3, delay=delay, seconds=[1, 2, 4])
+    found = server.plan(12)
+    assert max(found.delays) == delay
+    assert sum(found.delays.values()) == 3 * 12
+    assert found.versions[2] == tuple(range(12))  # the slowest has the newest
+    assert max(found.run.peak[f"push.{i}"] for i in range(3)) == delay + 1  # gradients that wait on the servers
+
+
+def reference(course: Any, workers: int, rounds: int, lr: float) -> list[Tensor]:
+    """w(t+1) = w(t) - lr mean of g_i(w(version of i in t))."""
+    history = [layers(3)]
+    for at, row in enumerate(rows(workers, rounds)):
+        total: list[Tensor] = []
+        for i, (x, y) in enumerate(row):
+            seen = copy.deepcopy(history[course.versions[i][at]])
+            grads = torch.autograd.grad(squares(seen, x, y), [*seen.parameters()])
+            total = [a + b for a, b in zip(total, grads, strict=True)] if total else [*grads]
+        after = copy.deepcopy(history[-1])
+        for w, g in zip(after.parameters(), total, strict=True):
+            w.data.sub_(g / workers, alpha=lr)
+        history.append(after)
+    return [*history[-1].parameters()]
+
+
+def late() -> list[Tensor]:
+    model = flow.nn.to_global(layers(3), flow.placement("cpu", [2, 3]), S(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    places = [flow.placement("cpu", [i]) for i in range(2)]
+    server = flow.nn.ParameterServer(model, squares, optimizer, workers=places, delay=2, seconds=[1, 3])
+    server.run(rows(2, 8))
+    return whole(model)
+
+
+def test_late_gradients_are_those_of_the_weights_that_were_pulled() -> None:
+    _, _, server = served(2, delay=2, seconds=[1, 3])
+    course = server.plan(8)
+    assert max(course.delays) == 2
+    torch.testing.assert_close(late(), reference(course, 2, 8, 0.1), rtol=0, atol=1e-14)
+
+
+def test_four_processes_are_servers_and_workers(ranks4: Ranks) -> None:
+    expected = late()
+    for found in ranks4(late):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_workers_of_several_ranks_and_servers_that_are_workers() -> None:
+    def trained(places: list[flow.Placement], servers: flow.Placement) -> list[Tensor]:
+        model = flow.nn.to_global(layers(3), servers, S(0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        flow.nn.ParameterServer(model, squares, optimizer, workers=places, delay=1, seconds=[1, 2]).run(rows(2, 4))
+        return whole(model)
+
+    alone = trained([flow.placement("cpu", [i]) for i in range(2)], flow.placement("cpu", [2, 3, 4]))
+    pairs = trained([flow.placement("cpu", [0, 1]), flow.placement("cpu", [2, 3])], flow.placement("cpu", range(4)))
+    torch.testing.assert_close(alone, pairs, rtol=0, atol=1e-14)
+
+
+def test_frozen_tied_and_unused_weights() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.spare = layers(2), nn.Linear(2, 2)
+            self.body[1][0].weight = self.body[0][0].weight  # type: ignore[index]
+            self.body[0][0].bias.requires_grad_(False)  # type: ignore[index]
+
+        def forward(self, x: Tensor) -> Any:
+            return self.body(x)
+
+    def began() -> Odd:
+        torch.manual_seed(3)
+        return Odd().double()
+
+    model, _, server = served(2, of=began())
+    server.run(rows(2, 3))
+    alone = began()
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    for at in range(3):
+        optimizer.zero_grad()
+        squares(alone, *numbers(16, at)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.testing.assert_close(whole(model), [*alone.parameters()], rtol=0, atol=1e-12)
+
+
+def test_between_runs_model_and_optimizer_are_all_there_is(tmp_path: Path) -> None:
+    model, optimizer, server = served(2, delay=1, seconds=[1, 2])
+    server.run(rows(2, 4))
+    flow.save(tmp_path / "at", model, optimizer=optimizer)
+    server.run(rows(2, 4, first=4))
+    other, its, again = served(2, delay=1, seconds=[1, 2])
+    flow.load(tmp_path / "at", other, optimizer=its)
+    again.run(rows(2, 4, first=4))
+    assert all(map(torch.equal, whole(model), whole(other)))
+    for lose in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(flow.SbpflowError, match="save the model and the optimizer that it was given"):
+            lose(server)
+
+
+def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
+    def learned(delay: int) -> float:
+        where = flow.placement("cpu", [4])
+        model = flow.nn.to_global(reader(), where, B)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+        places = [flow.placement("cpu", [i]) for i in range(4)]
+        seconds = [1.0, 1.1, 1.3, 2.0]
+        server = flow.nn.ParameterServer(model, read_loss, optimizer, workers=places, delay=delay, seconds=seconds)
+        drawn = [letters(4 * 16, at) for at in range(50)]
+        server.run([list(zip(x.chunk(4), y.chunk(4), strict=True)) for x, y in drawn])
+        alone = reader()
+        alone.load_state_dict({name: x.full_tensor() for name, x in model.state_dict().items()})
+        return read_loss(alone, *held_out()).item()
+
+    plain = learned(0)
+    assert plain < 3.7  # it began with 4.9
+    assert abs(learned(3) / plain - 1) < 0.02
+
+
+def test_what_cannot_be() -> None:
+    def refused(match: str, **how: Any) -> None:
+        model = flow.nn.to_global(layers(1), flow.placement("cpu", [2]), B)
+        given: dict[str, Any] = {"optimizer": torch.optim.SGD(model.parameters()), "model": model, "loss_fn": squares}
+        given |= {"workers": [flow.placement("cpu", [0]), flow.placement("cpu", [1])]}
+        with pytest.raises(flow.SbpflowError, match=match):
+            flow.nn.ParameterServer(**{**given, **how}).run(rows(2, 1))
+
+    refused("delay=-1", delay=-1)
+    refused("delay=1.5", delay=1.5)
+    refused("workers=", workers=[])
+    refused("both on rank 0", workers=[flow.placement("cpu", [0]), flow.placement("cpu", [0, 1])])
+    refused("2 numbers above 0", seconds=[1.0])
+    refused("2 numbers above 0", seconds=[1.0, 0.0])
+    refused("round 0 has 2 batches for 1 workers", workers=[flow.placement("cpu", [0])])
+    refused("is on no servers yet", model=layers(1))
+    refused("a parameter that the model has not", optimizer=torch.optim.SGD([torch.zeros(1)]))
+
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.body = nn.BatchNorm1d(8).double(), layers(1)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.body(self.norm(x))
+
+    model = flow.nn.to_global(Running(), flow.placement("cpu", [2]), B)
+    refused("is changed by each worker", model=model, optimizer=torch.optim.SGD(model.parameters()))
+    server = served(2)[2]
+    with pytest.raises(flow.SbpflowError, match="nothing ran yet"):
+        _ = server.delays
+    assert server.run([]) == []
