@@ -73,7 +73,7 @@ class ParameterServer:
         self._losses: list[list[Tensor]] = []
 
     def plan(self, rounds: int) -> BoundedDelay:
-        """What a run of so many rounds would do: print it, or look at its `delays`."""
+        """The course of a run of so many rounds, before it: print it, or look at its `delays`."""
         return self._runtime(rounds)[0]
 
     @property

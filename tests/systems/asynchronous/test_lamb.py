@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 import sbpflow as flow
 from sbpflow import B, S
-from tests.ranks import Ranks
 
 from .stages import WIDTH, layers, numbers, squares, whole
 
@@ -89,11 +88,6 @@ def sharded(plan: str, make: type[Lamb], steps: int = 3) -> list[Tensor]:
 def test_sharded_is_unsharded(lies: str, make: type[Lamb]) -> None:
     plan = LIES[lies].replace("*.0.weight", "layers.*.0.weight")
     torch.testing.assert_close(sharded(plan, make), alone(3), rtol=0, atol=1e-12)
-
-
-def test_on_four_processes(ranks4: Ranks) -> None:
-    for found in ranks4(sharded, LIES["ZeRO-1"], OwnedLamb):
-        torch.testing.assert_close(found, alone(3), rtol=0, atol=1e-12)
 
 
 def test_an_owner_steps_each_weight_once() -> None:

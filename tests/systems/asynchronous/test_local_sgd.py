@@ -149,7 +149,7 @@ def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
     found = reader()
     found.load_state_dict({name: x.full_tensor() for name, x in outer.state_dict().items()})
     mine, one = read_loss(found, *held_out()).item(), read_loss(alone, *held_out()).item()
-    assert one < 3.4
+    assert one < 3.4  # it began with 4.9
     assert mine < 1.02 * one
 
 

@@ -61,9 +61,8 @@ def alone() -> list[Tensor]:
     return [x.detach() for x in model.parameters()]
 
 
-@pytest.mark.parametrize("lies", ["ZeRO-1", "ZeRO-3"])
-def test_each_matrix_is_stepped_by_one_owner(lies: str, ranks4: Ranks) -> None:
-    found = ranks4(stepped, PLANS[lies])
+def test_each_matrix_is_stepped_by_one_owner(ranks4: Ranks) -> None:
+    found = ranks4(stepped, PLANS["ZeRO-1"])
     total: Counter[tuple[int, ...]] = sum((count for _, count in found), Counter())
     assert total == dict.fromkeys(SHAPES, 2)  # two steps
     assert max(len(count) for _, count in found) == 1  # four matrices, four owners
