@@ -272,6 +272,22 @@ class Placement:
         spots[axis] = [(i + by) % n for i in range(n)]  # type: ignore[call-overload]
         return Placement(self.type, tuple(self._pick(range(self.ndim), spots)), self.shape, self.names)
 
+    def swapped(self, axis: int, distance: int) -> "Placement":
+        """The same grid, in which ranks change places in pairs along an axis: i and i with the bit `distance` changed.
+
+        >>> placement("cpu:[0-3]").swapped(0, 2)
+        placement("cpu:[2-3, 0-1]")
+        """
+        n = self.shape[axis]
+        if distance < 1 or distance & (distance - 1) or n % (2 * distance):
+            raise PlacementError(
+                f"{n} ranks of an axis do not pair up at a distance of {distance}\n  in {self!r}\n"
+                "  distances are powers of two, twice which divides the ranks"
+            )
+        spots = [range(size) for size in self.shape]
+        spots[axis] = [i ^ distance for i in range(n)]  # type: ignore[call-overload]
+        return Placement(self.type, tuple(self._pick(range(self.ndim), spots)), self.shape, self.names)
+
     def turn_to(self, other: "Placement") -> tuple[int, int] | None:
         """The axis and the places by which the grid is turned in another, if it is.
 

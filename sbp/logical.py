@@ -30,6 +30,8 @@ __all__ = [
     "Source",
     "Seen",
     "Stripes",
+    "AxisSwap",
+    "AxisTurn",
 ]
 
 OffloadPlace: TypeAlias = Literal["cpu", "disk"]
@@ -43,11 +45,33 @@ class SavedOffload(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The round of a composite that a call belongs to: those of one axis of its placement, and of one number, are run
-    together, and what moves for the next round goes on beside them."""
+    """The round of a composite that a call belongs to: those of the same axes of its placement, and of one number, are
+    run together, and what moves for the next round goes on beside them."""
+
+    axes: tuple[int, ...]
+    number: int
+
+
+class AxisTurn(NamedTuple):
+    """How many places on around an axis a value is sent before a call takes it, one at a time."""
 
     axis: int
-    number: int
+    places: int
+
+    def path(self, where: Placement) -> list[Placement]:
+        """Where it lies after each of its moves, for a call that runs at `where`."""
+        return [where.turned(self.axis, places) for places in range(1, self.places + 1)]
+
+
+class AxisSwap(NamedTuple):
+    """Pairs of ranks along an axis send each other what they have: i, and i with the bit `distance` changed."""
+
+    axis: int
+    distance: int
+
+    def path(self, where: Placement) -> list[Placement]:
+        """Where it lies then."""
+        return [where.swapped(self.axis, self.distance)]
 
 
 @dataclass(frozen=True)
@@ -74,20 +98,20 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fixed:
-    """The signature of a call on one axis of its placement, as a composite says it; on others it is chosen.
+    """The signature of a call on the axes of its round, as a composite says it; on others it is chosen.
 
-    Inputs lie so once they were sent so many places on around the axis: `turns`, one for each tensor input.
+    Each tensor has an entry for each of these axes. Inputs lie so once they were sent on: `turns`, one for each.
     """
 
-    inputs: tuple[Sbp | Stripes | Seen, ...]
-    outputs: tuple[Sbp | Stripes | Seen, ...]
-    turns: tuple[int, ...]
+    inputs: tuple[tuple[Sbp | Stripes | Seen, ...], ...]
+    outputs: tuple[tuple[Sbp | Stripes | Seen, ...], ...]
+    turns: tuple[AxisTurn | AxisSwap | None, ...]
     round: Round
 
     def place(self, slot: int, where: Placement) -> Placement:
         """The placement of an input of a call that runs at `where`."""
         turn = self.turns[slot]
-        return where.turned(self.round.axis, turn) if turn else where
+        return turn.path(where)[-1] if turn else where
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,7 @@ class LogicalOp:
     origin: Origin = Origin()
     placement: Placement | None = None  # as the program says, or that of the innermost annotated module around it
     lies: State | Pin | None = None  # how its result is to lie, where somebody says
-    fixed: Fixed | None = None  # how all of it lies on one axis, where a composite says
+    fixed: Fixed | None = None  # how all of it lies on some axes, where a composite says
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

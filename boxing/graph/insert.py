@@ -139,12 +139,11 @@ class _Insertion:
             scope.names[outer] = inner.names[n]
 
     def taken(self, scope: _Scope, op: LogicalOp, slot: int, lie: Lie, there: Placement, origin: Origin) -> str:
-        """The name of an input as an op takes it: some go round an axis before, one place at a time."""
+        """The name of an input as an op takes it: some go round an axis before."""
         number, fixed = op.inputs[slot], op.fixed
         name = self.wanted(scope, number, lie, there, origin)
-        for turn in range(1, fixed.turns[slot] + 1 if fixed else 1):
-            assert fixed is not None
-            on = there.turned(fixed.round.axis, turn)
+        turn = fixed.turns[slot] if fixed else None
+        for on in turn.path(there) if turn else ():
             name = self._move(scope.names[number], name, _like(self.values[name].layout, lie, on), origin)
         return name
 

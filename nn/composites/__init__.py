@@ -1,12 +1,15 @@
 """Composites: ways to compute an op along one axis that no rule book can know, since ranks talk while they compute.
 
-registry                  composites by name, and how users add theirs
-axis                      what a composite is written with: values that lie on an axis, and calls of them
-ring_attention, chunked   those that are there
-window_attention          of a mask that is a band, so that neighbours have all that a rank's queries see
-attention_blocks          attention of a block of queries and one of keys, forward and backward
+registry                    composites by name, and how users add theirs
+axis                        what a composite is written with: values that lie on axes, and calls of them
+ring_attention, chunked     those over one axis that send pieces round, or piece by piece
+window_attention            of a mask that is a band, so that neighbours have all that a rank's queries see
+heads_and_ring              attention by splitting heads in the place of the sequence, and with the ring
+merged_attention            attention of few queries: what each rank's keys say is merged
+summa                       products of matrices in blocks over two axes and three
+attention_blocks            attention of a block of queries and one of keys, forward and backward
 """
 
-from ..composites import chunked, ring_attention, window_attention
+from ..composites import chunked, heads_and_ring, merged_attention, ring_attention, summa, window_attention
 
-__all__ = ["chunked", "ring_attention", "window_attention"]
+__all__ = ["chunked", "heads_and_ring", "merged_attention", "ring_attention", "summa", "window_attention"]

@@ -21,6 +21,7 @@ class Composite:
     ops: frozenset[str]  # as rules name them
     written: Written
     noun: str
+    axes: tuple[int, ...] = (1,)  # over how many it may be
 
 
 _known: dict[str, Composite] = {}
@@ -30,11 +31,15 @@ def _place(written: Callable[..., Any]) -> tuple[str, str]:
     return written.__module__, written.__qualname__
 
 
-def composite(name: str, *, of: str | Iterable[str], noun: str | None = None) -> Callable[[W], W]:
+def composite(
+    name: str, *, of: str | Iterable[str], noun: str | None = None, axes: int | Iterable[int] = 1
+) -> Callable[[W], W]:
     """A decorator: this function is the composite of that name, and stands for these ops, named as rules name them.
 
     It is called with an `Axis` and the op's own arguments, tensors as `AxisValue`s, and returns what the op would.
+    With `axes` it is over so many axes of a placement, or over one of these numbers of them.
     """
+    counts = (axes,) if isinstance(axes, int) else tuple(axes)
     ops = frozenset([of] if isinstance(of, str) else of)
     if not (isinstance(name, str) and name.isidentifier()) or not ops:
         raise SbpError(
@@ -45,7 +50,7 @@ def composite(name: str, *, of: str | Iterable[str], noun: str | None = None) ->
     def put(written: W) -> W:
         if name in _known and _place(_known[name].written) != _place(written):  # a cell of a notebook may run twice
             raise SbpError(f"there is a composite {name!r} already\n  give this one another name")
-        _known[name] = Composite(name, ops, written, noun or " or ".join(sorted(ops)))
+        _known[name] = Composite(name, ops, written, noun or " or ".join(sorted(ops)), counts)
         return written
 
     return put

@@ -27,7 +27,7 @@ from .attention_blocks import back, seen
 from .axis import Axis, AxisValue
 from .registry import composite
 
-__all__ = ["ring", "striped"]
+__all__ = ["check_attention", "divided", "part", "ring", "striped", "turns"]
 
 aten = torch.ops.aten
 STRIPES = 8  # by which ranks differ by an eighth at most in what they have to do
@@ -36,16 +36,18 @@ STRIPES = 8  # by which ranks differ by an eighth at most in what they have to d
 @composite("ring", of="scaled_dot_product_attention", noun="attention")
 def ring(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
     """`scaled_dot_product_attention` with S(sequence) in and out."""
-    return _round(axis, 1, query, key, value, *more, **how)
+    return turns(axis, 1, query, key, value, *more, **how)
 
 
 @composite("striped", of="scaled_dot_product_attention", noun="attention")
 def striped(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
     """The same, with as much to do for every rank where it is causal: each has a piece of every stripe."""
-    return _round(axis, STRIPES, query, key, value, *more, **how)
+    even = how.get("is_causal", len(more) > 2 and more[2]) and (how.get("attn_mask") or next(iter(more), None)) is None
+    count = max(1, min(STRIPES, query.shape[-2] // axis.size)) if even else 1
+    return turns(axis, count, query, key, value, *more, **how)
 
 
-def _round(
+def turns(
     axis: Axis,
     stripes: int,
     query: AxisValue,
@@ -58,17 +60,12 @@ def _round(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AxisValue:
-    if dropout_p:
-        raise axis.refuse(
-            f"dropout_p={dropout_p} draws numbers for the whole square of weights, of which no rank has all",
-            "set dropout_p=0.0 there (of transformers: attention_dropout=0.0), or leave out the note",
-        )
-    _check_heads(axis, query, key, value, enable_gqa)
+    """Attention with keys and values that go round, of sequences in so many stripes."""
+    check_attention(axis, query, key, value, dropout_p, enable_gqa)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    count = max(1, min(stripes, query.shape[-2] // axis.size)) if is_causal and attn_mask is None else 1
-    rows, keys, values = (x.striped(-2, count) for x in (query, key, value))
-    mask = None if attn_mask is None else _on_rows(attn_mask)
-    gives = [Stripes(-2, count) if count > 1 else S(-2), *[Stripes(-1, count) if count > 1 else S(-1)] * 2]
+    rows, keys, values = (x.striped(-2, stripes) for x in (query, key, value))
+    mask = None if attn_mask is None else _on_rows(attn_mask, stripes)
+    gives = [Stripes(-2, stripes) if stripes > 1 else S(-2), *[Stripes(-1, stripes) if stripes > 1 else S(-1)] * 2]
     state: tuple[AxisValue | None, ...] = (None, None, None)
     learns = mask is not None and mask.grad
     for turn in range(axis.size):
@@ -76,12 +73,12 @@ def _round(
         places = rows.indices(-2), held.indices(-2)
         given = (rows, held, values.turned(turn), mask, *state, *places, axis.size, is_causal, factor, learns)
         state = axis.run(part, *given, gives=gives, round=turn)
-    return _divided(axis, state, query.dtype, gives)
+    return divided(axis, state, query.dtype, gives, axis.size)
 
 
-def _divided(axis: Axis, state: Sequence[Any], dtype: torch.dtype, gives: Sequence[Any]) -> AxisValue:
-    """The numerator over the denominator; zero where nothing was seen."""
-    (numerator, denominator, _), (wide, narrow, _), last = state, gives, axis.size
+def divided(axis: Axis, state: Sequence[Any], dtype: torch.dtype, gives: Sequence[Any], last: int) -> AxisValue:
+    """The numerator over the denominator, in the last round; zero where nothing was seen."""
+    (numerator, denominator, *_), (wide, narrow, *_) = state, gives
     nothing = axis.run(aten.eq.Scalar, denominator, 0, gives=narrow, round=last)
     safe = axis.run(aten.masked_fill.Scalar, denominator, nothing, 1.0, gives=narrow, round=last)
     each = axis.run(aten.unsqueeze.default, safe, -1, gives=wide, round=last)
@@ -92,8 +89,15 @@ def _divided(axis: Axis, state: Sequence[Any], dtype: torch.dtype, gives: Sequen
     return cast
 
 
-def _check_heads(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, shared: bool) -> None:
+def check_attention(
+    axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, dropout_p: float, shared: bool
+) -> None:
     """Batch dims that are repeated would have to be so on every rank; heads may be, where that is said."""
+    if dropout_p:
+        raise axis.refuse(
+            f"dropout_p={dropout_p} draws numbers for the whole square of weights, of which no rank has all",
+            "set dropout_p=0.0 there (of transformers: attention_dropout=0.0), or leave out the note",
+        )
     batch, heads = (
         (query.shape[:-3], key.shape[:-3], value.shape[:-3]),
         tuple(x.shape[-3:-2] for x in (query, key, value)),
@@ -108,9 +112,9 @@ def _check_heads(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue,
         )
 
 
-def _on_rows(mask: AxisValue) -> AxisValue:
+def _on_rows(mask: AxisValue, stripes: int) -> AxisValue:
     """A mask with the rows of a rank's queries, where it has rows."""
-    return mask.lying(S(-2)) if mask.ndim > 1 and mask.shape[-2] > 1 else mask.lying(B)
+    return mask.striped(-2, stripes) if mask.ndim > 1 and mask.shape[-2] > 1 else mask.lying(B)
 
 
 @torch.library.custom_op("sbpflow::ring_part", mutates_args=())

@@ -28,7 +28,7 @@ class CompositeUse:
 
     path: str
     use: str
-    over: str | int
+    over: tuple[str | int, ...]
     part: bool = False
 
     @property
@@ -36,15 +36,16 @@ class CompositeUse:
         return composite_named(self.use)
 
     def __str__(self) -> str:
-        return f"inside {self.path or 'the model'} use {self.use} over {self.over}"
+        return f"inside {self.path or 'the model'} use {self.use} over {', '.join(map(str, self.over))}"
 
 
-def inside(modules: Placed, *, use: str | None, over: str | int | None = None) -> Placed:
+def inside(modules: Placed, *, use: str | None, over: str | int | Sequence[str | int] | None = None) -> Placed:
     """Say that ops of a module, or of each of several, are computed by a composite over an axis of their placement.
 
-    `use` is the name of one, such as "ring" or "chunked"; None takes all back that was said of the module. It must
-    stand for something that is called there, which is known when a graph is made. Eager calls go on as they are.
-    A slice of a ModuleList or a Sequential stands for the modules in it.
+    `use` is the name of one, such as "ring" or "chunked"; None takes all back that was said of the module. Some are
+    over several axes, as in over=("row", "col"). It must stand for something that is called there, which is known when
+    a graph is made. Eager calls go on as they are. A slice of a ModuleList or a Sequential stands for the modules in
+    it.
     """
     each = [modules] if isinstance(modules, nn.Module) else modules
     wrong = next((m for m in each if not isinstance(m, nn.Module)), None) if isinstance(each, Sequence) else each
@@ -53,22 +54,37 @@ def inside(modules: Placed, *, use: str | None, over: str | int | None = None) -
             f"inside: expected a module or a list of modules, found {type(wrong).__name__}\n"
             '  pass what is in the model, as in flow.nn.inside(model.layers, use="ring", over="context")'
         )
-    if use is not None:
-        composite_named(use)
-        if not isinstance(over, str | int) or isinstance(over, bool):
-            raise PlacementError(
-                f"inside: use={use!r} over={over!r}\n"
-                f'  say over which axis of the placement, as in flow.nn.inside(module, use={use!r}, over="context")'
-            )
+    axes = () if use is None else _axes(use, over)
     for module in each:
-        _say(module, USES, use, over)
+        _say(module, USES, use, axes)
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for child in module.children():
-                _say(child, PART, use, over)
+                _say(child, PART, use, axes)
     return modules
 
 
-def _say(module: nn.Module, key: str, use: str | None, over: str | int | None) -> None:
+def _axes(use: str, over: str | int | Sequence[str | int] | None) -> tuple[str | int, ...]:
+    """The axes that a composite is to be over, as many as it can be over."""
+    counts = composite_named(use).axes
+    axes = tuple(over) if isinstance(over, list | tuple) else (over,)
+    said = f"inside: use={use!r} over={over!r}"
+    if not all(isinstance(axis, str | int) and not isinstance(axis, bool) for axis in axes):
+        one = "context" if counts == (1,) else tuple("abcdefgh"[: counts[0]])
+        raise PlacementError(
+            f"{said}\n  say over which axis of the placement, as in flow.nn.inside(module, use={use!r}, over={one!r})"
+        )
+    if len(axes) not in counts:
+        many = " or ".join(map(str, counts))
+        fix = f"as in over={tuple('abcdefgh'[: counts[0]])!r}" if counts != (1,) else 'as in over="context"'
+        raise PlacementError(
+            f"{said}\n  {use} is over {many} {'axis' if counts == (1,) else 'axes'} of the placement: name them, {fix}"
+        )
+    if len(set(axes)) < len(axes):
+        raise PlacementError(f"{said}\n  an axis is named twice; name others")
+    return axes
+
+
+def _say(module: nn.Module, key: str, use: str | None, over: tuple[str | int, ...]) -> None:
     """Have a module keep one note more, as the last."""
     known = dict(module.__dict__.get(key, {}))
     known.pop(use, None)

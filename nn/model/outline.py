@@ -100,7 +100,9 @@ class _Outline:
     def lines(self, module: nn.Module, path: str, outer: Placement | None, level: int) -> list[OutlineRow]:
         where = self.placements.get(path) or _common(module)
         label = type(module).__name__ + (f"  on {where}" if where is not None and where is not outer else "")
-        uses = [f"use {use.use} over {use.over}" for use in self.uses.get(path, ()) if not use.part]
+        uses = [
+            f"use {use.use} over {', '.join(map(str, use.over))}" for use in self.uses.get(path, ()) if not use.part
+        ]
         saved = [f"saved on {self.saved[path].to} ahead {self.saved[path].ahead}"] if path in self.saved else []
         label = "  ".join([label, *flows_said(module), *_again(module), *uses, *saved])
         found = [OutlineRow(level, label)]

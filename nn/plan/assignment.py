@@ -159,7 +159,8 @@ class _Assigning:
             self.recompute(line)
         elif isinstance(line, Inside):
             made.marks.append((line, self.met_modules(line, line.path)))
-            self.known(line, line.over)
+            for axis in line.over:
+                self.known(line, axis)
         elif isinstance(line, Cast | Offload):
             modules, parameters = self.met(line, line.path)
             saves = isinstance(line, Offload) and line.what == "saved" and modules  # as modules do, and no parameter

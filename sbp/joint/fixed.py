@@ -1,17 +1,21 @@
-"""Calls that a composite fixes on one axis: their options are those of the rule book on the other axes, and the
-composite's signature on this one."""
+"""Calls that a composite fixes on some axes: their options are those of the rule book on the other axes, and the
+composite's signature on these."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
+from typing import TypeAlias
 
 from ...placement.errors import SbpError
 from ..call import Call, Match, Way
 from ..logical import Fixed, LogicalOp, Seen, Stripes
-from ..signature import B, Sbp, Split
-from ..state import Lie, State, trim
+from ..signature import B, Partial, Sbp, Split
+from ..state import Factors, Lie, State, trim
 from .options import Option, Reach, answer_of, options, way_of
 
 __all__ = ["fixed_options", "fixed_way", "options_of"]
+
+FixedEntries: TypeAlias = tuple[tuple[int, Sbp | Stripes], ...]  # of the axes of more than one rank, in their order
 
 
 def options_of(op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequence[bool]) -> list[Option]:
@@ -21,60 +25,79 @@ def options_of(op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequenc
 
 def fixed_options(call: Call, reach: Sequence[Reach], grads: Sequence[bool], fixed: Fixed) -> list[Option]:
     """Every option of a call; one that cuts a dim on another axis too, which the composite cuts, is none."""
-    axis = fixed.round.axis
-    if call.sizes[axis] == 1:
+    axes = frozenset(a for a in fixed.round.axes if call.sizes[a] > 1)
+    if not axes:
         return options(call, reach, grads)
-    apart = [of._replace(states=tuple(state for state in of.states if axis not in state.split)) for of in reach]
-    found = options(_without(call, axis), apart, grads)
-    made = list(_on_axis(call, found, fixed))
+    apart = [of._replace(states=tuple(state for state in of.states if axes.isdisjoint(state.split))) for of in reach]
+    found = options(_without(call, axes), apart, grads)
+    made = list(_on_axes(call, found, fixed, axes))
     if not made:
         raise SbpError(
-            f"{call.name} cannot lie as its composite says: {fixed.inputs} -> {fixed.outputs}\n"
+            f"{call.name} cannot lie as its composite says: {_shown(fixed.inputs)} -> {_shown(fixed.outputs)}\n"
             "  every way that its rule knows cuts the same dims on other axes; write the composite for other dims"
         )
     return made
 
 
-def _on_axis(call: Call, found: Sequence[Option], fixed: Fixed) -> Iterator[Option]:
-    axis, said = fixed.round.axis, (*fixed.inputs, *fixed.outputs)
-    active = any(entry is not B for entry in said)
+def _shown(entries: Sequence[Sequence[Sbp | Stripes]]) -> str:
+    return ", ".join(str(each[0]) if len(each) == 1 else f"({', '.join(map(str, each))})" for each in entries)
+
+
+def _on_axes(call: Call, found: Sequence[Option], fixed: Fixed, axes: frozenset[int]) -> Iterator[Option]:
+    said = [_said(fixed, each, axes) for each in (*fixed.inputs, *fixed.outputs)]
+    active = frozenset(axis for each in said for axis, entry in each if entry is not B)
     tensors = (*call.inputs, *call.outputs)
     for option in found:
         lies = (*option.inputs, *option.outputs)
-        twice = any(
-            isinstance(e, Split | Stripes | Seen) and lie.state.dims[e.dim] for lie, e in zip(lies, said, strict=True)
-        )
-        if twice:
+        if not all(_goes_with(lie.state, each) for lie, each in zip(lies, said, strict=True)):
             continue
         made = [
-            _lie(lie, entry, axis, active and (x.dtype.is_floating_point or x.dtype.is_complex))
-            for lie, entry, x in zip(lies, said, tensors, strict=True)
+            _lie(lie, each, active if x.dtype.is_floating_point or x.dtype.is_complex else frozenset())
+            for lie, each, x in zip(lies, said, tensors, strict=True)
         ]
         at = len(option.inputs)
-        share = option.share * (call.sizes[axis] if active else 1)
+        share = option.share * prod(call.sizes[axis] for axis in active)
         yield Option(tuple(made[:at]), tuple(made[at:]), share)
 
 
-def _lie(lie: Lie, entry: Sbp | Stripes | Seen, axis: int, addends: bool) -> Lie:
-    """A lie with one more axis; what is whole there has gradients in addends, where ranks do different things."""
-    state, grads = lie
-    if isinstance(entry, Split | Stripes | Seen):
-        dims, windows = list(state.dims), list(state.windows or [None] * len(state.dims))
-        dims[entry.dim] = (-entry.count, axis) if isinstance(entry, Stripes) else (axis,)
-        windows[entry.dim] = entry.window if isinstance(entry, Seen) else None
-        return Lie(state._replace(dims=tuple(dims), windows=tuple(windows) if any(windows) else ()), grads)
-    if entry is B:
-        return Lie(state, tuple(sorted((*grads, axis))) if addends else grads)
-    return Lie(state._replace(partial=tuple(sorted((*state.partial, axis)))), grads)
+def _said(fixed: Fixed, entries: Sequence[Sbp | Stripes | Seen], axes: frozenset[int]) -> FixedEntries:
+    pairs = zip(fixed.round.axes, entries, strict=True)
+    return tuple(sorted((pair for pair in pairs if pair[0] in axes), key=lambda pair: pair[0]))
 
 
-def fixed_way(call: Call, outputs: tuple[State, ...], axis: int) -> Way:
+def _goes_with(state: State, said: FixedEntries) -> bool:
+    """Whether what is chosen on the other axes leaves alone the dims that are cut here, and adds up in the same way."""
+    cut = any(isinstance(entry, Split | Stripes | Seen) and state.dims[entry.dim] for _, entry in said)
+    kinds = {entry.reduction for _, entry in said if isinstance(entry, Partial)}
+    return not cut and len(kinds | ({state.reduction} if state.partial else set())) < 2
+
+
+def _lie(lie: Lie, said: FixedEntries, active: frozenset[int]) -> Lie:
+    """A lie with more axes; what is whole on one has gradients in addends, where ranks do different things."""
+    dims: list[Factors] = list(lie.state.dims)
+    windows = list(lie.state.windows or [None] * len(dims))
+    partial, grads, reduction = list(lie.state.partial), list(lie.grads), lie.state.reduction
+    for axis, entry in said:
+        if isinstance(entry, Split | Stripes | Seen):
+            dims[entry.dim] += (-entry.count, axis) if isinstance(entry, Stripes) else (axis,)
+            windows[entry.dim] = entry.window if isinstance(entry, Seen) else None
+        elif isinstance(entry, Partial):
+            partial.append(axis)
+            reduction = entry.reduction
+        elif axis in active:
+            grads.append(axis)
+    state = State(tuple(dims), tuple(sorted(partial)), reduction, tuple(windows) if any(windows) else ())
+    return Lie(state, tuple(sorted(grads)))
+
+
+def fixed_way(call: Call, outputs: tuple[State, ...], axes: Sequence[int]) -> Way:
     """The way of the rule book on the other axes; `call.states` are those of all.
 
     Where nothing is split on the others a rank still may have to do something else than the op as it is called.
     """
-    call = _without(call, axis)
-    way = way_of(call, tuple(_dropped(state, axis) for state in outputs))
+    gone = frozenset(axes)
+    call = _without(call, gone)
+    way = way_of(call, tuple(_dropped(state, gone) for state in outputs))
     if way.local is None:
         answer = answer_of(call)
         if isinstance(answer, Match):
@@ -84,14 +107,14 @@ def fixed_way(call: Call, outputs: tuple[State, ...], axis: int) -> Way:
     return way
 
 
-def _without(call: Call, axis: int) -> Call:
-    sizes = tuple(1 if a == axis else n for a, n in enumerate(call.sizes))
-    return replace(call, sizes=sizes, states=tuple(_dropped(state, axis) for state in call.states))
+def _without(call: Call, axes: frozenset[int]) -> Call:
+    sizes = tuple(1 if a in axes else n for a, n in enumerate(call.sizes))
+    return replace(call, sizes=sizes, states=tuple(_dropped(state, axes) for state in call.states))
 
 
-def _dropped(state: State, axis: int) -> State:
-    dims = tuple(trim(tuple(f for f in factors if f != axis)) for factors in state.dims)
-    partial = tuple(a for a in state.partial if a != axis)
+def _dropped(state: State, axes: frozenset[int]) -> State:
+    dims = tuple(trim(tuple(f for f in factors if f not in axes)) for factors in state.dims)
+    partial = tuple(a for a in state.partial if a not in axes)
     each = zip(state.dims, state.windows, strict=False)
-    windows = tuple(None if axis in factors else window for factors, window in each)
+    windows = tuple(None if axes.intersection(factors) else window for factors, window in each)
     return State(dims, partial, state.reduction if partial else "sum", windows if any(windows) else ())

@@ -22,7 +22,7 @@ from ..registry import find, has_rule
 from ..state import Factors, Lie, State
 from ..traits import traits
 
-__all__ = ["Option", "Reach", "answer_of", "options", "source_states", "way_of"]
+__all__ = ["Option", "Reach", "answer_of", "fits", "options", "source_states", "way_of"]
 
 
 NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as addends
@@ -126,7 +126,7 @@ def source_states(
     found: dict[State, None] = {}
     for dims in product(*[[None, *range(len(shape))]] * len(axes)):
         held = {d: tuple(a for a, on in zip(axes, dims, strict=True) if on == d) for d in range(len(shape))}
-        if not all(_fits(n, [sizes[a] for a in held[d]]) for d, n in enumerate(shape)):
+        if not all(fits(n, [sizes[a] for a in held[d]]) for d, n in enumerate(shape)):
             continue
         ways = [[held[d], *_wished(wished, d, held[d])] for d in range(len(shape))]
         for cut in product(*ways):
@@ -138,8 +138,8 @@ def _wished(wished: Collection[tuple[int, Factors]], dim: int, axes: tuple[int, 
     return sorted(f for d, f in wished if d == dim and axes and tuple(a for a in f if a >= 0) == axes)
 
 
-def _fits(size: int, ranks: Sequence[int]) -> bool:
-    """Whether a dim may be cut by so many: evenly, or so that pieces differ by a quarter at most."""
+def fits(size: int, ranks: Sequence[int]) -> bool:
+    """Whether a dim may be cut by axes of so many ranks: evenly, or so that pieces differ by a quarter at most."""
     parts = prod(ranks)
     return parts == 1 or (size % parts == 0 and size > 0) or size >= 4 * parts
 
@@ -158,7 +158,7 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
         if n == 1:
             per_axis.append([NOTHING])
             continue
-        splits: list[AxisUse] = [("split", f) for f, size in enumerate(match.sizes) if _fits(size, [n])]
+        splits: list[AxisUse] = [("split", f) for f, size in enumerate(match.sizes) if fits(size, [n])]
         groups: list[AxisUse] = [
             ("linear", g) for g, group in enumerate(match.linear) if all(reach[i].partial for i in group)
         ]
@@ -169,7 +169,7 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
         for axis, (what, f) in enumerate(doing):
             if what == "split":
                 axes_of[f] = (*axes_of.get(f, ()), axis)
-        if not all(_fits(match.sizes[f], [call.sizes[a] for a in axes]) for f, axes in axes_of.items()):
+        if not all(fits(match.sizes[f], [call.sizes[a] for a in axes]) for f, axes in axes_of.items()):
             continue
         same = frozenset(axis for axis, what in enumerate(doing) if what == SAME)
         quiet = [NOTHING if what == SAME else what for what in doing]

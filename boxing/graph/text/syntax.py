@@ -169,8 +169,12 @@ class _Build(Transformer[Token, Any]):
         return CallLine(tuple(outputs), op, args, grad, _origin(end), turn)
 
     def call(self, op: Token, *parts: Any) -> tuple[Token, tuple[Any, ...], bool, Round | None]:
-        *args, no_grad, axis, number = parts
-        return op, tuple(args), no_grad is None, None if axis is None else Round(whole(axis), whole(number))
+        *args, no_grad, turn = parts
+        return op, tuple(args), no_grad is None, turn
+
+    def round(self, *numbers: Token) -> Round:
+        *axes, number = map(whole, numbers)
+        return Round(tuple(axes), number)
 
     def back(
         self,

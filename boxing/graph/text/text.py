@@ -259,7 +259,9 @@ def _call(step: Op) -> str:
     # In the order of the schema: equal graphs have equal texts.
     for key in sorted(step.kwargs, key=lambda key: at.get(key, len(at))):
         args.append(f"{key}={_literal(step.kwargs[key], name)}")
-    turn = f" round {step.round.axis} {step.round.number}" if step.round else ""
+    turn = (
+        " round " + " ".join(filter(None, (", ".join(map(str, of.axes)), str(of.number)))) if (of := step.round) else ""
+    )
     return f"{name}({', '.join(args)})" + ("" if step.grad else " no_grad") + turn
 
 

@@ -63,11 +63,12 @@ def composed(logical: Logical, where: Homes, uses: Uses, pins: Mapping[str, Any]
                 f"{whole}: attention of a slice looks back at earlier slices, and no {whole.use} does that\n"
                 "  leave slices= out, or take the note back by flow.nn.inside(module, use=None)"
             )
-        at = _axis(use, there) if use else None
+        axes = _axes(use, there) if use else ()
         made: list[LogicalOp] | Left = [op]
-        if use is not None and at is not None and there.shape[at] > 1:
+        if use is not None and any(there.shape[at] > 1 for at in axes):
             of = partial(_constant, logical)
-            made = _written(logical, names, Axis(there, at, op, lambda: next(fresh), use.use, pins, of), use)
+            axis = Axis(there, axes, op, lambda: next(fresh), use.use, pins, made=of)
+            made = _written(logical, names, axis, use)
             if isinstance(made, Left):
                 left.setdefault(use, made)
             else:
@@ -109,11 +110,14 @@ def _is_in(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith(f"{outer}.")
 
 
-def _axis(use: CompositeUse, there: Placement) -> int:
+def _axes(use: CompositeUse, there: Placement) -> tuple[int, ...]:
     try:
-        return there.axis(use.over)
+        axes = tuple(map(there.axis, use.over))
     except PlacementError as error:
         raise PlacementError(f"{use}: {error}") from None
+    if len(set(axes)) < len(axes):
+        raise PlacementError(f"{use}: an axis is named twice\n  name others of {there!r}")
+    return axes
 
 
 def _written(logical: Logical, names: Mapping[int, str], axis: Axis, use: CompositeUse) -> list[LogicalOp] | Left:

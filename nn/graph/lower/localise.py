@@ -173,7 +173,7 @@ def _way(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outputs: tu
     if not inputs:
         return None
     lies = tuple((of.shape, of.dtype, of.state) for of in (*inputs, *outputs))
-    key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape, op.round and op.round.axis
+    key = op.op, frozen((args, kwargs)), lies, len(inputs), inputs[0].placement.shape, op.round and op.round.axes
     return _ways.get(key) or _ways.put(key, _looked_up(op, args, kwargs, inputs, outputs))
 
 
@@ -185,7 +185,7 @@ def _looked_up(op: Op, args: Any, kwargs: Any, inputs: tuple[Layout, ...], outpu
     states = tuple(of.state for of in inputs)
     call = Call(op.op, fill(args, given), fill(kwargs, given), metas(outputs), states, inputs[0].placement.shape)
     made = tuple(of.state for of in outputs)
-    return fixed_way(call, made, op.round.axis) if op.round else way_of(call, made)
+    return fixed_way(call, made, op.round.axes) if op.round else way_of(call, made)
 
 
 def _bound(

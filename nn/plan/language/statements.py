@@ -203,10 +203,10 @@ class Inside:
 
     path: str
     use: str
-    over: str
+    over: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"inside {self.path} use {self.use} over {self.over}"
+        return f"inside {self.path} use {self.use} over {', '.join(self.over)}"
 
 
 @dataclass(frozen=True)

@@ -250,9 +250,9 @@ class _StatementBuilder(Transformer[Token, Any]):
         known = names[known_word(type, type.lower().removeprefix("torch."), names, "type")]
         return ReadLine(Cast(path_of(path), known, cast("tuple[Kind, ...]", kinds)), spans)
 
-    def inside(self, word: Token, path: Token, _use: Token, use: Token, over: Token) -> ReadLine:
+    def inside(self, word: Token, path: Token, _use: Token, use: Token, *over: Token) -> ReadLine:
         spans = {"statement": column(word), "path": column(path), "use": column(use)}
-        return ReadLine(Inside(path_of(path), str(use), axis_of(over, spans, "over")), spans)
+        return ReadLine(Inside(path_of(path), str(use), tuple(axis_of(axis, spans, "over") for axis in over)), spans)
 
     def size(self, value: Token, unit: Token) -> tuple[Token, int]:
         return value, bytes_of(value, unit)

@@ -55,7 +55,7 @@ EACH: dict[str, Statement] = {
     "cast ** to bf16": Cast("**", "bf16"),
     "cast {grads,states} ** to fp32": Cast("**", "fp32", ("grads", "states")),
     "cast head to fp8_rowwise": Cast("head", "fp8_rowwise"),
-    "inside h.*.attn use ring over context": Inside("h.*.attn", "ring", "context"),
+    "inside h.*.attn use ring over context": Inside("h.*.attn", "ring", ("context",)),
     "limit memory 70 GiB": Limit(70 * 2**30),
     "limit memory 12345 B": Limit(12345),
     "seek pipe, data, micro-batches": Seek(("pipe", "data", "micro-batches")),

@@ -1,0 +1,131 @@
+"""Attention of queries that every rank has, and keys and values in pieces, as when a long sequence is decoded.
+
+Each rank computes what its own keys say: a numerator, a denominator, and the greatest logarithm that both are over.
+These are merged, and only they are sent, however many keys there are:
+
+    merged    the greatest of all by an all_reduce; then all numerators and denominators, over it, by another
+    tree      in log2(n) steps: ranks i and i + 1 change what they have and put it together, then i and i + 2, i + 4 ...
+
+In a tree both of a pair add the same two products, so that ranks end with the same bits wherever products and sums are
+rounded apart, as torch's own kernels do.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from ...sbp import B, P, S
+from .axis import Axis, AxisValue
+from .registry import composite
+from .ring_attention import check_attention, divided, part
+
+__all__ = ["merged", "tree"]
+
+aten = torch.ops.aten
+HIGHEST = P("max")
+
+
+@composite("merged", of="scaled_dot_product_attention", noun="attention")
+def merged(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+    """`scaled_dot_product_attention` with queries B, keys and values S(sequence); the result is B."""
+    numerator, denominator, top = _own(axis, query, key, value, *more, **how)
+    bare = axis.run(aten.detach.default, top, gives=HIGHEST, grad=False)
+    share = _share(axis, bare, bare.lying(B), P, 1)
+    column = axis.run(aten.unsqueeze.default, share, -1, gives=P, round=1, grad=False)
+    sums = axis.run(aten.mul.Tensor, _beside(axis, numerator, denominator, P, 0), column, gives=P, round=1)
+    return _ratio(axis, sums.lying(B), value.shape[-1], query.dtype, 2)
+
+
+@composite("tree", of="scaled_dot_product_attention", noun="attention")
+def tree(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+    """The same, merged in pairs: of 2 ** k ranks in k steps."""
+    if axis.size & (axis.size - 1):
+        raise axis.refuse(
+            f"the {axis.size} ranks of {axis.over} are no power of two, and pairs of pairs leave some out",
+            'say use="merged", which any number of ranks do',
+        )
+    numerator, denominator, top = _own(axis, query, key, value, *more, **how)
+    width, ones = value.shape[-1], [axis.size, *[1] * query.ndim]
+    bare = axis.run(aten.detach.default, top, gives=P, grad=False)
+    have = _beside(axis, _beside(axis, numerator, denominator, P, 0), bare, P, 0)
+    every = axis.run(aten.new_ones.default, query.lying(B), ones, dtype=have.dtype, gives=B, grad=False)
+    have = axis.run(aten.mul.Tensor, every.lying(S(0)), have, gives=S(0))  # a row for each rank
+    for step in range(axis.size.bit_length() - 1):
+        have = _merged_pair(axis, have, have.swapped(2**step), width, step + 1)
+    last = axis.size.bit_length()
+    sums = axis.run(aten.sum.dim_IntList, have, [0], gives=B, round=last)  # of a rank's own row
+    return _ratio(axis, sums, width, query.dtype, last)
+
+
+def _own(
+    axis: Axis,
+    query: AxisValue,
+    key: AxisValue,
+    value: AxisValue,
+    attn_mask: AxisValue | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[AxisValue, AxisValue, AxisValue]:
+    """Numerator, denominator and the logarithm they are over, of a rank's own keys."""
+    check_attention(axis, query, key, value, dropout_p, enable_gqa)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    rows, keys, values = query.lying(B), key.lying(S(-2)), value.lying(S(-2))
+    mask = None if attn_mask is None else attn_mask.lying(B)
+    places = rows.indices(-2), keys.indices(-2)
+    given = (rows, keys, values, mask, None, None, None, *places, axis.size, is_causal, factor)
+    made: tuple[AxisValue, AxisValue, AxisValue] = axis.run(
+        part, *given, mask is not None and mask.grad, gives=[P, P, HIGHEST]
+    )
+    return made
+
+
+def _beside(axis: Axis, wide: AxisValue, narrow: AxisValue, gives: Any, number: int) -> AxisValue:
+    """One number a row more, as the last."""
+    column = axis.run(aten.unsqueeze.default, narrow, -1, gives=narrow.sbp, round=number)
+    made: AxisValue = axis.run(aten.cat.default, [wide, column], -1, gives=gives, round=number)
+    return made
+
+
+def _share(axis: Axis, top: AxisValue, highest: AxisValue, gives: Any, number: int) -> AxisValue:
+    """By how much to scale what is over `top` to be over `highest`; zero where nothing was seen."""
+    nothing = axis.run(aten.eq.Scalar, highest, -math.inf, gives=highest.sbp, round=number, grad=False)
+    finite = axis.run(aten.masked_fill.Scalar, highest, nothing, 0.0, gives=highest.sbp, round=number, grad=False)
+    over = axis.run(aten.sub.Tensor, top, finite, gives=gives, round=number, grad=False)
+    share: AxisValue = axis.run(aten.exp.default, over, gives=gives, round=number, grad=False)
+    return share
+
+
+def _merged_pair(axis: Axis, mine: AxisValue, theirs: AxisValue, width: int, number: int) -> AxisValue:
+    """One of what two ranks know: sums over the greater of their logarithms, and that."""
+    rows = S(0)
+
+    def cut(x: AxisValue, first: int, end: int, grad: bool) -> AxisValue:
+        piece: AxisValue = axis.run(aten.slice.Tensor, x, -1, first, end, gives=rows, round=number, grad=grad)
+        return piece
+
+    tops = [cut(x, width + 1, width + 2, False) for x in (mine, theirs)]
+    highest = axis.run(aten.maximum.default, *tops, gives=rows, round=number, grad=False)
+    terms = [
+        axis.run(
+            aten.mul.Tensor,
+            cut(x, 0, width + 1, True),
+            _share(axis, top, highest, rows, number),
+            gives=rows,
+            round=number,
+        )
+        for x, top in zip((mine, theirs), tops, strict=True)
+    ]
+    sums = axis.run(aten.add.Tensor, *terms, gives=rows, round=number)
+    made: AxisValue = axis.run(aten.cat.default, [sums, highest], -1, gives=rows, round=number)
+    return made
+
+
+def _ratio(axis: Axis, sums: AxisValue, width: int, dtype: torch.dtype, number: int) -> AxisValue:
+    """The numerator over the denominator, which stands behind it."""
+    numerator = axis.run(aten.slice.Tensor, sums, -1, 0, width, gives=B, round=number)
+    denominator = axis.run(aten.select.int, sums, -1, width, gives=B, round=number)
+    return divided(axis, (numerator, denominator), dtype, (B, B), number)

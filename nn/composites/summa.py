@@ -1,0 +1,123 @@
+"""Products of matrices that lie in blocks: SUMMA on two axes, with depth on three, and on a cube.
+
+    summa over row, col          x S(0) over row, S(-1) over col; the weight's blocks: what goes in over row, what comes
+                                 out over col; the result as x. In q steps every row of ranks gathers a panel of x and
+                                 every column one of the weight, and adds their product to what it has
+    summa over depth, row, col   rows of x over depth too, so that blocks of x are smaller by as much, and depth x as
+                                 many ranks have each block of the weight
+    cube over i, j, l            rows over i, what comes out over j, what goes in over l: x is gathered over j, the
+                                 weight over i, and the result reduced and scattered over l. Of more dims than two the
+                                 second lies in pieces over j before and over l behind, and else the rows do
+
+In a panel are equal parts of all blocks of a row of ranks: what one rank would broadcast at each step, all do at once.
+As many bytes go, and no rank waits for one. The backward gathers panels again, and keeps blocks alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...sbp import P, S, Sbp
+from ...sbp.joint.options import fits
+from .axis import Axis, AxisLine, AxisValue, Left
+from .chunked import cut
+from .registry import composite
+
+__all__ = ["cube", "summa"]
+
+aten = torch.ops.aten
+NOTED = "note modules that multiply rows by a weight, as nn.Linear does"
+FITTING = "give the model or the batch sizes that divide, or note other modules"
+PRODUCTS = ("linear", "matmul", "mm", "addmm")
+
+
+@composite("summa", of=PRODUCTS, noun="product", axes=(2, 3))
+def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
+    """A product of blocks over rows and columns of ranks, perhaps several times side by side."""
+    *depth, row, col = axis.axes
+    if row.size != col.size:
+        raise axis.refuse(
+            f"{row.over} has {row.size} ranks and {col.over} {col.size}: a panel would not be the same of both",
+            "lay the ranks in a square, with another axis for the rest, as in over=(depth, row, col)",
+        )
+    found = _factors(axis, args, kwargs)
+    if isinstance(found, Left):
+        return found
+    x, weight, bias, last = found
+    rows, inner = {line: S(0) for line in (*depth, row)}, S(x.ndim - 1)
+    _check(axis, x, weight, last, [*depth, row], [row], [col])
+    count, total = row.size, None
+    left = axis.within(col, rows).run(cut, x.lying(inner), -1, count, count, gives=[inner] * count)
+    right = axis.within(row, {col: S(last)}).run(
+        cut, weight.lying(S(1 - last)), 1 - last, count, count, gives=[S(1 - last)] * count
+    )
+    gives = {**rows, col: inner}
+    for step, (a, b) in enumerate(zip(left, right, strict=True), 1):
+        a = axis.call(aten.alias.default, a, lies=gives)
+        b = axis.call(aten.alias.default, b, lies={row: S(1 - last), col: S(last)})
+        more = _product(axis, a, b, last, gives, step)
+        total = more if total is None else axis.call(aten.add.Tensor, total, more, lies=gives, round=step)
+    assert total is not None
+    return total if bias is None else axis.call(aten.add.Tensor, total, bias, lies=gives)
+
+
+@composite("cube", of=PRODUCTS, noun="product", axes=3)
+def cube(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
+    """A product of which every rank of a cube has a part: rows i, columns j, and the terms l of sums."""
+    found = _factors(axis, args, kwargs)
+    if isinstance(found, Left):
+        return found
+    x, weight, bias, last = found
+    i, j, l = axis.axes  # noqa: E741
+    inner, tokens = S(x.ndim - 1), S(1 if x.ndim > 2 else 0)
+    for piece in (j, l):
+        _check(axis, x, weight, last, [i] if x.ndim > 2 else [i, piece], [l, i], [j])
+        if x.ndim > 2 and not fits(x.shape[1], [piece.size]):
+            raise axis.refuse(f"{x.shape[1]} tokens cannot be cut by {piece.size} ranks of {piece.over}", FITTING)
+    x = axis.call(aten.alias.default, x, lies={i: S(0), j: tokens, l: inner})
+    weight = axis.call(aten.alias.default, weight, lies={i: S(1 - last), l: S(1 - last), j: S(last)})
+    parts = _product(axis, x, weight, last, {i: S(0), l: P, j: inner})
+    gives = {i: S(0), l: tokens, j: inner}
+    total = axis.call(aten.alias.default, parts, lies=gives)
+    return total if bias is None else axis.call(aten.add.Tensor, total, bias, lies=gives)
+
+
+def _factors(
+    axis: Axis, args: tuple[AxisValue, ...], kwargs: dict[str, Any]
+) -> tuple[AxisValue, AxisValue, AxisValue | None, int] | Left:
+    """The rows, the weight, the bias, and which dim of the weight comes out."""
+    name = axis.name
+    if kwargs:
+        return axis.leave(f"{name} scales its terms", "write it as a product, and scale what it gives")
+    bias, (x, weight) = (args[0], args[1:]) if name == "addmm" else (args[2] if len(args) > 2 else None, args[:2])
+    if x.ndim < 2 or weight.ndim != 2 or (bias is not None and bias.ndim != 1):
+        return axis.leave(f"{name} of {x.shape} and {weight.shape} is not one of rows and a weight", NOTED)
+    return x, weight, bias, 0 if name == "linear" else 1
+
+
+def _product(
+    axis: Axis, x: AxisValue, weight: AxisValue, last: int, lies: Mapping[AxisLine, Sbp], number: int | None = None
+) -> AxisValue:
+    return axis.call(aten.linear.default if last == 0 else aten.matmul.default, x, weight, lies=lies, round=number)
+
+
+def _check(
+    axis: Axis,
+    x: AxisValue,
+    weight: AxisValue,
+    last: int,
+    rows: list[AxisLine],
+    inner: list[AxisLine],
+    columns: list[AxisLine],
+) -> None:
+    """Every dim is cut evenly, or so that ranks differ by a quarter at most, as rules have it."""
+    for what, size, lines in (
+        ("rows", x.shape[0], rows),
+        ("values that go in", weight.shape[1 - last], inner),
+        ("values that come out", weight.shape[last], columns),
+    ):
+        if not fits(size, [line.size for line in lines]):
+            many = " x ".join(str(line.size) for line in lines)
+            over = ", ".join(str(line.over) for line in lines)
+            raise axis.refuse(f"{size} {what} cannot be cut by {many} ranks of {over}", FITTING)
