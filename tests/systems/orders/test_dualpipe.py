@@ -40,7 +40,7 @@ def stepped(h: int, r: int, main: int) -> Iterator[Op]:
     did: Counter[str] = Counter()
     late: deque[Op] = deque()
     for step, (times, words) in enumerate(DUAL):
-        for turn in range(times(h, r, main)):  # type: ignore[no-untyped-call]
+        for turn in range(times(h, r, main)):
             for at, word in enumerate(words.split()):
                 if word == "W":
                     yield late.popleft()
