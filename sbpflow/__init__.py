@@ -13,6 +13,7 @@ from .nn.checkpoint.saving import Saving
 from .nn.eager.rules import check_rule, rule
 from .nn.explanations.explain import explain
 from .nn.explanations.explicit import explicit
+from .nn.graph.launches import ahead
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.planner import plan
@@ -92,6 +93,7 @@ __all__ = [
     "__version__",
     "actors",
     "addends",
+    "ahead",
     "arange",
     "box",
     "boxing",

@@ -13,7 +13,7 @@ optimizer    torch's optimizers on the graph's parameters
 
 `graph` is what users call, `compiled` what `compile` makes. `plan` leads through the folders by the list in `passes`,
 in pipelines by way of `plan_pieces`, which gives `pieces`; `step` has what was planned run, `microbatch_runner` where
-it is in micro-batches, and `explain` tells.
+it is in micro-batches, `launches` runs steps behind each other while the caller goes on, and `explain` tells.
 """
 
 from .graph import Graph

@@ -13,11 +13,14 @@ from ...actors.added.addition import Added
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
+from ..model.slots import slots
+from ..tensors.tensor import GlobalTensor
 from .additions import Addition
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .captures import Captures
 from .choose.parameters import building
+from .launches import landed
 from .optimizer.loss_scale import LossScale
 from .optimizer.nonfinite import SkippedSteps
 from .optimizer.relocation import ModelMove
@@ -77,6 +80,7 @@ class Graph(PlannedViews):
             raise SbpError(
                 f"{type(self).__name__} was not initialised\n  call super().__init__() first in its __init__"
             )
+        landed()
         if building():
             raise SbpError(
                 f"the graph {self._options.name} is called at {user_line()}, while another is captured\n"
@@ -142,7 +146,22 @@ class Graph(PlannedViews):
         self._options, self._move = options, ModelMove(before.union(lost))
         self._steps, self._last, self._captures = {}, None, None
 
+    @property
+    def launch_name(self) -> str:
+        """The name by which errors of a launch call it."""
+        return str(self._options.name)
+
+    def is_global(self) -> bool:
+        """Whether the first run has made all of the model global."""
+        return all(isinstance(slot.value, GlobalTensor) for slot in slots(self._modules(), once=True))
+
+    def watched(self) -> tuple[Any, ...]:
+        """All that a step goes by besides its arguments and what tensors hold: rates, and what trains."""
+        rates = [float(group["lr"]) for each in self._optimizers() for group in each.param_groups]
+        return *_modes(self._modules())[2:], *rates
+
     def _refuse_move(self) -> None:
+        landed()
         if self._runs:
             raise SbpError(
                 f"{self._options.name} is to move while it runs, at {user_line()}\n"

@@ -20,6 +20,7 @@ from ...boxing.picture.draw import picture, written
 from ...placement import Placement
 from ...placement.errors import SbpError
 from .choose.stage_balance import paths_of
+from .launches import landed
 from .optimizer.at_rest import AtRest, at_rest
 from .optimizer.kept_errors import StepErrors
 from .optimizer.loss_scale import LossScale
@@ -48,6 +49,7 @@ class PlannedViews:
     @property
     def planned(self) -> Step:
         """The step that ran last."""
+        landed()
         if self._last is None:
             raise SbpError(
                 f"{self._options.name} was not called yet, so there is nothing to look at\n"

@@ -21,10 +21,11 @@ from ...placement.errors import SbpError
 from ...placement.world import at_close, device, owned, world
 from ...sbp import B, P, S, layout
 
-__all__ = ["added", "checksum", "same", "same_call", "told"]
+__all__ = ["added", "checksum", "in_order", "same", "same_call", "told"]
 
 FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
 
+in_order: set[int] = set()  # threads that run in one order everywhere, as the main thread does
 _calls: dict[tuple[Placement, str], int] = {}
 
 
@@ -110,11 +111,12 @@ def same_call(
 def _compares(where: Placement) -> bool:
     """Whether this process has others to compare with.
 
-    Only the main thread of a program has its calls in the same order everywhere, so nothing is compared on others.
+    Only the main thread of a program, and who runs what that has launched, has its calls in the same order everywhere,
+    so nothing is compared on others.
     """
     if world().rank is None or not world().check or where.size == 1:
         return False
-    return threading.current_thread() is threading.main_thread()
+    return threading.current_thread() is threading.main_thread() or threading.get_ident() in in_order
 
 
 def _is_due(where: Placement, asked: str) -> bool:
