@@ -18,7 +18,7 @@ TOLD = {  # what a run must print, besides losses that fall
     "gpt": r"tokens/s\ndrew out/gpt.svg\n",
     "diloco": r"step 38  losses .*, last met by 19204 bytes a rank\n(.*\n)*step 95  losses ",
     "mlp": r"the two arms, as the model sees them:\n([.#]{64}\n){24}",
-    "pipe_transformer": r"4 stages x 1 (.*\n)*.*2 stages x 2 +4 of 8 layers frozen .*\n(.*\n)*every loss is that of one",
+    "pipe_transformer": r"4 stages x 1 (.*\n)*.*2 stages x 2 +4 of 8 layers (.*\n)*every loss is that of one",
     "pipeline": r"1f1b p=2 m=8: (.*\n)*GPT, 1f1b, 8 micro-batches: step (.*\n)*drew out/pipeline.svg, wrote out/time",
     "refit": r"letter 7: 8% of the first texts, [5-9]\d% of the last\n",
     "tensor_parallel": r"four ranks set out to learn a rhyme,\neach held a part, and all kept time.\n",

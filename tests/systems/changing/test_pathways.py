@@ -61,8 +61,9 @@ def test_steps_are_launched_before_those_before_them_end() -> None:
         launch(one.step, batch(0))
         launch(gate)
         losses = [launch(one.step, batch(at)) for at in range(1, 4)]
-        assert [event.what for event in launch.events[-3:]] == ["launched"] * 3
+        assert len(names(launch, "launched")) == 5
         assert not any(loss.done for loss in losses)
+        assert names(launch, "ended") == ["on [0, 1]"]
         assert "under way" in repr(losses[0])
         gate.event.set()
         losses[2].value()
