@@ -38,7 +38,8 @@ class Added:
 @dataclass(frozen=True, eq=False)
 class Opening:
     """The network as it is to run, and what was added to that of the step. `led` says of its actors which registers
-    they read in the place of others, and `homes` on which ranks each of the step's registers is read by these."""
+    they read in the place of others, `legs` where each lies that was led so, with all that holds the same, and `homes`
+    on which ranks each of the step's registers is read by these."""
 
     base: Network
     network: Network
@@ -49,6 +50,7 @@ class Opening:
     initial: Mapping[str, Callable[[], Sequence[Any]]]
     led: Mapping[str, Mapping[str, str]]
     homes: Mapping[str, Collection[Ranks]]
+    legs: Mapping[str, Mapping[str, Ranks]]
 
     @property
     def agreed(self) -> Network:
@@ -91,7 +93,8 @@ def opened(
     for actor in base.actors:
         for take in actor.takes:
             homes.setdefault(take.register, set()).add(places[actor.queue])
-    more = Opening(base, network, run, where, added.work, added.feeds, added.initial, led, homes)
+    legs = _legs(network, where, led, before.legs if before else {})
+    more = Opening(base, network, run, where, added.work, added.feeds, added.initial, led, homes, legs)
     if before is None:
         return more
     work, feeds = {**before.work, **added.work}, {**before.feeds, **added.feeds}
@@ -122,6 +125,28 @@ def _led(base: Network, network: Network, old: Actor) -> Mapping[str, str]:
                 raise _bad(network, what, f"only actors that were added hand on what lies in {was.register}")
             found[was.register] = now.register
     return found
+
+
+def _legs(
+    network: Network,
+    places: Mapping[str, Ranks],
+    led: Mapping[str, Mapping[str, str]],
+    before: Mapping[str, Mapping[str, Ranks]],
+) -> dict[str, Mapping[str, Ranks]]:
+    """By register of the step that is led through others: all that holds the same, and the ranks where it is read."""
+    lies = {take.register: places[actor.queue] for actor in network.actors for take in actor.takes}
+    found = {name: {leg: lies[leg] for leg in legs if leg in lies} for name, legs in before.items()}
+    for mine in led.values():
+        for old, new in mine.items():
+            first = next((name for name, legs in before.items() if old in legs), old)
+            found.setdefault(first, {})[old] = lies[old]
+            left = [new]
+            while left:
+                leg = left.pop()
+                if leg != old and leg not in found[first]:
+                    found[first][leg] = lies[leg]
+                    left += [take.register for take in network.actor(network.producers[leg]).takes]
+    return dict(found)
 
 
 def _check_registers(base: Network, network: Network) -> None:

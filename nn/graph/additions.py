@@ -29,16 +29,23 @@ def add_to(pieces: Pieces, addition: Addition, titles: Mapping[str, str]) -> dic
             "  give it flow.actors.Added(network, work=..., ranks=...), or a function of the network that returns one"
         )
     paths = fed_paths(pieces, added, titles)
-    program.open(added, partial(_fed, pieces, {title: path for path, title in paths.items()}))
-    return {path: register for register, path in ((r, _path(a, titles)) for r, a in added.feeds.items())}
+    program.open(added, partial(_fed, pieces, titles))
+    return paths
 
 
 def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[str, str]:
-    """The arguments that added actors bring, by path: who reads them has to take their register."""
+    """The registers that bring arguments, by the paths of these: who reads one has to take its register."""
     found: dict[str, str] = {}
+    before = pieces.program.opening.feeds if pieces.program.opening else {}
+    brought = {argument: register for register, argument in before.items()}
     for register, title in added.feeds.items():
         path = _path(title, titles)
         one = pieces.first
+        if brought.setdefault(title, register) != register:
+            raise ScheduleError(
+                f"{pieces.options.name}: {title} is brought by {brought[title]} and by {register}\n"
+                "  let one register bring it, and every actor that reads it take that"
+            )
         if path not in one.taken.values() or path in one.micro.pasts:
             known = ", ".join(titles.get(each, each) for each in dict.fromkeys(one.taken.values()))
             raise ScheduleError(f"{pieces.options.name}: there is no argument {title}\n  there are {known}")
@@ -57,7 +64,7 @@ def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[s
                     f"{pieces.options.name}: {actor} reads {title} and does not take {register}, which brings it\n"
                     f"  let it, as in network.reading({actor!r}, Take({register!r}))"
                 )
-        found[path] = title
+        found[path] = register
     return found
 
 
@@ -79,9 +86,9 @@ def _readers(pieces: Pieces, path: str) -> list[str]:
     return list(found)
 
 
-def _fed(pieces: Pieces, paths: Mapping[str, str], k: int, title: str, value: Any) -> dict[str, Shards]:
+def _fed(pieces: Pieces, titles: Mapping[str, str], k: int, title: str, value: Any) -> dict[str, Shards]:
     """An argument of a micro-batch as it lies."""
-    program, path = pieces.program, paths[title]
+    program, path = pieces.program, _path(title, titles)
     one, batch = pieces.sized[program.keys[k]], pieces.batch
     wanted = next(one.graph.layout(name) for name, of in one.taken.items() if of == path)
     if not isinstance(value, Tensor) or tuple(value.shape) != wanted.shape or value.dtype is not wanted.dtype:

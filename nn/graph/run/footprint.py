@@ -1,13 +1,12 @@
 """The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import ahead
 from ....boxing.graph.physical import vars_in
 from ....boxing.graph.report.facts import Held
@@ -17,7 +16,7 @@ from ....sbp import Layout
 from ..choose.choose import Decided
 from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
-from ..memory.liveness import RankMemory, kept, memory
+from ..memory.liveness import Kept, RankMemory, kept, memory
 from ..microbatch.attention import attend
 from .pipeline import Pipelined
 from .tasks import Hop
@@ -65,6 +64,8 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         # On the host every slot has what a micro-batch stows.
         away = [round(of * (more + 1)) for of in (peak.host, peak.disk)]
         found[rank] = replace(peak, activations=peak.activations + extra, host=away[0], disk=away[1])
+    for rank, others in _elsewhere(program, variant, shift, stays):
+        found[rank] = replace(found[rank], activations=found[rank].activations + others)
     return found
 
 
@@ -81,7 +82,7 @@ def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit:
     stages = sorted(set(where.group))
     mine = next(group for group in stages if rank in where.ranks(group))
     ran = [chunk for chunk, group in enumerate(where.group) if group == mine]
-    slots = max(_slots(program.proof, chunk) for chunk in ran)
+    slots = max(_slots(program, chunk) for chunk in ran)
     posed, choice = decided.formulated, decided.solution.choice
 
     def named(node: int) -> str:
@@ -161,17 +162,45 @@ def _bytes(of: Layout, rank: int) -> int:
 
 def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str, chunk: int) -> int:
     """How many of a value are counted already: those that a chunk keeps for its backward, or the one at work."""
-    return _slots(program.proof, chunk + shift) if value in kept else 1
+    return _slots(program, chunk + shift) if value in kept else 1
 
 
-def _slots(run: Simulation, chunk: int) -> int:
-    """How many micro-batches a chunk has begun and not ended, at most."""
-    return max(run.peak.get(f"{name}.{chunk}", 1) for name in ("act", "stash"))
+def _slots(program: Pipelined, chunk: int) -> int:
+    """How many micro-batches a chunk keeps that it has begun and not ended, at most."""
+    route, number = divmod(chunk, program.count)
+    where, peak = program.firsts[route].where, program.proof.peak
+    here = where.ranks(where.group[number])
+    mine = []
+    for name in (f"act.{chunk}", f"stash.{chunk}"):
+        legs = program.opening.legs.get(name, {}) if program.opening else {}
+        mine.append(sum(peak[leg] for leg, ranks in legs.items() if ranks == here) if legs else peak.get(name, 1))
+    return max(mine)
+
+
+def _elsewhere(
+    program: Pipelined, variant: Variant, shift: int, stays: Mapping[int, Kept]
+) -> Iterator[tuple[int, int]]:
+    """Bytes that added actors have ranks keep: activations of others, and registers of a told size."""
+    opening = program.opening
+    if opening is None:
+        return
+    peak, where = program.proof.peak, variant.where
+    for chunk, group in enumerate(where.group):
+        for name in (f"act.{chunk + shift}", f"stash.{chunk + shift}"):
+            for leg, ranks in opening.legs.get(name, {}).items():
+                if ranks != where.ranks(group):
+                    for rank, of in zip(ranks, where.ranks(group), strict=False):
+                        yield rank, round(peak[leg] * stays[of].bytes / where.group.count(group))
+    known = {register.name for register in opening.base.registers} | {leg for of in opening.legs.values() for leg in of}
+    for register in opening.network.registers:
+        if register.name not in known and not shift:
+            for ranks in opening.readers(register.name):
+                yield from ((rank, peak[register.name] * register.bytes) for rank in ranks)
 
 
 def _at_once(program: Pipelined, chunks: Sequence[int]) -> float:
     """The same of all chunks of a rank together, in the mean of these: where it keeps to an order, at one time."""
-    most = _mean([_slots(program.proof, chunk) for chunk in chunks])
+    most = _mean([_slots(program, chunk) for chunk in chunks])
     if not program.ordered or program.slices > 1 or len(chunks) < 2:
         return most
     ends: dict[tuple[int, int], tuple[float, float]] = {}  # of micro-batches by chunk

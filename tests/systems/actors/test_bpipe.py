@@ -163,6 +163,18 @@ def test_a_step_is_bitwise_the_same_with_less_alive_at_once() -> None:
     assert max(levelled.alive.values()) <= 3
 
 
+def test_the_memory_that_is_told_is_levelled_too() -> None:
+    """In slots of a stage: 4, 3, 2, 1 become 3, 3, 2, 3."""
+    step = compiled(layers(4))
+    step.plan(*torch.randn(2, 8 * ROWS, WIDTH))
+    before = {rank: of.activations for rank, of in step.planned.memory().items()}
+    step.add(actors.bpipe)
+    after = {rank: of.activations for rank, of in step.planned.memory().items()}
+    slot = 2 * ROWS * WIDTH * 4  # what comes in and what goes out, which is sent
+    more = {rank: (after[rank] - before[rank]) / slot for rank in before}
+    assert more == {0: -0.5, 1: 0, 2: 0, 3: 2}  # of what stage 0 evicts, the half that is sent is told as under way
+
+
 def test_a_history_of_autograd_goes_nowhere() -> None:
     """The clones of what autograd keeps would be no leaves of its graph any more: gradients would be wrong."""
     model = layers(4)

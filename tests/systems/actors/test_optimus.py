@@ -95,7 +95,7 @@ def encoded(network: Network, encoder: nn.Module, model: Model, images: Tensor) 
 
     def back(firing: Firing) -> Sequence[Any]:
         kept, grad = (slots[0].value for slots in firing.held)
-        kept.backward(grad)
+        torch.autograd.backward(kept, grad)
         return []
 
     return Added(
@@ -130,7 +130,7 @@ def alone() -> tuple[list[float], list[Tensor]]:
     losses = []
     for _ in range(3):
         value = loss(model, encoder(images), y)
-        value.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(value)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(value.item())
