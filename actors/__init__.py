@@ -2,7 +2,7 @@
 
 from .added.addition import Added
 from .added.bpipe import bpipe, handed_on
-from .added.idle import held_at_once, hidden
+from .added.room import held_at_once, hidden
 from .protocol.diagram import draw
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate

@@ -14,6 +14,7 @@ import sbpflow as flow
 from sbpflow import actors
 from sbpflow.actors import Costs, Network, held_at_once, network_of, published, simulate
 from sbpflow.actors.added import value_link
+from sbpflow.actors.added.room import lying
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement.errors import ScheduleError
 from sbpflow.placement.world import world
@@ -22,18 +23,9 @@ from tests.ranks import Ranks
 ROWS, WIDTH = 4, 32
 
 
-def lies(network: Network) -> dict[str, str]:
-    """By register of activations the stage where it lies: where it is read."""
-    kept = [r.name for r in network.registers if r.name.startswith("act.") and not r.name.endswith("in order")]
-    readers = {take.register: actor for actor in network.actors for take in actor.takes}
-    stages = {a.name: a.queue for a in network.actors}
-    number = len({a.queue for a in network.actors if a.queue.startswith("device")})
-    found = {}
-    for name in kept:
-        queue = stages[readers[name].name]
-        chunk = int(name.split()[0].partition(".")[2])
-        found[name] = f"device {number - 1 - chunk}" if queue.startswith("load") else f"device {chunk}"
-    return found
+def kept(network: Network) -> list[str]:
+    """The registers in which activations lie."""
+    return [r.name for r in network.registers if r.name.startswith("act.") and not r.name.endswith("in order")]
 
 
 def order(run: actors.Simulation, stage: int) -> list[str]:
@@ -45,11 +37,12 @@ def order(run: actors.Simulation, stage: int) -> list[str]:
 def test_no_stage_keeps_more_than_half_of_what_the_first_did(stages: int, most: int, time: float) -> None:
     schedule = published("1f1b")
     plain = network_of(schedule, schedule.shape(stages, 4 * stages), Costs())
-    before, run = simulate(plain), simulate(actors.bpipe(plain, time).network)
-    held = held_at_once(run, lies(run.network))
+    added = actors.bpipe(plain, time)
+    before, run = simulate(plain), simulate(added.network)
+    held = held_at_once(run, kept(run.network), added.ranks)
     assert run.finished
     assert max(held.values()) == most == ceil((stages + 2) / 2)
-    assert max(held_at_once(before, lies(plain)).values()) == stages
+    assert max(held_at_once(before, kept(plain)).values()) == stages
     assert [order(run, s) for s in range(stages)] == [order(before, s) for s in range(stages)]
     assert run.end == before.end  # copies take place beside the computing
 
@@ -58,9 +51,9 @@ def test_marks_hold_the_peak_whatever_things_take() -> None:
     """Slots of all registers on a stage together are no more than there may be."""
     for stages in range(4, 17):
         plain = network_of(published("1f1b"), published("1f1b").shape(stages, 2 * stages))
-        network, room = actors.bpipe(plain).network, Counter[str]()
-        for register, stage in lies(network).items():
-            room[stage] += network.register(register).high
+        added, room = actors.bpipe(plain), Counter[str]()
+        for register, stage in lying(added.network, kept(added.network), added.ranks).items():
+            room[stage] += added.network.register(register).high
         assert max(room.values()) == ceil((stages + 2) / 2)
 
 
@@ -124,9 +117,10 @@ def trained(levelled: bool, stages: int = 4) -> Seen:
     step, alive = compiled(model), Alive()
     x, y = torch.randn(2, 2 * stages * ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     step.plan(x, y)
+    added = actors.bpipe(step.network)
     if levelled:
-        step.add(actors.bpipe)
-    places, work = lies(step.network), Pipelined.work
+        step.add(added)
+    places, work = lying(step.network, kept(step.network), added.ranks), Pipelined.work
 
     def watched(self: Pipelined, actor: actors.Actor) -> Callable[[Any], Any]:
         run = work(self, actor)
