@@ -15,6 +15,8 @@ from .box import box as box
 from .box import box_async as box_async
 from .box import gather as gather
 from .box import scatter as scatter
+from .exchange.slow_link import SlowLink as SlowLink
+from .exchange.slow_link import slow_link as slow_link
 from .explanation import Explanation as Explanation
 from .infer_layout import layout_of as layout_of
 from .plan import BoxingPlan as BoxingPlan
@@ -26,6 +28,6 @@ from .routes.bound import lower_bound as lower_bound
 from .routes.moves import Move as Move
 
 __all__ = [
-    "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "box_async", "close", "gather", "layout_of",
-    "lower_bound", "owned", "plan", "scatter",
+    "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "SlowLink", "box_async", "close", "gather",
+    "layout_of", "lower_bound", "owned", "plan", "scatter", "slow_link",
 ]  # fmt: skip

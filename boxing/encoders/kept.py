@@ -37,7 +37,8 @@ class KeptUnder(NamedTuple):
 
 class KeptErrors:
     """All that is kept of tensors by name. Where addends come to lie otherwise, their errors follow them; all else that
-    an encoder keeps, and what another encoder kept, begins anew."""
+    an encoder keeps, and what another encoder kept, begins anew. On other ranks, as of a pipeline's second route, a
+    tensor has errors of their own."""
 
     def __init__(self) -> None:
         self._held: dict[str, KeptRows] = {}
@@ -46,6 +47,7 @@ class KeptErrors:
 
     def of(self, name: str, lies: Layout, by: str) -> Sequence[KeptTensors]:
         """All that is kept of a tensor whose addends lie so, for each rank that is owned here."""
+        name = self._slot(name, lies)
         if name in self._loaded:
             self._held[name] = _read(name, self._loaded.pop(name), lies, by)
         held = self._next.get(name) or self._held.get(name)
@@ -57,7 +59,11 @@ class KeptErrors:
         return held.ranks if held.lies is lies else _followed(held, lies)
 
     def put(self, name: str, lies: Layout, by: str, ranks: Sequence[KeptTensors]) -> None:
-        self._next[name] = KeptRows(lies, by, tuple(ranks))
+        self._next[self._slot(name, lies)] = KeptRows(lies, by, tuple(ranks))
+
+    def _slot(self, name: str, lies: Layout) -> str:
+        held = self._next.get(name) or self._held.get(name)
+        return name if held is None or held.lies.placement is lies.placement else f"{name} on {lies.placement}"
 
     def commit(self) -> None:
         """The step counts."""

@@ -73,7 +73,7 @@ class Declared:
             if encoder is not None or kept is not None:
                 raise SbpError(
                     f"capture: to_global at {user_line()} has encoder=, and a graph moves where it chooses to\n"
-                    "  say it of parameters or modules, flow.nn.compress(model, ...), or move before the graph runs"
+                    "  say it of parameters or modules, flow.nn.compress(model, ...), or move it before the call"
                 )
             return self.moved(x, placement, sbp, grad_sbp)
 

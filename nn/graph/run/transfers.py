@@ -11,6 +11,7 @@ from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import Carrier, UnderWay, tag_of
 from ....boxing import box
 from ....boxing.exchange.buffer import finish, pack, plain
+from ....boxing.exchange.slow_link import open_link
 from ....boxing.plan import plan
 from ....boxing.record import note
 from ....boxing.routes.program import PieceCut, RankProgram
@@ -158,6 +159,9 @@ class BundleLink:
 
         def value() -> tuple[Tensor, ...]:
             data: list[dict[int, Tensor]] = [{} for _ in ways]
+            link = open_link()
+            if link is not None:
+                link.until(link.takes(sum(buffer.nbytes for buffer in buffers)))
             for message, buffer in zip(messages, buffers, strict=True):
                 message.parts(buffer, data)
             return tuple([way.come(held) for way, held in zip(ways, data, strict=True)])

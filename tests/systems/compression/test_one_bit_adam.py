@@ -9,7 +9,7 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B, P
-from tests.systems.compression.runs import DATA, batch, loss_fn, net, sent_bytes, step_of, trained
+from tests.systems.compression.runs import DATA, batch, loss_fn, net, sent_bytes, step_of, trained, weights
 
 WARM, BETA = 20, 0.9
 
@@ -112,6 +112,6 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Any) -> None
 def test_weights_stay_alike_on_all_ranks() -> None:
     model = net()
     trained(one_bit_adam(model, 2), 6)
-    for weight in model.parameters():
-        shards: list[Tensor] = weight.to_local()  # type: ignore[attr-defined]
+    for weight in weights(model).values():
+        shards: list[Tensor] = weight.to_local()
         assert all(torch.equal(shards[0], other) for other in shards)

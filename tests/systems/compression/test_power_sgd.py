@@ -12,13 +12,13 @@ import sbpflow as flow
 from sbpflow import B, P
 from sbpflow.boxing.encoders.low_rank import LowRankEncoder, orthogonal
 from tests.ranks import Ranks
-from tests.systems.compression.runs import DATA, batch, exact_sum, loss_fn, net, sent_bytes, step_of, trained
+from tests.systems.compression.runs import DATA, batch, exact_sum, loss_fn, net, sent_bytes, step_of, trained, weights
 
 RANK, PLAIN, STEPS = 2, 2, 7
 
 
 def by_torch() -> tuple[list[Tensor], list[Tensor]]:
-    """The weights after steps under DDP with torch's hook, its first factors put where it looks; its errors."""
+    """The weights after steps under DDP with torch's hook, which begins with the encoder's factors; and its errors."""
     flow.init()
     rank, model = torch.distributed.get_rank(), net()
     ddp = DistributedDataParallel(model, bucket_cap_mb=25)
@@ -54,7 +54,9 @@ def by_steps() -> tuple[list[Tensor], list[Tensor]]:
     step = step_of(model, {"*": encoder})
     trained(step, STEPS)
     names = [name for name, p in model.named_parameters() if name == "2.weight"]
-    return [p.to_local().detach().clone() for p in model.parameters()], [step.kept.error(n).to_local() for n in names]  # type: ignore[attr-defined]
+    return [p.to_local().detach().clone() for p in weights(model).values()], [
+        step.kept.error(n).to_local() for n in names
+    ]
 
 
 def test_weights_and_errors_are_those_of_torchs_hook_under_ddp(ranks4: Ranks) -> None:
