@@ -16,6 +16,7 @@ from .files import joint_file as _joint_file
 from .files import torch_protocol as _torch_protocol
 from .graph import Graph
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
+from .graph.optimizer.kept_errors import StepErrors
 from .model.annotate import place, shard
 from .model.balance import pipeline
 from .model.cast import cast
@@ -40,6 +41,7 @@ __all__ = [
     "StageSplit",
     "LockFreeRun",
     "ParameterServer",
+    "StepErrors",
     "annotations",
     "cast",
     "compress",

@@ -23,7 +23,7 @@ from .encoder import Dealt, Encoder, EncoderCourse, GatheredPayloads, KeptTensor
 from .kept import KeptErrors
 from .packing import nbytes, packed, unpacked
 
-__all__ = ["EncodedMove", "Encoding", "FlyingCode", "check_encoding", "encoded_plans", "payload_bytes"]
+__all__ = ["EncodedMove", "Encoding", "FlyingCode", "check_encoding", "encoded_plans", "kept_bytes", "payload_bytes"]
 
 ShardsHere: TypeAlias = tuple[Tensor, ...]
 
@@ -282,14 +282,32 @@ def _rounds(
     encoder: Encoder, shape: tuple[int, ...], dtype: torch.dtype, ranks: int
 ) -> tuple[tuple[type[Request], torch.dtype, int], ...]:
     """The exchanges of a tensor: their kinds, and elements of a sum or bytes of a payload."""
+    return _dry_run(encoder, shape, dtype, ranks)[0]
+
+
+def kept_bytes(src: Layout, encoding: Encoding, rank: int) -> int:
+    """The bytes that are kept of a tensor on a rank from one step to the next."""
+    place, encoder = src.placement, encoding.encoder
+    if rank not in place:
+        return 0
+    ranks = prod(place.shape[a] for a in encoding.axes)
+    runs = (_dry_run(each, src.local_shape(rank), src.dtype, ranks)[1] for each in (encoder, encoder.steady))
+    kept = {name: x.nbytes for left in runs for name, x in left.items() if name != "steps"}
+    return sum(kept.values())
+
+
+def _dry_run(
+    encoder: Encoder, shape: tuple[int, ...], dtype: torch.dtype, ranks: int
+) -> tuple[tuple[tuple[type[Request], torch.dtype, int], ...], KeptTensors]:
+    """The exchanges that a tensor asks for at first, and what is kept of it, without values."""
     found: list[tuple[type[Request], torch.dtype, int]] = []
     course = encoder.course(torch.empty(shape, dtype=dtype, device="meta"), {}, ranks)
     answer: Any = None
     while True:
         try:
             asked = next(course) if answer is None else course.send(answer)
-        except StopIteration:
-            return tuple(found)
+        except StopIteration as end:
+            return tuple(found), end.value[1]
         if isinstance(asked, Summed):
             found.append((Summed, asked.value.dtype, asked.value.numel()))
             answer = asked.value

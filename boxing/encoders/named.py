@@ -51,7 +51,8 @@ def _made(tree: ast.expr, text: str) -> Encoder:
     try:
         return kind(**said)  # type: ignore[arg-type]
     except TypeError as error:
-        raise SbpError(f"{text!r}: {error}\n  write it as flow.encoders.{call.func.id} takes it") from None
+        what = str(error).partition(".__init__() ")[2] or str(error)
+        raise SbpError(f"{call.func.id}(...) {what}\n  write it as flow.encoders.{call.func.id} takes it") from None
 
 
 def _literal(value: ast.expr, text: str) -> object:

@@ -193,6 +193,8 @@ class Passes:
             enough=enough,
         )
         made = replace(made, graph=self.encoded(made.graph))
+        if room is not None and any(back.encoding is not None for back in made.graph.backs):
+            self._fits_errors(made.graph, room)
         if self.whole:
             made = replace(made, graph=self.stepped(made.graph))
             if room is not None:
@@ -211,6 +213,16 @@ class Passes:
                 "that a step had\n  train in bf16, which has none, or leave the compression out"
             )
         return made
+
+    def _fits_errors(self, graph: Physical, room: float) -> None:
+        """Refuse errors for which there is no room: signatures were chosen without them."""
+        held = account(bucketed(graph), self.states, regather=self.options.backend != "autograd")
+        most = max(of.total for of in held.values())
+        if most > room:
+            raise SbpError(
+                f"{self.name} does not fit into {volume(room)} a rank: with the errors of compressed gradients it "
+                f"takes {volume(most)}\n  take memory= {volume(most)}, or encoders with feedback=False"
+            )
 
     def stepped(self, graph: Physical) -> Physical:
         """The graph with what optimizers step whole: on one rank each, or on all where one of them has nothing that is

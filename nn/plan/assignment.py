@@ -21,6 +21,7 @@ from .language.plan_text import PlanText
 from .language.statements import (
     AxisEntries,
     Cast,
+    Compress,
     Flow,
     Input,
     Inside,
@@ -51,7 +52,7 @@ class Pinned(NamedTuple):
 
 
 Axes: TypeAlias = dict[str, Pinned]
-NotedLine: TypeAlias = Recompute | Cast | Offload | Inside
+NotedLine: TypeAlias = Recompute | Cast | Offload | Inside | Compress
 
 
 @dataclass
@@ -165,6 +166,11 @@ class _Assigning:
             modules, parameters = self.met(line, line.path)
             saves = isinstance(line, Offload) and line.what == "saved" and modules  # as modules do, and no parameter
             made.marks.append((line, outermost(modules) + ([] if saves else parameters)))
+        elif isinstance(line, Compress):
+            modules, parameters = self.met(line, line.path)
+            made.marks.append((line, modules if line.what == "hops" else outermost(modules) + parameters))
+            if line.over is not None:
+                self.known(line, line.over)
         elif isinstance(line, Limit):
             made.memory = line.memory
         elif isinstance(line, Seek):

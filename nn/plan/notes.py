@@ -11,18 +11,20 @@ from typing import Any
 
 from torch import nn
 
+from ...boxing.encoders.named import encoder_of
 from ...sbp import Sbp
 from ..graph.options import GivenOptions
 from ..model.annotate import place, shard
 from ..model.balance import pipeline
 from ..model.cast import cast
+from ..model.compress import compress
 from ..model.flows import flow
 from ..model.folds import fold
 from ..model.inside import inside
 from ..model.offload import offload
 from ..model.recompute.recomputation import Recomputing, recompute
 from .assignment import Assignment, Axes, NotedLine, outermost
-from .language.statements import Inside, Kind, Offload, Recompute, Statement
+from .language.statements import Compress, Inside, Kind, Offload, Recompute, Statement
 
 __all__ = ["kept_notes", "noted", "options_of", "take_back"]
 
@@ -134,6 +136,8 @@ def _mark(model: nn.Module, modules: dict[str, nn.Module], line: NotedLine, name
         recompute([modules[name] for name in names], keep=line.keep, only=line.only)
     elif isinstance(line, Inside):
         inside([modules[name] for name in names], use=line.use, over=line.over)
+    elif isinstance(line, Compress):
+        compress(model, dict.fromkeys(patterns, encoder_of(line.by)), over=line.over, kind=line.what)
     elif isinstance(line, Offload):
         ahead = line.ahead if line.what == "saved" else None  # states stay where they are: nothing is brought back
         offload(model, patterns, what=line.what, to=line.to, ahead=ahead)

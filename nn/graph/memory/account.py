@@ -3,7 +3,9 @@ that runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from ....boxing.encoders.encoded_move import kept_bytes
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
@@ -23,7 +25,8 @@ __all__ = ["account", "held_by_rank", "trained", "with_states"]
 
 def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, Held]:
     """Of every rank, where an optimizer keeps so many tensors of each parameter."""
-    return with_states(memory(graph, segments(graph), Localiser(graph), regather=regather), trained(graph), kept)
+    live = memory(graph, segments(graph), Localiser(graph), regather=regather)
+    return _with_errors(with_states(live, trained(graph), kept), graph)
 
 
 def trained(graph: Physical) -> list[Source]:
@@ -33,7 +36,18 @@ def trained(graph: Physical) -> list[Source]:
 
 def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> dict[int, Held]:
     """The same of a graph whose peaks are known; where it does not train, nothing is kept."""
-    return with_states(live, trained(graph) if graph.losses else [], kept)
+    return _with_errors(with_states(live, trained(graph) if graph.losses else [], kept), graph)
+
+
+def _with_errors(held: dict[int, Held], graph: Physical) -> dict[int, Held]:
+    """The same with what encoders keep of gradients."""
+    coded = [(back.src, back.encoding) for back in graph.backs if back.encoding is not None]
+    if not coded:
+        return held
+    errors = {rank: sum(kept_bytes(src, encoding, rank) for src, encoding in coded) for rank in held}
+    return {
+        rank: replace(of, states=of.states + errors[rank], total=of.total + errors[rank]) for rank, of in held.items()
+    }
 
 
 def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from .plan_text import PlanText
 from .statements import (
     Cast,
+    Compress,
     ExpectAtMost,
     ExpectGathered,
     Flow,
@@ -122,7 +123,7 @@ def _subject(statement: Statement) -> tuple[object, ...]:
     match statement:
         case Flow(path=path, of=of):
             return kind, path, of
-        case Offload(path=path, what=what):
+        case Offload(path=path, what=what) | Compress(path=path, what=what):
             return kind, path, what
         case (
             Rest(path=path)

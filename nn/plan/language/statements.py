@@ -11,6 +11,7 @@
     offload states ** to cpu ahead 2      Offload
     cast {grads,states} ** to fp32        Cast
     inside model.layers.* use ring over context                   Inside
+    compress model.layers.** by sign(rows=True) over data         Compress
     limit memory 70 GiB                   Limit
     seek pipe, schedule                   Seek
     expect 2 all_gather over tensor a layer forward               ExpectMoves, ExpectGathered, ExpectAtMost
@@ -27,6 +28,7 @@ from ....sbp import Sbp
 __all__ = [
     "Cast",
     "AxisEntries",
+    "Compress",
     "ExpectAtMost",
     "ExpectGathered",
     "ExpectMoves",
@@ -210,6 +212,20 @@ class Inside:
 
 
 @dataclass(frozen=True)
+class Compress:
+    """The encoder by which gradients are added up, or what hops to modules from other ranks is sent."""
+
+    path: str
+    by: str
+    over: str | None = None
+    what: Literal["grads", "hops"] = "grads"
+
+    def __str__(self) -> str:
+        hops = "hops " if self.what == "hops" else ""
+        return f"compress {hops}{self.path} by {self.by}" + (f" over {self.over}" if self.over else "")
+
+
+@dataclass(frozen=True)
 class Limit:
     """Bytes of a rank within which the step has to stay."""
 
@@ -286,6 +302,7 @@ Statement: TypeAlias = (
     | Offload
     | Cast
     | Inside
+    | Compress
     | Limit
     | Seek
     | ExpectMoves

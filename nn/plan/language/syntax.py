@@ -11,14 +11,16 @@ from lark.exceptions import UnexpectedInput, VisitError
 
 from ....actors.schedules.definition import FORMULAS
 from ....actors.schedules.published import PUBLISHED, published
+from ....boxing.encoders.named import encoder_of
 from ....boxing.picture.palette import FAMILIES
-from ....placement.errors import PlacementError, ScheduleError
+from ....placement.errors import PlacementError, SbpError, ScheduleError
 from ....placement.ranks import check_type
 from ....placement.text import parse as check_placement
 from ...model.path_syntax import TextFault
 from .statements import (
     AxisEntries,
     Cast,
+    Compress,
     ExpectAtMost,
     ExpectGathered,
     ExpectMoves,
@@ -249,6 +251,18 @@ class _StatementBuilder(Transformer[Token, Any]):
         names = {also: name for name, others in TYPES.items() for also in (name, *others)}
         known = names[known_word(type, type.lower().removeprefix("torch."), names, "type")]
         return ReadLine(Cast(path_of(path), known, cast("tuple[Kind, ...]", kinds)), spans)
+
+    def compress(self, word: Token, first: Token, second: Token | None, by: Token, over: Token | None) -> ReadLine:
+        path = first if second is None else second
+        spans = {"statement": column(word), "path": column(path), "by": column(by)}
+        what = "grads" if second is None else known_word(first, first.lower(), ("grads", "hops"), "kind of move")
+        try:
+            encoder = str(encoder_of(by))
+        except SbpError as error:
+            message, _, fix = str(error).partition("\n")
+            raise TextFault(column(by), message, fix.strip()) from None
+        axis = None if over is None else axis_of(over, spans, "over")
+        return ReadLine(Compress(path_of(path), encoder, axis, cast(Any, what)), spans)
 
     def inside(self, word: Token, path: Token, _use: Token, use: Token, *over: Token) -> ReadLine:
         spans = {"statement": column(word), "path": column(path), "use": column(use)}

@@ -18,6 +18,7 @@ EXAMPLES = {
     "offload": "offload states ** to cpu ahead 2",
     "cast": "cast {grads,states} ** to fp32",
     "inside": "inside model.layers.*.self_attn use ring over context",
+    "compress": "compress model.layers.** by sign(rows=True) over data",
     "limit": "limit memory 70 GiB",
     "seek": "seek pipe, data, micro-batches",
     "expect": "expect 2 all_gather over tensor a layer forward",
@@ -44,7 +45,8 @@ TYPES = {
 WORDS = {
     "$END": "the end of the line", "AHEAD": "'ahead'", "AND": "'and'", "AT": "'at'", "AT_MOST": "'at most'",
     "A_LAYER": "'a layer'", "BY": "'by'", "COLON": "':'", "COMMA": "','", "DEVICE": "a type of device",
-    "DIRECTION": "'forward', 'backward', 'update'", "EQUAL": "'='", "FILE": "the file of a plan", "FOLDS": "'folds'",
+    "DIRECTION": "'forward', 'backward', 'update'", "ENCODER": "an encoder such as topk(fraction=0.01)",
+    "EQUAL": "'='", "FILE": "the file of a plan", "FOLDS": "'folds'",
     "GATHERED": "'gathered at once'", "HOLE": "'?'", "INT": "a whole number", "INTO": "'<-'", "KEEP": "'keep'",
     "LAYERS": "'layers'", "LESS": "'<='", "LPAR": "'('", "MEMORY": "'memory'", "MICRO_BATCHES": "'micro-batches'",
     "NAME": "an axis", "NO": "'no'", "NUMBER": "a number", "OF": "'of'", "ONLY": "'only'", "OP": "an op", "OUT": "'->'",

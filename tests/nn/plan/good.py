@@ -3,6 +3,7 @@
 from sbpflow import B, P, S
 from sbpflow.nn.plan.language.statements import (
     Cast,
+    Compress,
     ExpectAtMost,
     ExpectGathered,
     ExpectMoves,
@@ -56,6 +57,9 @@ EACH: dict[str, Statement] = {
     "cast {grads,states} ** to fp32": Cast("**", "fp32", ("grads", "states")),
     "cast head to fp8_rowwise": Cast("head", "fp8_rowwise"),
     "inside h.*.attn use ring over context": Inside("h.*.attn", "ring", ("context",)),
+    "compress h.** by sign(rows=True) over data": Compress("h.**", "sign(rows=True)", "data"),
+    "compress ** by topk(fraction=0.1)": Compress("**", "topk(fraction=0.1)"),
+    "compress hops h.4 by int8()": Compress("h.4", "int8()", what="hops"),
     "limit memory 70 GiB": Limit(70 * 2**30),
     "limit memory 12345 B": Limit(12345),
     "seek pipe, data, micro-batches": Seek(("pipe", "data", "micro-batches")),

@@ -195,6 +195,48 @@ def test_one_rank_has_nothing_to_encode() -> None:
     assert trained(step_of(net(), ALL, placement=one), 3) == trained(step_of(net(), None, placement=one), 3)
 
 
+def test_errors_are_in_the_account_of_memory() -> None:
+    plain, coded = (step_of(net(), how).plan(*batch(0)).planned.held() for how in (None, {"2.weight": ALL["*"]}))
+    assert coded[0].states - plain[0].states == 32 * 32 * 4
+    step = step_of(net(), {"*": flow.encoders.momentum(of=flow.encoders.sign(twice=True))}, memory=25e3)
+    with pytest.raises(flow.SbpError, match="errors of compressed gradients"):
+        step.plan(*batch(0))
+
+
+PLAN = "grid (data=4)\ninput x <- data=S(0)\ninput y <- data=S(0)\n"
+
+
+def by_plan(line: str) -> Any:
+    model = net()
+    return flow.compile(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), plan=PLAN + line)
+
+
+def test_a_line_of_a_plan_says_encoders() -> None:
+    step = by_plan("compress ** by sign(rows=True) over data\ncompress 2.weight by topk(fraction=0.1)")
+    step(*batch(0))
+    coded = {back.into: str(back.encoding.encoder) for back in step.physical.backs if back.encoding}
+    assert coded.pop("2.weight") == "topk(fraction=0.1)"
+    assert set(coded.values()) == {"sign(rows=True)"}
+    assert "compress ** by sign(rows=True) over data" in str(step.plan)
+
+
+WRONG = {
+    "compress ** by sgn()": "no encoder is called 'sgn'",
+    "compress ** by topk(fraction=3)": "part of the elements",
+    "compress ** by topk(part=3)": "unexpected keyword argument 'part'",
+    "compress ** by sign() over tensor": "no axis tensor",
+    "compress weights ** by sign()": "no kind of move",
+    "compress hops 2 by int8() over data": "along no axis",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_line_is_shown_with_its_place(line: str) -> None:
+    with pytest.raises(flow.SbpError, match=WRONG[line]) as caught:
+        by_plan(line)(*batch(0))
+    assert f"4 | {line}" in str(caught.value)
+
+
 REFUSED: list[tuple[Any, str]] = [
     (lambda: step_of(net(), {"nothing.*": flow.encoders.sign()})(*batch(0)), "no parameter or module called"),
     (lambda: step_of(net(), {"*": "sign"})(*batch(0)), "give it an encoder"),
