@@ -6,6 +6,7 @@ from .added.room import held_at_once, hidden
 from .protocol.diagram import draw
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
+from .schedules.chunk_ends import Folding
 from .schedules.definition import Shape
 from .schedules.pipeline import Costs, network_of
 from .schedules.preview import Preview, bubble, peak_bytes, peak_slots
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceTask",
     "FoundOrder",
     "FoundSchedule",
+    "Folding",
     "Give",
     "Network",
     "Preview",

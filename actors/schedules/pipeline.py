@@ -16,6 +16,7 @@ from math import inf
 
 from ...placement.errors import ScheduleError
 from ..protocol.network import Actor, Give, Network, Register, Take
+from .chunk_ends import ChunkEnd, Folding, ended
 from .definition import Definition, Marks, Shape
 
 __all__ = ["Chunk", "Costs", "chunks", "network_of", "parts", "version"]
@@ -25,7 +26,8 @@ UPDATE = -1  # before anything else on its device: others wait for it
 
 @dataclass(frozen=True)
 class Costs:
-    """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is.
+    """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is; and
+    once a step its optimizer, and to gather its weights and bring its gradients home.
 
     Of its `bytes` those that are `freed` go with B where W is apart, and the rest with W. F and B `exchange` for so
     long with other devices of their stage, as experts do: before and behind what they compute, or under what another
@@ -40,6 +42,8 @@ class Costs:
     update: float = 0.0
     freed: int = 0
     exchange: float = 0.0
+    gather: float = 0.0
+    reduce: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,15 +77,37 @@ class Chunk:
         return f"device {self.device}"
 
 
-def network_of(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] = Costs()) -> Network:
-    """The network of the schedule for one step; costs are those of every chunk, or of each."""
+def network_of(
+    schedule: Definition,
+    shape: Shape,
+    costs: Costs | Sequence[Costs] = Costs(),
+    overlap: Folding | None = None,
+    *,
+    validated: bool = False,
+) -> Network:
+    """The network of the schedule for one step; costs are those of every chunk, or of each. With `overlap` it has what
+    these say is done once a step, and `validated` has optimizers step before all is known of all gradients."""
     actors, registers = parts(schedule, shape, costs)
     if any(op.joined for row in schedule.rows(shape) for op in row):
         actors = _together(schedule, shape, actors, chunks(schedule, shape, costs))
+    if overlap is not None:
+        actors, registers = ended(actors, registers, _ends(schedule, shape, costs), overlap, validated=validated)
     name = (
         f"{schedule.name} p={shape.p} m={shape.m}" + f" v={shape.v}" * (shape.v > 1) + f" n={shape.n}" * (shape.n > 1)
     )
     return Network(tuple(actors), tuple(registers), name)
+
+
+def _ends(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs]) -> list[ChunkEnd]:
+    """The ends of chunks, as their costs say; optimizers of weights in versions are there already."""
+    found = []
+    for chunk in chunks(schedule, shape, costs):
+        of = chunk.costs
+        steps = bool(of.update) and schedule.synchronous
+        reduce = of.reduce if of.reduce or steps else None
+        update = of.update if steps else None
+        found.append(ChunkEnd(chunk.number, chunk.firings, of.gather or None, reduce, update))
+    return found
 
 
 def parts(

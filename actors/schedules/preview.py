@@ -13,6 +13,7 @@ from ...boxing.picture.draw import written
 from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
+from .chunk_ends import Folding
 from .definition import Definition, Shape
 from .pipeline import Costs, network_of
 from .text import Action
@@ -309,10 +310,18 @@ def ticks(end: float, most: int = 10) -> list[float]:
     return [round(n * step, max(0, -places)) for n in range(int(end / step * (1 + 1e-9)) + 1)]
 
 
-def preview(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs] | None = None) -> Preview:
-    """The preview of a schedule; where it comes to a stop, an error says who waits for what."""
+def preview(
+    schedule: Definition,
+    shape: Shape,
+    costs: Costs | Sequence[Costs] | None = None,
+    overlap: Folding | None = None,
+    *,
+    validated: bool = False,
+) -> Preview:
+    """The preview of a schedule; where it comes to a stop, an error says who waits for what. With `overlap` it has what
+    is done once a step, too."""
     each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
-    network = network_of(schedule, shape, each)
+    network = network_of(schedule, shape, each, overlap, validated=validated)
     run = simulate(network)
     if not run.finished:
         proved(network)

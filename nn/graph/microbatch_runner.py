@@ -18,8 +18,10 @@ from .compiler.generated_calls import Shards
 from .microbatch.batch import joined, weight_of
 from .microbatch.prologue import Before, Pasts
 from .optimizer.adopted_model import AdoptedModel
+from .optimizer.post_validation import PostValidation
 from .pieces import Pieces, Sized
 from .plan import Planned
+from .run.chunk_weights import ChunkWeights
 from .run.pipeline import seeds_of
 
 __all__ = ["MicroBatchRunner"]
@@ -30,7 +32,8 @@ class MicroBatchRunner:
 
     def __init__(self, plan: Planned, pieces: Pieces, model: AdoptedModel, brought: Collection[str] = ()) -> None:
         self.plan, self.pieces, self.model, self.brought = plan, pieces, model, brought
-        self.streams, self.learns = pieces.streams, plan.trains and not pieces.streams
+        steps = pieces.streams or (pieces.trains and plan.options.post_validation)
+        self.streams, self.learns = steps, plan.trains and not steps
         self.batch, self.graph, self.program = pieces.batch, plan.graph, pieces.program
         self.each = [pieces.sized[key] for key in self.program.keys]  # of the micro-batches
         micros = [one.micro for one in self.each]
@@ -40,6 +43,10 @@ class MicroBatchRunner:
         updates = [self.batch.update(group) for group in pieces.groups]
         shares = [update.shares(piece) for update in updates for piece in update.pieces]
         self.seeds = [self._seeds(one, share) for one, share in zip(self.each, shares, strict=True)]
+        weights = self.program.weights
+        self.validation: PostValidation | None = None
+        if isinstance(weights, ChunkWeights) and weights.validated:
+            self.validation = PostValidation(model, weights.names)
         self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
     @staticmethod
@@ -56,14 +63,19 @@ class MicroBatchRunner:
         held.update({name: cut(self.plan.passes.constants[name]()) for name, cut in self.constants.items()})
         here = world().rank in (None, *self.program.everywhere.flat)
         pieces = self.before.pieces(given) if here else [{**given, **none} for none in self.before.nothing()]
-        if self.streams:
+        if self.validation is not None:
+            self.validation.begin()
+        elif self.streams:
             self.model.hold()
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
-            made, grads = self.program(held, inputs, self.seeds, self.model.update)
+            made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)
         each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
         losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
-        spoilt = self.learns and self.model.skips(losses, grads)
+        if self.validation is not None:
+            spoilt = self.validation.ends(losses)
+        else:
+            spoilt = self.learns and self.model.skips(losses, grads)
         if not spoilt:
             with torch.no_grad():
                 self.model.write(made[0])

@@ -1,16 +1,18 @@
 """Options: what a graph is to be made with, checked once, as `Graph` and `compile` take it by name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, TypedDict, get_args
 
+from ...actors.schedules.chunk_ends import Folding
 from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...boxing.encoders.encoder import Encoder
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
+from ...placement.world import world
 from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
@@ -32,6 +34,8 @@ class GivenOptions(TypedDict, total=False):
     loss_scale: float | None
     skip_nonfinite: bool
     compress: Mapping[str, Encoder] | None
+    overlap: bool | Folding
+    post_validation: bool
     name: str | None
 
 
@@ -49,6 +53,9 @@ class Options:
     loss_scale        the factor of losses whose gradients are fp16; one that works is found where none is said
     skip_nonfinite    whether a step changes nothing if its loss or a gradient is not finite on some rank
     compress          encoders of gradients by patterns of parameters, besides what `flow.nn.compress` says
+    overlap           whether each chunk's gradients go home beside the work of others, or how
+    post_validation   whether each chunk's optimizer steps when its gradients are home; where those of other chunks then
+                      say otherwise, that is made good
     """
 
     placement: Placement | None = None
@@ -62,6 +69,8 @@ class Options:
     loss_scale: float | None = None
     skip_nonfinite: bool = False
     compress: Mapping[str, Encoder] | None = None
+    overlap: bool | Folding = False
+    post_validation: bool = False
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,13 +86,31 @@ class Options:
                 f"compress={self.compress!r}\n"
                 "  give it encoders by pattern, as in compress={'*': flow.encoders.sign()}"
             )
+        if not isinstance(self.overlap, bool | Folding):
+            raise SbpError(f"overlap={self.overlap!r}\n  say True or False, or how, as in flow.actors.Folding(parts=2)")
+        if type(self.post_validation) is not bool:
+            raise SbpError(f"post_validation={self.post_validation!r}\n  say True or False")
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:
             raise SbpError(f"micro_batches={self.micro_batches!r}\n  give it how many to cut a batch into, as in 8")
         if self.piped:
             _ = self.policy
+        self._check_ends()
         _ = self.flows
+
+    def _check_ends(self) -> None:
+        """Refuse ends of chunks where there are none."""
+        for name, said in (("overlap", self.overlap), ("post_validation", self.post_validation)):
+            if said is not False and not self.piped:
+                raise SbpError(
+                    f"{name}= is said of a step that has no micro-batches\n  say micro_batches=, or leave it out"
+                )
+            if said is not False and not self.policy.synchronous:
+                raise SbpError(
+                    f"{name}= with schedule={self.policy.name!r}, under which weights change while a step goes on\n"
+                    f"  leave {name}= out, or take a schedule with a flush, such as '1f1b'"
+                )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], name: str) -> "Options":
@@ -100,6 +127,15 @@ class Options:
     def policy(self) -> Schedule:
         """The schedule of the actors: by name, by text or as it is; 1F1B where nothing is said."""
         return schedule_of(self.schedule, self.slices)
+
+    @cached_property
+    def ends(self) -> Folding | None:
+        """How chunks end one by one, if they do. Processes that own one rank each have their communicators in common:
+        their collectives are on the queues of devices."""
+        if self.overlap is False and not self.post_validation:
+            return None
+        said = self.overlap if isinstance(self.overlap, Folding) else Folding(beside=self.overlap)
+        return replace(said, beside=said.beside and world().rank is None)
 
     @cached_property
     def flows(self) -> dict[str, Pin]:

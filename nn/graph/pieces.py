@@ -20,9 +20,10 @@ from .memory.liveness import RankMemory
 from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
 from .options import Options
-from .run.costs import chunk_costs, course, once
+from .run.chunk_weights import ChunkWeights
+from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
-from .run.network import shape_of
+from .run.network import Ends, shape_of
 from .run.pipeline import Pipelined
 from .run.variant import Variant
 from .run.weight_versions import WeightVersions
@@ -70,6 +71,8 @@ class Pieces:
     groups: Sequence[Sequence[int]]
     results: Sequence[State]
     room: float | None
+    scaled: bool = False  # whether losses have a scale
+    states: int = 0  # that optimizers keep for each parameter
 
     @property
     def first(self) -> Sized:
@@ -84,14 +87,28 @@ class Pieces:
         """Whether optimizers step while the step goes on."""
         return self.trains and not self.options.policy.synchronous
 
+    @property
+    def validated(self) -> bool:
+        """Whether optimizers step chunk by chunk, and what one does depends on the gradients of all."""
+        options = self.options
+        asks = options.clip_grad_norm is not None or options.skip_nonfinite or self.scaled
+        return self.trains and options.post_validation and asks
+
     @cached_property
     def program(self) -> Pipelined:
         """The pipeline that runs."""
         schedule, name = self.options.policy, str(self.options.name)
         variants = {key: one.variant for key, one in self.sized.items()}
-        weights = WeightVersions(variants, self.kinds, schedule, name) if self.streams else None
+        weights: WeightVersions | ChunkWeights | None = None
+        if self.streams:
+            weights = WeightVersions(variants, self.kinds, schedule, name)
+        elif self.trains and self.options.ends is not None:
+            routes = 1 + max(route for route, _ in variants)
+            keys = [(k % routes, kind) for k, kind in enumerate(self.kinds)]
+            how = {"steps": self.options.post_validation, "validated": self.validated}
+            weights = ChunkWeights(variants, keys, self.options.ends, name, **how)
         made = Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
-        if weights is not None:
+        if isinstance(weights, WeightVersions):
             weights.corrects(_delays(made).chunks)
         return made
 
@@ -110,7 +127,7 @@ class Pieces:
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
-        return footprint(self.program, regather=self.options.backend != "autograd")
+        return footprint(self.program, regather=self.options.backend != "autograd", states=self.states)
 
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
@@ -119,7 +136,15 @@ class Pieces:
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
-        one, pieces = self.first, self.batch.pieces
+        one, pieces, weights = self.first, self.batch.pieces, self.program.weights
+        parts = one.graph, one.decided, one.variant.stages, one.variant.where
+        ends = None
+        if isinstance(weights, ChunkWeights):
+            timed = weights.ends(step_costs(one.graph, one.decided))
+            ends = Ends(tuple(timed), weights.folding, weights.validated)
+            more = once(*parts, homed=weights.alone, steps=weights.steps)
+        else:
+            more = once(*parts)
         routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
         return course(
             self.options.policy,
@@ -128,7 +153,8 @@ class Pieces:
             len(pieces) // self.batch.slices,
             slices=self.batch.slices,
             trains=self.trains,
-            more=once(one.graph, one.decided, one.variant.stages, one.variant.where),
+            more=more,
+            ends=ends,
         )
 
 

@@ -29,6 +29,7 @@ from .choose.stage_balance import Balance, even_stages
 from .microbatch.batch import Batch
 from .optimizer.adopt import refuse_closures
 from .optimizer.loss_scale import LossScale
+from .optimizer.post_validation import refuse_mixing
 from .optimizer.relocation import ModelMove
 from .options import Options
 from .passes import Passes
@@ -117,6 +118,12 @@ def plan_step(
             f"{name} has skip_nonfinite=True and no optimizer, so there is no step that could be left out\n"
             "  give it the optimizer, or leave skip_nonfinite= out and look at the gradients before yours steps"
         )
+    if options.post_validation and logical.losses:
+        if not optimizers:
+            raise SbpError(
+                f"{name} has post_validation=True and no optimizer\n  give it one, or leave post_validation= out"
+            )
+        refuse_mixing(optimizers, name)
     how: Any = {"sliced": options.slices not in (None, 1), "free": passes.free}
     balance = even_stages(logical, modules, options.policy, many, passes.states, **how)
     logical = passes.placed(logical, balance.moved)

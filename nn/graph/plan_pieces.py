@@ -125,7 +125,8 @@ class _Planner:
         if wanted != groups:  # how many micro-batches an update has may depend on how many stages there are
             kinds, sized = self.laid(wanted, room)
         results = [self.whole.states[n] for n in refs_in(self.whole.logical.result)]
-        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room)
+        how = self.passes.scale is not None, self.passes.states
+        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room, *how)
 
     def laid(
         self, groups: Sequence[Sequence[int]], room: float | None
@@ -174,7 +175,8 @@ class _Planner:
             decided.graph,
             self.said,
             split=self.schedule.split,
-            streamed=not self.schedule.synchronous,
+            apart=not self.schedule.synchronous or self.passes.options.ends is not None,
+            folding=self.passes.options.ends,
             backend=self.passes.options.backend,
             placed=self.placed,
         )

@@ -70,12 +70,15 @@ def to_holders(saved: tuple[Shards, Shards], grads: Shards) -> Shards:
 
 
 class Bucket:
-    """The gradients of one bucket on their way, as one tensor, whose memory is kept from step to step: new memory of
-    this size costs the system as much time as the copy into it."""
+    """The gradients of one bucket on their way, or weights that are gathered together, as one tensor, whose memory is
+    kept from step to step: new memory of this size costs the system as much time as the copy into it."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.packed = packed(transfer.pairs)
         self.memory: list[Tensor | None] = []
+        # What is gathered comes in pieces of each rank.
+        whole = not transfer.pairs[0][0].state.partial
+        self.shapes = [dst.local_shape(dst.placement.flat[0]) for _, dst in transfer.pairs] if whole else None
 
     def now(self, *members: Shards) -> list[Shards]:
         return self._out(box(self._in(members), self.packed.src, self.packed.dst, op="bucket"))
@@ -91,7 +94,10 @@ class Bucket:
         return packed
 
     def _out(self, shards: Shards) -> list[Shards]:
-        return list(zip(*map(self.packed.unpack, shards), strict=True))
+        parts = list(zip(*map(self.packed.unpack, shards), strict=True))
+        if self.shapes is None:
+            return parts
+        return [tuple(x.reshape(shape) for x in of) for of, shape in zip(parts, self.shapes, strict=True)]
 
 
 class Flying:

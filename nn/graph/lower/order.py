@@ -13,7 +13,7 @@ once more, the other way, and a region that is recomputed is run again before it
 in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -96,8 +96,10 @@ class Writer:
         regions: Recomputed,
         *,
         numbered: bool = False,
+        stay: Collection[str] = (),
     ) -> None:
         self.graph, self.stages, self.again, self.regather = graph, stages, again, regather
+        self.stay = stay  # values that were gathered once for all micro-batches
         self.regions, self.numbered = regions, numbered  # whether random numbers have a seed for each draw
         self.redone: dict[
             int, dict[str, LocalRegister]
@@ -295,7 +297,7 @@ class Writer:
         One that comes from another placement is not: those who have it are not there when a backward of others runs.
         """
         box = self.boxes.get(name)
-        if box is None or not (box.source in self.weights or (box.again and not self.numbered)):
+        if box is None or name in self.stay or not (box.source in self.weights or (box.again and not self.numbered)):
             return False
         src, dst = self.layouts[box.source], box.output.layout
         larger = src.state.split - dst.state.split

@@ -7,5 +7,6 @@ on_whole         that of others, on whole tensors
 relocation       what a model has, brought to where its next plan wants it
 followers        masters and states, which go where their parameters go
 adopted_model    values of modules as a graph has them, and how gradients change these
+before_step -> post_validation     steps of chunks before all gradients are known, and how they are made good
 at_rest          bytes that ranks hold of these between steps
 """

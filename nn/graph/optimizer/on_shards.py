@@ -128,7 +128,7 @@ class _Shards:
                 x._moved = None
                 for shard in x._shards:
                     shard.grad = None
-        if len(self.state) < len(self.mine) // max(1, len(self.all[0]._shards)):
+        if len(self.state) < len(self.all) and any(x._shards[0] in self.mine and x not in self.state for x in self.all):
             self._show()
 
     def _count_alike(self) -> None:

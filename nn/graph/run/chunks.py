@@ -30,6 +30,7 @@ class Chunks:
     hops: frozenset[int]  # those of values that are computed
     home: dict[str, int]  # the chunk that makes a value, or that first takes it from a hop
     weights: frozenset[str]  # what does not change within a step: parameters, buffers, constants, and hops of these
+    gathers: int = 0  # in how many parts weights in pieces are gathered once a step; 0: with every micro-batch
 
     def homeward(self, stages: Sequence[Stage]) -> dict[str, int]:
         """The weights whose gradients are added up over a step and then brought home, and the chunk that first reads
@@ -51,13 +52,20 @@ class Chunks:
 
 
 def chunks(
-    graph: Physical, stages: Sequence[Stage], said: Mapping[str, int] | None = None, placed: Collection[str] = ()
+    graph: Physical,
+    stages: Sequence[Stage],
+    said: Mapping[str, int] | None = None,
+    placed: Collection[str] = (),
+    *,
+    gathers: int = 0,
 ) -> Chunks:
     """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several.
+    With `gathers` every move of a weight is made once
+    a step, for each chunk in so many parts.
 
     What is in none of the modules `placed` opens no chunk of its own where one of its ranks can take it in.
     """
-    made = _Chunker(graph, stages, said or {}, placed)
+    made = _Chunker(graph, stages, said or {}, placed, gathers)
     made.levels()
     made.delay()
     made.join()
@@ -90,9 +98,15 @@ def _module(stage: Stage) -> str:
 
 class _Chunker:
     def __init__(
-        self, graph: Physical, stages: Sequence[Stage], said: Mapping[str, int], placed: Collection[str]
+        self,
+        graph: Physical,
+        stages: Sequence[Stage],
+        said: Mapping[str, int],
+        placed: Collection[str],
+        gathers: int,
     ) -> None:
         self.graph, self.stages, self.said, self.placed = graph, stages, said, placed
+        self.gathers = gathers
         # What nothing reads, as a buffer that a model only keeps, lies on all ranks, and would make one group of them.
         read = {name for stage in stages for name in stage.inputs}
         sources = [s.value.layout.placement for s in graph.sources if s.value.name in read]
@@ -108,7 +122,7 @@ class _Chunker:
             if not isinstance(stage, Box):
                 continue
             crosses = self.crosses(stage)
-            if at in far or (stage.source in weights and (crosses or not graph.plan(stage).sends)):
+            if at in far or (stage.source in weights and (crosses or gathers or not graph.plan(stage).sends)):
                 self.once.add(at)
                 weights.add(stage.output.name)
             elif stage.source in inputs and not graph.values[stage.source].grad:
@@ -225,4 +239,4 @@ class _Chunker:
         placements = tuple(tuple(place for place, group in self.groups.items() if group == wanted) for wanted in order)
         groups = tuple(order.index(group) for _, group in found)
         sets = frozenset(self.once), frozenset(self.given), frozenset(self.hops)
-        return Chunks(tuple(of), groups, placements, *sets, home, frozenset(self.weights))
+        return Chunks(tuple(of), groups, placements, *sets, home, frozenset(self.weights), self.gathers)

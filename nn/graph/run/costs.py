@@ -7,10 +7,11 @@ The figures are those that signatures were chosen by: rooflines of ops and price
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ....actors.protocol.network import Network
 from ....actors.protocol.simulate import simulate
+from ....actors.schedules.chunk_ends import ended
 from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
@@ -23,10 +24,10 @@ from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
 from .chunks import Chunks
 from .gradient_homes import brought_each_time
-from .network import skeleton
+from .network import Ends, skeleton
 from .tasks import derived
 
-__all__ = ["chunk_costs", "course", "layer_costs", "once"]
+__all__ = ["chunk_costs", "course", "layer_costs", "once", "step_costs"]
 
 
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
@@ -84,23 +85,50 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
     return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
 
 
-def once(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks) -> float:
+def once(
+    graph: Physical,
+    decided: Decided,
+    stages: Sequence[Stage],
+    where: Chunks,
+    *,
+    homed: Collection[str] = (),
+    steps: bool = False,
+) -> float:
     """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
-    gradients home, and the optimizer. Groups of ranks do that beside each other."""
+    gradients home, and the optimizer. Groups of ranks do that beside each other. What chunks do by themselves is not in
+    it: gather weights, bring gradients of these home, and with `steps` their optimizers."""
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     found: dict[int, float] = defaultdict(float)
-    moves = [graph.plan(box) for at in where.once if isinstance(box := stages[at], Box)]
+    boxes = [box for at in where.once if isinstance(box := stages[at], Box)]
+    moves = [graph.plan(box) for box in boxes if not (where.gathers and _near(graph, box))]
     each_time = brought_each_time(graph, stages, where)
     ends = [b for b in graph.backs if (b.of == b.into or b.of in where.weights) and b.of not in each_time]
+    ends = [b for b in ends if b.into not in homed]
     moves += [way for together in buckets(ends) for way in exchanges(together)]
     moves += [move for _, move in updates(graph.sources)]
     for move in moves:
         found[group.get(move.src.placement, 0)] += move.price.time
-    for at, node in enumerate(decided.formulated.nodes):
-        if graph.losses and node.kind == "source" and (name := decided.names.get(node.index)) in graph.values:
-            place = graph.layout(name).placement
-            found[group.get(place, 0)] += float(node.cost[decided.solution.choice[at]])
+    for name, seconds in step_costs(graph, decided).items():
+        if not (steps and name in homed):
+            found[group.get(graph.layout(name).placement, 0)] += seconds
     return max(found.values(), default=0.0)
+
+
+def step_costs(graph: Physical, decided: Decided) -> dict[str, float]:
+    """Seconds of the optimizer's step on each weight."""
+    if not graph.losses:
+        return {}
+    nodes = enumerate(decided.formulated.nodes)
+    named = ((at, node, decided.names.get(node.index)) for at, node in nodes if node.kind == "source")
+    return {
+        name: float(node.cost[decided.solution.choice[at]])
+        for at, node, name in named
+        if name is not None and name in graph.values
+    }
+
+
+def _near(graph: Physical, box: Box) -> bool:
+    return graph.layout(box.source).placement is box.output.layout.placement and graph.plan(box).sends
 
 
 def course(
@@ -112,9 +140,12 @@ def course(
     slices: int,
     trains: bool,
     more: float,
+    ends: Ends | None = None,
 ) -> Course:
-    """How m micro-batches go through the stages; `more` seconds are spent once a step besides."""
+    """How m micro-batches go through the stages, and chunks end; `more` seconds are spent once a step besides."""
     actors, registers = skeleton(schedule, routes, m, slices, trains, costs)
+    if ends is not None:
+        actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     run = simulate(Network(tuple(actors), tuple(registers)))
     where, found = routes[0], []
     for group in sorted(set(where.group)):

@@ -18,6 +18,7 @@ from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
 from ..memory.liveness import Kept, RankMemory, kept, memory
 from ..microbatch.attention import attend
+from .chunk_weights import ChunkWeights
 from .pipeline import Pipelined
 from .tasks import Hop
 from .variant import Variant
@@ -27,16 +28,36 @@ __all__ = ["footprint", "left", "less", "outgrown"]
 TASK = re.compile(r"[FBW](\d+)")
 
 
-def footprint(program: Pipelined, *, regather: bool) -> dict[int, RankMemory]:
+def footprint(program: Pipelined, *, regather: bool, states: int = 0) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
-    twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead."""
+    twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead.
+    Weights that are gathered once a step count whole; where steps may be taken back, copies of weights and of so many
+    `states` of each stand beside what is added up."""
     total: dict[int, RankMemory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
             held = total.get(rank)
             total[rank] = mine if held is None else _sum(held, mine)
+    if isinstance(program.weights, ChunkWeights):
+        return {rank: _ending(program, program.weights, rank, one, states) for rank, one in total.items()}
     return total
+
+
+def _ending(program: Pipelined, weights: ChunkWeights, rank: int, one: RankMemory, states: int) -> RankMemory:
+    """With what the ends of chunks take on a rank."""
+    variant, where = program.firsts[0], program.where
+    mine = [c for c, group in enumerate(where.group) if rank in where.ranks(group)]
+    work = weights.work_of[weights.keys[0]]
+    brought = sum(_bytes(variant.tasks.layouts[y], rank) for c in mine for y in work.brought(c))
+    copies = 0
+    if weights.validated:
+        masters = [s.master for s in variant.graph.sources if s.value.name in weights.names]
+        copies = (1 + states) * sum(_bytes(of, rank) for of in masters)
+    kept = one.activations + brought
+    # A stage of one chunk has let its activations go by then.
+    held = kept + copies if len(mine) > 1 else max(kept, copies + summed(variant, rank))
+    return replace(one, activations=held)
 
 
 def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:

@@ -17,7 +17,9 @@ __all__ = ["brought_each_time"]
 
 def brought_each_time(graph: Physical, stages: Sequence[Stage], where: Chunks) -> Mapping[str, tuple[int, ...]]:
     """The values whose gradients are brought home with every micro-batch, of all that lie still for a step; and the
-    chunks that read each."""
+    chunks that read each. There are none where all is brought home once."""
+    if where.gathers:
+        return {}
     sources = {s.value.name: s for s in graph.sources if s.kind == "parameter"}
     seen = {box.output.name for at in where.once if isinstance(box := stages[at], Box)}  # a weight as its users see it
     chunks: dict[str, dict[int, None]] = {}

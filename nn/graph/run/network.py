@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Actor, Give, Network, Register, Take
+from ....actors.schedules.chunk_ends import ChunkEnd, Folding, ended
 from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, parts
 from ....actors.schedules.schedule import Schedule
@@ -19,7 +20,16 @@ from ..microbatch.batch import PieceKind
 from .chunks import Chunks
 from .tasks import Hop, Name, Tasks
 
-__all__ = ["Bundle", "Lowered", "lowered", "shape_of", "skeleton"]
+__all__ = ["Bundle", "Ends", "Lowered", "links_of", "lowered", "shape_of", "skeleton"]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of chunks that a network has besides."""
+
+    chunks: tuple[ChunkEnd, ...]
+    folding: Folding
+    validated: bool
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,12 @@ def _names(ranks: list[str], groups: list[int] | tuple[int, ...]) -> list[str]:
 
 
 def lowered(
-    kinds: Mapping[PieceKind, Sequence[tuple[Tasks, Chunks]]], schedule: Schedule, m: int, name: str, slices: int = 1
+    kinds: Mapping[PieceKind, Sequence[tuple[Tasks, Chunks]]],
+    schedule: Schedule,
+    m: int,
+    name: str,
+    slices: int = 1,
+    ends: Ends | None = None,
 ) -> dict[PieceKind, Lowered]:
     """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each kind.
 
@@ -81,6 +96,8 @@ def lowered(
     trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
     actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains)
+    if ends is not None:
+        actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     made = _Lowering(actors, registers, m * slices, slices if trains else 1)
     for kind, each in kinds.items():
         for route, (tasks, of) in enumerate(each):
@@ -105,6 +122,12 @@ def skeleton(
         return _forward(where, m * slices, costs)
     queues = [f"device {group}" for of in routes for group in _groups(where, of)]
     return _training(schedule, shape_of(schedule, where, m, slices), queues, costs)
+
+
+def links_of(ranks: Mapping[str, tuple[int, ...]], network: Network) -> dict[str, tuple[int, ...]]:
+    """The ranks of the queues beside those of devices."""
+    links = ((Folding().queue(device), of) for device, of in ranks.items())
+    return {link: of for link, of in links if link in network.queues}
 
 
 def _groups(first: Chunks, of: Chunks) -> list[int]:

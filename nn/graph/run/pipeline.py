@@ -33,13 +33,15 @@ from ....sbp import Layout
 from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
+from ..lower.instructions import LocalRegister
 from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
 from .added_actors import AddedWork, link_of, rewired
-from .network import Lowered, lowered
+from .chunk_weights import ChunkWeights, Validation
+from .network import Bundle, Ends, Lowered, links_of, lowered
 from .same_weights import Fire, SameWeights, Sums, Update
-from .tasks import Name
+from .tasks import Hop, Name
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
@@ -65,7 +67,7 @@ class Pipelined:
         schedule: Schedule,
         name: str,
         slices: int = 1,
-        weights: SameWeights | WeightVersions | None = None,
+        weights: SameWeights | WeightVersions | ChunkWeights | None = None,
     ) -> None:
         self.variants, self.kinds, self.schedule, self.slices = variants, kinds, schedule, slices
         self.name = name
@@ -122,7 +124,9 @@ class Pipelined:
             kind: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, kind],)]
             for kind in dict.fromkeys(self.kinds)
         }
-        return lowered(each, self.schedule, len(self.kinds) // self.slices, name, self.slices)
+        how = self.weights if isinstance(self.weights, ChunkWeights) else None
+        ends = None if how is None else Ends(tuple(how.ends()), how.folding, how.validated)
+        return lowered(each, self.schedule, len(self.kinds) // self.slices, name, self.slices, ends)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -176,7 +180,8 @@ class Pipelined:
         added = link_of(self.opening, edge, joint.line, rank) if self.opening else None
         if added is not None:
             return added
-        bundles = {kind: low.bundles.get(edge.register) for kind, low in self.lowered.items()}
+        told = self.telling(edge.register)
+        bundles = {kind: low.bundles.get(edge.register, told) for kind, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
             return BundleLink(joint.line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
         from ....actors.runtime.cuda import CardLine, CardLink
@@ -185,6 +190,17 @@ class Pipelined:
         line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
         made = BundleLink(line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
         return CardLink(made, line, edge.peers[0])
+
+    def telling(self, register: str) -> Bundle | None:
+        """The content of a register by which chunks tell each other of their gradients."""
+        made, weights = self.network.producers[register], self.weights
+        if not isinstance(weights, ChunkWeights) or made[0] not in "NV":
+            return None
+        (reader,) = (a for a in self.network.actors if any(take.register == register for take in a.takes))
+        lies = [weights.told_as(self.places[a.queue]) for a in (self.network.actor(made), reader)]
+        ends = Name("B", 0), Name("B", 0)
+        what = LocalRegister("sent", register), LocalRegister("come", register)
+        return Bundle(what[:1], what[1:], (Hop(*ends, *what, (lies[0], lies[1])),))
 
     def on_card(self, work: Work, rank: int) -> Work:
         """Work whose kernels go to its card's stream, and whose results others wait for on theirs."""
@@ -198,6 +214,7 @@ class Pipelined:
     def places(self) -> dict[str, tuple[int, ...]]:
         """The ranks of each queue."""
         mine = {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
+        mine.update(links_of(mine, self.network))
         return {**mine, **self.opening.places} if self.opening else mine
 
     @property
@@ -255,7 +272,7 @@ class Pipelined:
             return out
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        made = entry.run(self.weights.seen(self.shards[k], firing, entry.name), *bundles)
+        made = entry.run(self.weights.seen(self.shards[k], firing, self.keys[k], entry.name), *bundles)
         del bundles
         for at, bundle in zip(entry.gives, made, strict=False):
             out[at] = bundle
@@ -311,13 +328,15 @@ class Pipelined:
         inputs: Sequence[Mapping[str, Shards]],
         seeds: Sequence[Mapping[str, Shards]],
         update: Update,
+        validation: Validation | None = None,
     ) -> tuple[list[dict[str, Shards]], dict[str, Shards]]:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
-        change meanwhile are changed by `update`. Returns results by micro-batch, and gradients where sources have their
-        homes."""
+        change meanwhile are changed by `update`, or by `validation`. Returns results by micro-batch, and gradients
+        where sources have their homes."""
         self.grad = torch.is_grad_enabled()
         with torch.no_grad(), plain():
-            weights = self.weights.begin(held, update)
+            self.values = [{} for _ in self.kinds]
+            weights = self.weights.begin(held, update, self.values, validation)
             try:
                 self.stream([weights[key] for key in self.keys], inputs, seeds)
                 grads = self.weights.grads()
@@ -333,7 +352,6 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
     ) -> None:
         """All micro-batches, each with the weights that it sees."""
-        self.values = [{} for _ in self.kinds]
         self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
         self.numbered()
         try:

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from ....actors.protocol.network import Actor, Network
 from ....actors.protocol.state import Firing
+from ....actors.schedules.chunk_ends import ChunkEnd
 from ....boxing import box
 from ....sbp import Layout
 from ..compiler.codegen import Bundles
 from ..compiler.generated_calls import Shards
-from ..lower.instructions import LocalRegister
+from ..lower.instructions import Instruction, LocalRegister
 from ..microbatch.batch import PieceKind
 from .tasks import Name
 from .variant import Variant
 
-__all__ = ["Fire", "SameWeights", "Sums", "Update"]
+__all__ = ["Fire", "Once", "SameWeights", "Sums", "Update"]
 
 Fire: TypeAlias = Callable[[Firing], Sequence[Any]]  # the work of an actor
 Sums: TypeAlias = dict[str, list[Tensor]]  # gradients of weights, of all micro-batches so far
@@ -28,14 +29,27 @@ Update: TypeAlias = Callable[[Mapping[str, Shards]], None]  # an optimizer's ste
 
 
 class Once:
-    """The work that is done once a step for the micro-batches of a variant, before and behind them all."""
+    """The work that is done once a step for the micro-batches of a variant, before and behind them all: these things,
+    and how gradients that are added up in `slots` come home."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        before: Sequence[Instruction],
+        after: Sequence[Instruction],
+        slots: Sequence[LocalRegister],
+        homes: Mapping[str, LocalRegister],
+    ) -> None:
+        made: dict[str, LocalRegister] = {y: y for do in before for y in do.writes}
+        self.slots = tuple(slots)
+        self._before = variant.running("before", before, Bundles((), (made,)))
+        self._after = variant.running("after", after, Bundles(tuple((s,) for s in self.slots), (homes,)))
+
+    @classmethod
+    def all_of(cls, variant: Variant) -> "Once":
+        """All of it."""
         tasks = variant.tasks
-        made: dict[str, LocalRegister] = {y: y for do in tasks.before for y in do.writes}
-        self.slots = tuple(dict.fromkeys(tasks.sums.values()))
-        self._before = variant.running("before", tasks.before, Bundles((), (made,)))
-        self._after = variant.running("after", tasks.after, Bundles(tuple((s,) for s in self.slots), (tasks.grads,)))
+        return cls(variant, tasks.before, tasks.after, tuple(dict.fromkeys(tasks.sums.values())), tasks.grads)
 
     def before(self, held: Mapping[str, Shards]) -> dict[str, Shards]:
         """The weights with those that other groups need of them."""
@@ -62,13 +76,23 @@ class SameWeights:
 
     @cached_property
     def once(self) -> dict[tuple[int, PieceKind], Once]:
-        return {key: Once(self.variants[key]) for key in self.keys}
+        return {key: Once.all_of(self.variants[key]) for key in self.keys}
 
     def prepare(self) -> None:
         """Compile what is done once a step, which else the first does."""
         _ = self.once
 
-    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
+    def ends(self) -> list[ChunkEnd]:
+        """No chunk ends by itself."""
+        return []
+
+    def begin(
+        self,
+        held: Mapping[str, Shards],
+        update: Update,
+        made: Sequence[Mapping[str, Shards]],
+        validation: object,
+    ) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
         """The weights as the micro-batches of each route and kind see them."""
         self.sums = {key: {} for key in self.keys}
         self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}
@@ -91,7 +115,9 @@ class SameWeights:
     def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
         return task(actor)
 
-    def seen(self, shards: Mapping[str, Shards], firing: Firing, task: Name) -> Mapping[str, Shards]:
+    def seen(
+        self, shards: Mapping[str, Shards], firing: Firing, key: tuple[int, PieceKind], task: Name
+    ) -> Mapping[str, Shards]:
         """The sources of a micro-batch, whatever the task."""
         return shards
 

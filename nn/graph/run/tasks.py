@@ -8,11 +8,12 @@ And what each hands to others, and what is done once a step, before and after al
     after    these brought home, where that was not done with each
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from ....boxing.graph.buckets import gathered
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
@@ -114,7 +115,8 @@ class _Tasks:
         self.graph, self.stages, self.where = graph, stages, where
         self.split, self.apart = apart is not None, apart or {}
         regions = recomputed(graph, stages, where.of, where.once | where.given | where.hops)
-        self.writer = Writer(graph, stages, again, regather, regions, numbered=True)
+        stay = {name for at in where.once for name in made_by(stages[at])} if where.gathers else ()
+        self.writer = Writer(graph, stages, again, regather, regions, numbered=True, stay=stay)
         self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
         self.todo: dict[Name, list[Instruction]] = defaultdict(list)
@@ -136,6 +138,8 @@ class _Tasks:
             self.homeward[name] = self.writer.back(self.writer.ends[name])
         for task, todo in self.todo.items():
             self.todo[task] = list(bucketed(self.homed(todo), self.writer))
+        if self.where.gathers:
+            self.before = self.gathered()
         self.ends()
         for chunk in range(len(self.where.group)):
             self.todo[Name("F", chunk)]
@@ -293,6 +297,28 @@ class _Tasks:
                     yield Instruction("add", number, (first, other), (first,))
                 move = self.homeward[name]
                 yield move._replace(reads=(first,), writes=(self.part(move.writes[0]),))
+
+    def gathered(self) -> list[Instruction]:
+        """The moves of weights before all micro-batches, with those of a part of a chunk's weights as one."""
+        home, many = self.where.homeward(self.stages), self.where.gathers
+        alike: dict[tuple[int, int], list[Instruction]] = defaultdict(list)
+        made: list[Instruction] = []
+        seen: Counter[int] = Counter()
+        for do in self.before:
+            (pair,) = self.writer.transfers[do.number].pairs
+            source = do.reads[-1]
+            if source in self.writer.sources and source in home and plan(*pair).sends:
+                alike[home[source], seen[home[source]] % many].append(do)
+                seen[home[source]] += 1
+            else:
+                made.append(do)
+        for listed in alike.values():
+            pairs = [self.writer.transfers[do.number].pairs[0] for do in listed]
+            for numbers in gathered(pairs):
+                of = [listed[number] for number in numbers]
+                reads, writes = [x for do in of for x in do.reads], [y for do in of for y in do.writes]
+                made.append(of[0] if len(of) == 1 else self.writer.move([pairs[n] for n in numbers], reads, writes))
+        return made
 
     def ends(self) -> None:
         """Behind all micro-batches: gradients of weights back from where these were sent, and home."""

@@ -1,9 +1,11 @@
 """Variants: the graph of micro-batches of one size on one route, compiled task by task; and its tasks made to run."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from ....actors.protocol.network import Actor, Give, Take
+from ....actors.schedules.chunk_ends import Folding
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
 from ....placement.world import owned, world
@@ -34,17 +36,23 @@ class Variant:
         said: Mapping[str, int],
         *,
         split: bool,
-        streamed: bool = False,
+        apart: bool = False,
+        folding: Folding | None = None,
         backend: Backend,
         placed: Collection[str] = (),
     ) -> None:
         self.split, self.backend = split, backend
         self.stages: tuple[Stage, ...] = segments(graph, said)
-        self.where: Chunks = chunks(graph, self.stages, said, placed)
+        gathers = folding.parts if folding is not None and folding.once else 0
+        self.where: Chunks = chunks(graph, self.stages, said, placed, gathers=gathers)
         home = self.where.homeward(self.stages)
-        # What is brought home once a step goes in buckets, where every chunk updates by itself in its own; and what one
-        # chunk brings home with every micro-batch in buckets of that chunk.
-        alike: dict[str, int | None] = {name: 2 * chunk if streamed else 0 for name, chunk in home.items()}
+        self.part = parted(graph, home, folding.parts if folding is not None else 1)
+        # What is brought home once a step goes in buckets, where every chunk does so by itself in its own, or in those
+        # of its parts; and what one chunk brings home with every micro-batch in buckets of that chunk.
+        many = 2 * len(self.where.group)
+        alike: dict[str, int | None] = {
+            name: 2 * chunk + many * self.part[name] if apart else 0 for name, chunk in home.items()
+        }
         for name, readers in brought_each_time(graph, self.stages, self.where).items():
             alike[name] = 2 * readers[0] + 1 if len(readers) == 1 else None
         self.graph = bucketed(graph, together=lambda move: alike.get(move.of))
@@ -76,6 +84,20 @@ class Variant:
         beside = overlapped(todo, self.tasks.transfers)
         plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
+
+
+def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:
+    """The part of its chunk's gradients with which each goes home: so many parts, of about as many bytes."""
+    sizes = {name: graph.layout(name).numel * graph.layout(name).dtype.itemsize for name in home}
+    total: Counter[int] = Counter()
+    for name, chunk in home.items():
+        total[chunk] += sizes[name]
+    so_far: Counter[int] = Counter()
+    found: dict[str, int] = {}
+    for name, chunk in reversed(list(home.items())):  # as a backward makes them
+        found[name] = min(parts - 1, parts * so_far[chunk] // max(1, total[chunk]))
+        so_far[chunk] += sizes[name]
+    return found
 
 
 class BoundTask:

@@ -20,6 +20,7 @@ import torch
 
 from ....actors.protocol.network import Actor, Network, Register
 from ....actors.protocol.state import Firing
+from ....actors.schedules.chunk_ends import ChunkEnd
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..compiler.codegen import Bundles, Running
@@ -120,7 +121,17 @@ class WeightVersions:
     def prepare(self) -> None:
         """There is nothing that is done before or behind all micro-batches."""
 
-    def begin(self, held: Mapping[str, Shards], update: Update) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
+    def ends(self) -> list[ChunkEnd]:
+        """The schedule itself has optimizers of chunks."""
+        return []
+
+    def begin(
+        self,
+        held: Mapping[str, Shards],
+        update: Update,
+        made: Sequence[Mapping[str, Shards]],
+        validation: object,
+    ) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
         """The weights that a step starts with."""
         self.held, self.update, self.sums = held, update, {self.key: {}}
         self.updates, self.read = {}, {}
@@ -222,7 +233,9 @@ class WeightVersions:
         if held is not None:
             held.shards = {name: tuple(x.clone() for x in each) for name, each in shards.items()}
 
-    def seen(self, shards: Mapping[str, Shards], firing: Firing, task: Name) -> Mapping[str, Shards]:
+    def seen(
+        self, shards: Mapping[str, Shards], firing: Firing, key: tuple[int, PieceKind], task: Name
+    ) -> Mapping[str, Shards]:
         """The sources of a micro-batch with the version that a task is to see."""
         if self.unpinned:
             return {**shards, **self.unheld(task, firing.label).shards}

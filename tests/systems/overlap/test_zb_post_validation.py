@@ -1,0 +1,169 @@
+"""ZB's post-validation: stages step before the others are done, and the result is the synchronous one to the bit."""
+
+from itertools import product
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.actors.protocol.state import Firing
+from sbpflow.nn.graph.microbatch_runner import MicroBatchRunner
+from sbpflow.placement.errors import SbpError, SbpflowError
+
+from .stages import ADAMW, SGD, Trained, loss_fn, plan_of, same, trained
+
+ASKS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "never clipped": {"clip_grad_norm": 100.0},
+    "always clipped": {"clip_grad_norm": 0.1},
+    "clipped at times": {"clip_grad_norm": 0.45},
+    "inf": {"skip_nonfinite": True, "spoilt": (0, 2)},
+    "inf and clipped": {"skip_nonfinite": True, "clip_grad_norm": 0.45, "spoilt": (1,)},
+    "overflow": {"loss_scale": 2.0**120, "skip_nonfinite": True, "spoilt": (1,)},
+    "scaled": {"loss_scale": 8.0, "clip_grad_norm": 0.45},
+}
+GRID = list(product(["1f1b", "zb_h2", "zb_v", "bfpp", "gpipe"], [1, 2], [ADAMW, SGD], ASKS, [False, True]))
+
+
+def runner_of(made: Trained) -> MicroBatchRunner:
+    ((step,),) = made.step._steps.values()
+    assert isinstance(step.runner, MicroBatchRunner)
+    return step.runner
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("schedule", "ranks", "optimizer", "asks", "overlap"), GRID)
+def test_a_step_is_the_synchronous_one_to_the_bit(
+    schedule: str, ranks: int, optimizer: Any, asks: str, overlap: bool
+) -> None:
+    how = dict(ASKS[asks], ranks=ranks, optimizer=optimizer)
+    one = trained(schedule, **how)
+    made = trained(schedule, **how, post_validation=True, overlap=overlap)
+    same(one, made)
+    if "clip_grad_norm" in how:
+        assert str(one.step.grad_norm.item()) == str(made.step.grad_norm.item())
+    if "skip_nonfinite" in how:
+        assert str(one.step.skipped) == str(made.step.skipped)
+
+
+@pytest.mark.parametrize("asks", ["never clipped", "clipped at times", "inf"])
+def test_chunks_that_stepped_are_taken_back_where_the_whole_says_so(asks: str) -> None:
+    """The norm of the last stage alone is below the limit, with those before it it is not."""
+    how = dict(ASKS[asks], stages=4, steps=4)
+    made = trained("1f1b", **how, post_validation=True)
+    same(trained("1f1b", **how), made)
+    validation = runner_of(made).validation
+    assert validation is not None
+    assert (validation.undone > 0) == (asks == "clipped at times")  # an infinity of the loss is known to all stages
+
+
+def test_an_infinity_of_the_first_stage_takes_back_the_others() -> None:
+    """Its gradients alone are not finite, and come home last."""
+    how: dict[str, Any] = {"skip_nonfinite": True, "steps": 2, "stages": 4}
+
+    made = _spoilt_below(True, **how)
+    same(_spoilt_below(False, **how), made)
+    validation = runner_of(made).validation
+    assert validation is not None
+    assert (validation.undone, made.step.skipped.count) == (3, 1)
+    assert made.step.skipped.first.startswith("the gradient of 0.")
+
+
+def _spoilt_below(post_validation: bool, **how: Any) -> Trained:
+    """With inputs so large that their own layer's gradients are not finite, which its outputs hide."""
+    return trained("1f1b", **how, post_validation=post_validation, huge=(1,))
+
+
+def test_the_last_stage_steps_before_the_first_has_done_its_last_backward() -> None:
+    """The last backward of the first stage waits here until the last stage has stepped: with a barrier it would wait
+    for ever."""
+    made = trained("1f1b", stages=3, clip_grad_norm=0.45, post_validation=True, steps=1)
+    program, validation, stepped = plan_of(made), runner_of(made).validation, Event()
+    assert validation is not None
+    fire, step = program.fire, validation.step
+    last = len(program.where.group) - 1
+
+    def stepping(chunk: int, known: torch.Tensor) -> None:
+        step(chunk, known)
+        if chunk == last:
+            stepped.set()
+
+    def firing(cases: Any, width: int, at: Firing) -> Any:
+        if program.network.actors[at.actor].name == "B0" and at.label == len(program.kinds) - 1:
+            assert stepped.wait(20)
+        return fire(cases, width, at)
+
+    validation.step, program.fire = stepping, firing  # type: ignore[method-assign]
+    made.step(torch.zeros(16, 8), torch.ones(16, 8))
+    assert stepped.is_set()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h2"])
+def test_nothing_is_exchanged_by_all_stages(schedule: str) -> None:
+    """In the synchronous step a norm goes from stage to stage before any steps, and a flag around all ranks."""
+    ranks = {
+        post: {len(move.plan.ranks) for move in _moves(schedule, post) if move.op not in ("hop", "same values")}
+        for post in (False, True)
+    }
+    assert max(ranks[False]) == 6
+    assert max(ranks[True]) <= 2
+
+
+def _moves(schedule: str, post: bool) -> Any:
+    return trained(
+        schedule, stages=3, ranks=2, count=3, clip_grad_norm=0.45, skip_nonfinite=True, post_validation=post
+    ).moves
+
+
+def test_frozen_layers_several_groups_and_a_second_optimizer() -> None:
+    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
+        first, second, third, fourth = (list(layer.parameters()) for layer in model.children())
+        for x in second:
+            x.requires_grad_(False)
+        groups = [{"params": first[:1], "lr": 0.01}, {"params": [*first[1:], *third], "weight_decay": 0.1}]
+        return [torch.optim.AdamW(groups, lr=0.05), torch.optim.SGD(fourth, lr=0.05)]
+
+    how: dict[str, Any] = {"optimizer": split, "clip_grad_norm": 0.3}
+    same(trained("1f1b", **how), trained("1f1b", **how, post_validation=True))
+
+
+class Own(torch.optim.SGD):
+    """A kind of which nothing is known."""
+
+
+def tied() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    return model
+
+
+def compiled(model: nn.Module, optimizer: Any = torch.optim.SGD, **options: Any) -> None:
+    flow.nn.place(model[0], flow.placement("cpu", [0]))  # type: ignore[index]
+    flow.nn.place(model[1], flow.placement("cpu", [1]))  # type: ignore[index]
+    step = flow.compile(model, loss_fn, optimizer(model.parameters(), lr=0.1), post_validation=True, **options)
+    step(torch.ones(4, 8), torch.ones(4, 8))
+
+
+def test_refused_where_a_stage_cannot_step_by_itself() -> None:
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for model, optimizer, options, said in (
+        (plain, torch.optim.SGD, {}, "no micro-batches"),
+        (plain, torch.optim.SGD, {"schedule": "pipedream", "micro_batches": 2}, "under which weights change"),
+        (plain, torch.optim.SGD, {"schedule": "chimera", "micro_batches": 2}, "on two routes"),
+        (plain, Own, {"micro_batches": 2}, "Own may look at more"),
+        (tied(), torch.optim.SGD, {"micro_batches": 2}, "is of several"),
+    ):
+        with pytest.raises(SbpflowError, match=said):
+            compiled(model, optimizer, **options)  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_there_already_are_refused() -> None:
+    made = trained("1f1b", clip_grad_norm=1.0, post_validation=True, steps=1)
+    ((step,),) = made.step._steps.values()
+    weight = next(iter(step.model.trained.values())).parameter
+    weight.grad = weight.detach()
+    with pytest.raises(SbpError, match="has a gradient from outside"):
+        made.step(torch.ones(16, 8), torch.ones(16, 8))
