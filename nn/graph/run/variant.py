@@ -87,16 +87,19 @@ class Variant:
 
 
 def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:
-    """The part of its chunk's gradients with which each goes home: so many parts, of about as many bytes."""
-    sizes = {name: graph.layout(name).numel * graph.layout(name).dtype.itemsize for name in home}
+    """The part of its chunk's gradients with which each goes home: so many parts, of about as many bytes, by where the
+    middle of it lies among these."""
+    moved = [move.of for move in graph.backs if move.of in home]
+    sizes = {name: graph.layout(name).numel * graph.layout(name).dtype.itemsize for name in moved}
     total: Counter[int] = Counter()
-    for name, chunk in home.items():
-        total[chunk] += sizes[name]
+    for name, size in sizes.items():
+        total[home[name]] += size
     so_far: Counter[int] = Counter()
-    found: dict[str, int] = {}
-    for name, chunk in reversed(list(home.items())):  # as a backward makes them
-        found[name] = min(parts - 1, parts * so_far[chunk] // max(1, total[chunk]))
-        so_far[chunk] += sizes[name]
+    found = dict.fromkeys(home, 0)
+    for name, size in sizes.items():
+        chunk = home[name]
+        found[name] = min(parts - 1, parts * (2 * so_far[chunk] + size) // max(1, 2 * total[chunk]))
+        so_far[chunk] += size
     return found
 
 

@@ -55,10 +55,15 @@ def trained(
     rest: Any = None,
     spoilt: tuple[int, ...] = (),
     huge: tuple[int, ...] = (),
+    tied: bool = False,
     **options: Any,
 ) -> Trained:
-    """Stages of so many ranks; in steps that are `spoilt` a target is infinite, in those that are `huge` an input."""
+    """Stages of so many ranks; in steps that are `spoilt` a target is infinite, in those that are `huge` an input.
+
+    The first and the last layer may be `tied`."""
     model = layers(count, width)
+    if tied:
+        model[-1][0].weight = model[0][0].weight  # type: ignore[index]
     flow.nn.pipeline(model, [flow.placement("cpu", range(ranks * i, ranks * (i + 1))) for i in range(stages)], schedule)
     if rest is not None:
         flow.nn.shard(model, {"*": rest})

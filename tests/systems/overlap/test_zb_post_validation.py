@@ -96,7 +96,8 @@ def test_the_last_stage_steps_before_the_first_has_done_its_last_backward() -> N
             assert stepped.wait(20)
         return fire(cases, width, at)
 
-    validation.step, program.fire = stepping, firing  # type: ignore[method-assign]
+    validation.step = stepping  # type: ignore[method-assign]
+    program.fire = firing  # type: ignore[method-assign]
     made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert stepped.is_set()
 
@@ -157,7 +158,7 @@ def test_refused_where_a_stage_cannot_step_by_itself() -> None:
         (tied(), torch.optim.SGD, {"micro_batches": 2}, "is of several"),
     ):
         with pytest.raises(SbpflowError, match=said):
-            compiled(model, optimizer, **options)  # type: ignore[arg-type]
+            compiled(model, optimizer, **options)
 
 
 def test_gradients_that_are_there_already_are_refused() -> None:
