@@ -105,7 +105,7 @@ def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -
             assert not home[0].is_set()
         return fire(cases, width, at)
 
-    program.fire = firing  # type: ignore[method-assign]
+    program.fire = firing  # type: ignore[method-assign, assignment]
     made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert home[0].is_set()
 

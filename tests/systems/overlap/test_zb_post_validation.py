@@ -97,7 +97,7 @@ def test_the_last_stage_steps_before_the_first_has_done_its_last_backward() -> N
         return fire(cases, width, at)
 
     validation.step = stepping  # type: ignore[method-assign]
-    program.fire = firing  # type: ignore[method-assign]
+    program.fire = firing  # type: ignore[method-assign, assignment]
     made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert stepped.is_set()
 
