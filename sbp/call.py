@@ -225,6 +225,9 @@ class Match:
     unread: frozenset[int] = frozenset()  # factors of which `local` looks for no places
     windows: Mapping[tuple[int, int], Window] = field(default_factory=dict)  # (input, factor) -> how it is seen
     near: "LocalFunction | None" = None  # what ranks run, in the place of `local`, where such a factor is split
+    alone: "Match | None" = (
+        None  # what holds besides, for ranks that ask no neighbours: of micro-batches there are none
+    )
 
     def whole(self, factor: int, parts: int) -> frozenset[int] | None:
         """The inputs that stay whole though they have a factor that is split in so many parts; None if it cannot be."""

@@ -77,6 +77,8 @@ def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
     No rank is left with nothing then, so that holes are kept but where a local function looks for places of a dim.
     Nor does one see what others have: factors with windows stay whole.
     """
+    if isinstance(answer, Match) and answer.alone is not None:
+        answer = answer.alone
     if not isinstance(answer, Match):
         return [*(answer or ()), everywhere(call)]
     groups: list[AxisUse] = [("linear", g) for g in range(len(answer.linear))]

@@ -31,10 +31,9 @@ def moved(src: Sequence[State], dst: Sequence[State], shape: tuple[int, ...], it
     local = local_bytes(src, shape, itemsize, links.sizes)[:, None].repeat(len(dst), 1)
     ndim = len(links.sizes)
     time = _seconds(_codes(src, ndim)[:, None], _codes(dst, ndim)[None, :], local, links)
-    for i, a in enumerate(src):
-        for j, b in enumerate(dst):
-            if a.windows or b.windows:
-                time[i, j] += seen_seconds(a, b, shape, itemsize, links)
+    rows, columns = ([k for k, state in enumerate(states) if state.windows] for states in (src, dst))
+    for i, j in {*product(rows, range(len(dst))), *product(range(len(src)), columns)}:
+        time[i, j] += seen_seconds(src[i], dst[j], shape, itemsize, links)
     return time
 
 

@@ -76,8 +76,8 @@ def options(call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool]) ->
             found.setdefault((inputs, outputs), share)
 
     grads = any(outputs_grad) and adds_up(call.op, call.inputs, call.outputs)
-    if isinstance(answer, Match):
-        for way, same in _of_match(call, answer, reach, grads):
+    for match in _matches(answer):
+        for way, same in _of_match(call, match, reach, grads):
             add(way, same)
     for way, same in _of_states(call, reach, grads, isinstance(answer, Match)):
         add(way, same)
@@ -97,14 +97,14 @@ def way_of(call: Call, outputs: tuple[State, ...]) -> Way:
         return plain
     answer = answer_of(call)
     ways: list[Way] = []
-    if isinstance(answer, Match):
-        ways += answer.also
-        for doing in product(*(_held(call, answer, outputs, axis) for axis in range(len(call.sizes)))):
-            orders = _orders_held(call, answer, outputs, doing)
+    for match in _matches(answer):
+        ways += match.also
+        for doing in product(*(_held(call, match, outputs, axis) for axis in range(len(call.sizes)))):
+            orders = _orders_held(call, match, outputs, doing)
             if orders is not None:
-                way = way_by(call, answer, doing, lambda f, axes, known=orders: known[f])  # type: ignore[misc]
+                way = way_by(call, match, doing, lambda f, axes, known=orders: known[f])  # type: ignore[misc]
                 ways += [way] if way else []
-    elif answer is not None:
+    if answer is not None and not isinstance(answer, Match):
         ways += answer
     for way in ways:
         if way.inputs == call.states and way.outputs == outputs:
@@ -146,6 +146,13 @@ def fits(size: int, ranks: Sequence[int]) -> bool:
 
 def _axes(call: Call) -> list[int]:
     return [a for a, n in enumerate(call.sizes) if n > 1]
+
+
+def _matches(answer: Match | Sequence[Way] | None) -> list[Match]:
+    """A match, and what holds besides for ranks that ask no neighbours."""
+    if not isinstance(answer, Match):
+        return []
+    return [answer] if answer.alone is None else [answer, answer.alone]
 
 
 def _whole(call: Call) -> tuple[State, ...]:

@@ -5,6 +5,7 @@ Stencils are written so: `x[1:] - x[:-1]` takes one row of a neighbour.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,10 +57,11 @@ def cut(call: Call) -> Match:
         return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)  # pieces clamp to what they have
     start = call.bound["start"] or 0
     start = max(start + size, 0) if start < 0 else min(start, size)
+    addends = part_of(call, dim, range(start, start + step * count, step))
     if step > 1 or 2 * count <= size:
-        return part_of(call, dim, range(start, start + step * count, step))
+        return addends
     match = labelled(call, [labels], [labels], linear=[(0,)], hollow=True)
-    return seen_by(match, {dim: Window(count, start, start)}, Rewritten(_as_seen))
+    return replace(seen_by(match, {dim: Window(count, start, start)}, Rewritten(_as_seen)), alone=addends)
 
 
 def _as_seen(piece: Piece, x: Any, *_: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
