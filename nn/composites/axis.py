@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
-from ...placement.errors import SbpError, ShapeError
+from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import B, S, Sbp, Split, State
 from ...sbp.call import Indices, Ref, in_order, leaves, map_tensors, mapped, tensors_in
 from ...sbp.logical import AxisSwap, AxisTurn, Fixed, LogicalOp, Round, Seen, Stripes
@@ -266,6 +266,10 @@ class Axis:
             return None
         axis = self.axes[0] if turn.axis < 0 else next(each for each in self.axes if each.at == turn.axis)
         if isinstance(turn, AxisSwap):
+            try:
+                self.placement.swapped(axis.at, turn.distance)
+            except PlacementError as error:
+                raise PlacementError(f"inside {self.module or 'the model'} use {self._use}: {error}") from None
             return turn._replace(axis=axis.at)
         places = turn.places % axis.size
         return AxisTurn(axis.at, places) if places else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import P, S
 from sbpflow.boxing.graph.text.text import from_text, to_text
-from sbpflow.placement.errors import SbpError
+from sbpflow.placement.errors import PlacementError, SbpError
 
 from .ring import F64, numbers
 
@@ -73,6 +73,21 @@ def test_values_lie_on_each_axis_as_said_and_learn(use: str, grid: str) -> None:
     torch.testing.assert_close(grad.full_tensor(), alone.weight.grad)
     text = step.plan(x).text()
     assert to_text(from_text(text)) == text
+
+
+def test_pieces_change_hands_in_pairs_where_there_are_pairs() -> None:
+    @flow.nn.composite("in_pairs", of="mm")
+    def in_pairs(axis: Any, x: Any, weight: Any) -> Any:
+        """Each rank does what another would have done, and hands it back."""
+        rows = axis.run(torch.ops.aten.mm.default, x.lying(S(0)).swapped(2), weight, gives=S(0))
+        return axis.run(torch.ops.aten.add.Tensor, rows.swapped(2), rows.swapped(2), gives=S(0), round=1)
+
+    model, x = flow.nn.inside(Product(), use="in_pairs", over="a"), numbers(8, 9)
+    found: Any = flow.compile(model, placement=flow.placement("cpu:[0-7] as (a=8)"))(x)
+    torch.testing.assert_close(found.full_tensor(), 2 * x @ model.weight)
+    other = flow.nn.inside(Product(), use="in_pairs", over="a")
+    with pytest.raises(PlacementError, match="use in_pairs: 6 ranks of an axis do not pair up at a distance of 2"):
+        flow.compile(other, placement=flow.placement("cpu:[0-5] as (a=6)")).plan(x)
 
 
 def test_one_signature_is_not_enough_for_two_axes() -> None:

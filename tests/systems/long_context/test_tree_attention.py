@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.placement.errors import SbpError
-from tests.nn.composites.ring import Attention
+from tests.nn.composites.ring import Attention, close, compared
 from tests.ranks import Ranks
 
 from .sequences import attended, close_on_every_rank, numbers, sent, shards, three
@@ -55,6 +55,22 @@ def test_all_else_that_attention_is_told(use: str, case: str) -> None:
         mask = hidden if case == "nothing is seen" else hidden.index_fill(1, torch.arange(4), True)
         mask = numbers(13, 13) > 0 if case == "mask" else mask
     attended(grid, use, "context", given, lies, mask, **how)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("use", ["tree", "merged", "ulysses"])
+@pytest.mark.parametrize("shape", [(13, 13), (4, 13, 13), (2, 1, 1, 13), (13, 1)])
+def test_masks_may_learn(use: str, shape: tuple[int, ...]) -> None:
+    close(compared(flow.placement(line(4)), three(13), numbers(*shape, seed=5), use=use))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("use", ["tree", "merged", "ulysses"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_numbers_are_added_up_in_single(use: str, dtype: torch.dtype) -> None:
+    given = [x.to(dtype) for x in three(16)]
+    found = compared(flow.placement(line(4)), given, use=use, is_causal=True)
+    close(found, 1e-4 if dtype is torch.float32 else 5e-2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
