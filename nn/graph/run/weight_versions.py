@@ -12,7 +12,7 @@ as many updates back as there were since the forward, at the pace of the mean of
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -119,7 +119,21 @@ class WeightVersions:
             self.velocity = {chunk: Velocity(late) for chunk, late in delays.items() if late}
 
     def prepare(self) -> None:
-        """There is nothing that is done before or behind all micro-batches."""
+        """Compile what is done once a step, before all micro-batches: that of frozen weights."""
+        _ = self.frozen
+
+    @cached_property
+    def frozen(self) -> Running:
+        """What others need of weights that no update changes."""
+        known = {name for names in self.homes.values() for name in names}
+        todo: list[Instruction] = []
+        for do in self.variant.tasks.before:
+            if do.reads[0] in known:
+                known.update(do.writes)
+            else:
+                todo.append(do)
+        made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
+        return self.variant.running("before", todo, Bundles((), (made,)))
 
     def ends(self) -> list[ChunkEnd]:
         """The schedule itself has optimizers of chunks."""
@@ -135,7 +149,9 @@ class WeightVersions:
         """The weights that a step starts with."""
         self.held, self.update, self.sums = held, update, {self.key: {}}
         self.updates, self.read = {}, {}
-        return {self.key: held}
+        with torch.no_grad():
+            (still,) = self.frozen.run(held)
+        return {self.key: {**held, **still}}
 
     def grads(self) -> dict[str, Shards]:
         """No gradients are left: the optimizers have had them."""
@@ -185,7 +201,7 @@ class WeightVersions:
         last = next((at for at, register in enumerate(ports) if register.startswith("g.")), None)
         if last is None:
             return run
-        every, slots, of = actor.gives[last].every, self.slots_of[chunk], ref(self)
+        every, slots, of = actor.gives[last].every, self.slots_of.get(chunk, ()), ref(self)
 
         def fire(firing: Firing) -> Sequence[Any]:
             out = list(run(firing))
@@ -218,7 +234,8 @@ class WeightVersions:
         velocity, own = self.velocity.get(chunk), {name: self.held[name] for name in self.homes[chunk]}
         if velocity is not None:
             velocity.before(own)
-        self.update(grads)
+        if own:  # else all of the chunk is frozen
+            self.update(grads)
         if velocity is not None:
             velocity.after(own)
         self.updates[chunk] = self.updates.get(chunk, 0) + 1
