@@ -124,7 +124,7 @@ class WeightVersions:
 
     @cached_property
     def frozen(self) -> Running:
-        """What others need of weights that no update changes."""
+        """The moves of weights that no update changes, to who needs them."""
         known = {name for names in self.homes.values() for name in names}
         todo: list[Instruction] = []
         for do in self.variant.tasks.before:

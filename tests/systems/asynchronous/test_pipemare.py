@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -194,6 +195,29 @@ def test_rates_that_begin_smaller_where_weights_are_late_go_further(again: bool)
         return loss
 
     assert far(10) < 1e-3 * far(1)
+
+
+def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """With the groups that rates have split, and how far these have come."""
+
+    def made() -> tuple[nn.Sequential, torch.optim.Optimizer, flow.nn.Graph, flow.nn.DelayedLR]:
+        model = layers(4)
+        flow.nn.pipeline(model, ranks(4), "pipemare")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        step = flow.compile(model, squares, optimizer, micro_batches=12, schedule="pipemare").plan(*numbers(24))
+        return model, optimizer, step, flow.nn.DelayedLR(optimizer, step, anneal=5)
+
+    model, optimizer, step, rates = made()
+    other, its, again, its_rates = made()
+    for at in range(4):
+        if at == 2:
+            flow.save(tmp_path / "at", model, optimizer=optimizer, extra={"rates": rates})
+            flow.load(tmp_path / "at", other, optimizer=its, extra={"rates": its_rates})
+        for each, scheduler in ((step, rates), (again, its_rates))[: 1 if at < 2 else 2]:
+            each(*numbers(24, at))
+            scheduler.step()
+    assert all(map(torch.equal, whole(model), whole(other)))
+    assert rates.get_last_lr() == its_rates.get_last_lr()
 
 
 def test_what_cannot_be() -> None:
