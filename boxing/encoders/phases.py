@@ -74,7 +74,8 @@ class MomentumEncoder(Encoder):
         mine = self.beta / ranks * before + (1 - self.beta) * value
         inner = {name: x for name, x in kept.items() if name not in ("momentum", "steps")}
         whole, found = yield from self.of.course(mine, inner, ranks)
-        return whole, {**found, "momentum": whole, "steps": _steps(count)}
+        # A copy: who gets the momentum may change it in place, as clipping does.
+        return whole, {**found, "momentum": whole.clone(), "steps": _steps(count)}
 
     @property
     def steady(self) -> Encoder:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B, P
+from tests.ranks import Ranks
 from tests.systems.compression.runs import DATA, batch, loss_fn, net, sent_bytes, step_of, trained, weights
 
 WARM, BETA = 20, 0.9
@@ -109,9 +110,46 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Any) -> None
     assert trained(third, 4, 6) == ends
 
 
+def resumed(folder: str) -> tuple[list[float], list[float]]:
+    model = net()
+    step = one_bit_adam(model, 3)
+    trained(step, 5)
+    flow.save(folder, model, optimizer=step.optimizer, extra={"kept": step.kept})
+    ends = trained(step, 3, 5)
+    other = net()
+    again = one_bit_adam(other, 3)
+    flow.load(folder, other, optimizer=again.optimizer, extra={"kept": again.kept})
+    return ends, trained(again, 3, 5)
+
+
+def test_four_processes_go_on_to_the_same_bits(ranks4: Ranks, tmp_path: Any) -> None:
+    for ends, again in ranks4(resumed, str(tmp_path / "five")):
+        assert again == ends
+
+
+def test_errors_of_other_ranks_or_encoders_are_refused() -> None:
+    first, two = one_bit_adam(net(), 3), net()
+    trained(first, 4)
+    place = flow.placement("cpu:[0-1] as (data=2)")
+    other = step_of(two, {"*": flow.encoders.momentum(beta=BETA, steps=3)}, placement=place)
+    other.kept.load_state_dict(first.kept.state_dict())
+    with pytest.raises(flow.SbpError, match="another run"):
+        other(*batch(0))
+
+
 def test_weights_stay_alike_on_all_ranks() -> None:
     model = net()
     trained(one_bit_adam(model, 2), 6)
     for weight in weights(model).values():
         shards: list[Tensor] = weight.to_local()
         assert all(torch.equal(shards[0], other) for other in shards)
+
+
+def test_what_is_done_to_a_gradient_is_not_done_to_the_momentum_that_is_kept() -> None:
+    """Clipping scales gradients in place."""
+    encoder = flow.encoders.momentum(beta=BETA, steps=0, of=flow.encoders.sign())
+    step = step_of(net(), {"2.weight": encoder}, clip_grad_norm=1e-6)
+    step(*batch(0))
+    rows = step.kept.kept.rows_of("2.weight")
+    assert rows is not None
+    assert rows.ranks[0]["momentum"].norm() > 1e-3
