@@ -245,7 +245,9 @@ class _Pipe:
             for c in self.on(d):
                 ends = lives_from(graph, self.at("F", c, 0))
                 lives += [(self.freed(c, kind) * self.shape.m, ends[self.at(kind, c, 0)]) for kind in self.kinds[1:]]
-            forwards = max(self.costs[c].forward / self.held(c) for c in self.on(d)) * limit
+            # How much of forwards fits before that: a chunk of which nothing is held is never too many.
+            free = limit == inf or not all(self.held(c) for c in self.on(d))
+            forwards = inf if free else max(self.costs[c].forward / self.held(c) for c in self.on(d)) * limit
             least = max(room(lives, limit), sum(times) + max(0.0, comes_back - forwards))
             if by == "span":
                 heads = [since[n] - time for n, time in zip(mine, times, strict=True)]

@@ -50,6 +50,13 @@ def test_bytes_of_b_are_free_again_before_w() -> None:
     assert max(found.slots) > 8
 
 
+def test_chunks_may_hold_nothing_and_take_no_time() -> None:
+    costs = [Costs(0, 1, 0, bytes=4), Costs(1, 1, 1), Costs(0, 0, 0)]
+    found = search(3, 4, costs=costs, memory=8, effort=0.05)
+    assert found.memory == (8, 0, 0)
+    assert found.bound <= found.end
+
+
 def test_more_memory_is_never_slower() -> None:
     found = curve(4, 8, range(2, 9), way="vee", effort=0.1)
     ends = [each.end for each in found]
