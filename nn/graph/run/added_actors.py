@@ -7,7 +7,9 @@ the ranks of a task that does, finds what the task finds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,11 +23,39 @@ from ....actors.runtime.job import check_given
 from ....actors.runtime.partition import RegisterEnd
 from ....placement.errors import ScheduleError
 from ....placement.world import world
+from ..compiler.generated_calls import Shards
 from ..microbatch.batch import PieceKind
 from .network import Bundle, Lowered
+from .same_weights import Fire
+from .tasks import Name
 from .transfers import carrier
 
-__all__ = ["AddedWork", "link_of", "rewired"]
+__all__ = ["AddedWork", "Fed", "OpenProgram", "link_of", "rewired", "work_of"]
+
+Fed: TypeAlias = Callable[[int, str, Any], dict[str, Shards]]  # of a micro-batch an argument's value, as it lies
+
+
+class OpenProgram(Protocol):
+    """A program of micro-batches as the work of added actors sees it."""
+
+    grad: bool  # whether whoever called the step has gradients
+    fed: Fed | None
+    shards: list[dict[str, Shards]]  # of the micro-batches of the step under way
+
+    @property
+    def kinds(self) -> Sequence[PieceKind]: ...
+    @property
+    def firsts(self) -> Sequence[object]:
+        """One for each route."""
+
+    @property
+    def count(self) -> int:
+        """How many chunks a route has."""
+
+    @property
+    def lowered(self) -> Mapping[PieceKind, Lowered]: ...
+    @property
+    def links(self) -> Mapping[str, Link]: ...
 
 
 def rewired(low: Lowered, opening: Opening) -> Lowered:
@@ -110,6 +140,43 @@ class AddedWork:
         return tuple(
             slot if to is None else slot._replace(value=to(slot.value)) for slot, to in zip(slots, carry, strict=True)
         )
+
+
+def work_of(program: OpenProgram, opening: Opening, actor: Actor, task: Callable[[], Fire]) -> Fire:
+    """The work of an actor: one that was added, or a task of the step, to which registers may bring arguments.
+
+    Threads hold their work, and must not keep a program alive that nobody else has.
+    """
+
+    def routes(of: Actor) -> list[int]:
+        return [Name.of(case or of.name).chunk // program.count for case in of.cases]
+
+    if actor.name in opening.work:
+        bundles = {kind: low.bundles for kind, low in program.lowered.items()}
+        made = AddedWork(opening, actor, bundles, program.links, lambda of: routes(of)[0])
+        return partial(_added, ref(program), made)
+    feeds = [(n, opening.feeds[t.register]) for n, t in enumerate(actor.takes) if t.register in opening.feeds]
+    return partial(_fed, ref(program), task(), feeds, routes(actor)) if feeds else task()
+
+
+def _added(of: "ref[OpenProgram]", work: AddedWork, firing: Firing) -> Sequence[Any]:
+    """The work of an added actor."""
+    program = of()
+    assert program is not None
+    return work(firing, program.kinds, len(program.firsts), program.grad)
+
+
+def _fed(
+    of: "ref[OpenProgram]", run: Fire, feeds: Sequence[tuple[int, str]], routes: Sequence[int], firing: Firing
+) -> Sequence[Any]:
+    """A task of which some arguments come out of registers."""
+    program = of()
+    assert program is not None
+    assert program.fed is not None
+    k = firing.label * len(program.firsts) + routes[firing.case]
+    for port, argument in feeds:
+        program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
+    return run(firing)
 
 
 def _own(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The gradients of weights are added up over the micro-batches where they are made
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import ref
 
 import torch
@@ -37,7 +37,7 @@ from ..lower.instructions import LocalRegister
 from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
-from .added_actors import AddedWork, link_of, rewired
+from .added_actors import Fed, link_of, rewired, work_of
 from .chunk_weights import ChunkWeights, Validation
 from .network import Bundle, Ends, Lowered, links_of, lowered
 from .same_weights import Fire, SameWeights, Sums, Update
@@ -47,9 +47,7 @@ from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
 from .weight_versions import WeightVersions
 
-__all__ = ["Fed", "Pipelined", "seeds_of"]
-
-Fed: TypeAlias = Callable[[int, str, Any], dict[str, Shards]]  # of a micro-batch an argument's value, as it lies
+__all__ = ["Pipelined", "seeds_of"]
 
 
 class Pipelined:
@@ -113,9 +111,9 @@ class Pipelined:
 
     def open(self, added: Added, fed: Fed) -> None:
         """Have more actors take part, before anything was made to run; `fed` says how arguments lie that they bring."""
-        self.opening = opened(self.network, self.proof, self.places, added, self.opening)
-        self.fed, self.network, self.proof = fed, self.opening.network, self.opening.proof
-        self.lowered = {kind: rewired(low, self.opening) for kind, low in self.lowered.items()}
+        made = opened(self.network, self.proof, self.places, added, self.opening)
+        self.lowered = {kind: rewired(low, made) for kind, low in self.lowered.items()}
+        self.opening, self.fed, self.network, self.proof = made, fed, made.network, made.proof
         for known in ("ordered", "answers"):
             vars(self).pop(known, None)  # they are of the network as it was
 
@@ -231,19 +229,7 @@ class Pipelined:
     def work(self, actor: Actor) -> Fire:
         if self.opening is None:
             return self.weights.work(actor, self.task)
-        if actor.name in self.opening.work:
-            bundles = {kind: low.bundles for kind, low in self.lowered.items()}
-            return partial(
-                _added, ref(self), AddedWork(self.opening, actor, bundles, self.links, lambda a: self.routes_of(a)[0])
-            )
-        feeds = [(at, self.opening.feeds[take.register]) for at, take in enumerate(actor.takes)
-                 if take.register in self.opening.feeds]  # fmt: skip
-        run = self.weights.work(actor, self.task)
-        return partial(_fed, ref(self), run, feeds, self.routes_of(actor)) if feeds else run
-
-    def routes_of(self, actor: Actor) -> list[int]:
-        """The route of each case of an actor."""
-        return [Name.of(case or actor.name).chunk // self.count for case in actor.cases]
+        return work_of(self, self.opening, actor, lambda: self.weights.work(actor, self.task))
 
     def task(self, actor: Actor) -> Fire:
         """The work of an actor that is a task of each micro-batch."""
@@ -367,26 +353,6 @@ def _weakly(
     program = of()
     assert program is not None
     return program.fire(cases, width, firing)
-
-
-def _added(of: "ref[Pipelined]", work: AddedWork, firing: Firing) -> Sequence[Any]:
-    """The work of an added actor."""
-    program = of()
-    assert program is not None
-    return work(firing, program.kinds, len(program.firsts), program.grad)
-
-
-def _fed(
-    of: "ref[Pipelined]", run: Fire, feeds: Sequence[tuple[int, str]], routes: Sequence[int], firing: Firing
-) -> Sequence[Any]:
-    """A task of which some arguments come out of registers."""
-    program = of()
-    assert program is not None
-    assert program.fed is not None
-    k = firing.label * len(program.firsts) + routes[firing.case]
-    for port, argument in feeds:
-        program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
-    return run(firing)
 
 
 def seeds_of(graph: Physical, weights: Sequence[float]) -> dict[str, Shards]:
