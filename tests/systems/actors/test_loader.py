@@ -12,7 +12,6 @@ from sbpflow.actors import Actor, Added, Give, Network, Register, Take
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement.errors import ScheduleError, ShapeError
-from tests.ranks import Ranks
 
 from .models import MANY, data, layers, piped
 
@@ -52,10 +51,6 @@ def losses(loaded: bool, **options: Any) -> list[float]:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1"])
 def test_what_it_brings_is_what_the_step_is_given(schedule: str) -> None:
     assert losses(True, schedule=schedule) == losses(False, schedule=schedule)
-
-
-def test_each_rank_loads_what_its_stage_reads(ranks4: Ranks) -> None:
-    assert ranks4(losses, True) == ranks4(losses, False)
 
 
 def test_it_loads_beside_the_first_stage_and_no_more_than_its_quota_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

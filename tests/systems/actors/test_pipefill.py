@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from sbpflow.actors import Actor, Added, Network, simulate
 from sbpflow.actors.protocol.state import Firing
-from sbpflow.placement.world import world
-from tests.ranks import Ranks
 
 from .models import data, layers, piped
 
@@ -57,14 +55,6 @@ def evaluated(filled: bool) -> tuple[list[float], dict[tuple[int, int], float]]:
 
 def test_the_job_is_done_and_the_step_is_what_it_was() -> None:
     assert evaluated(True) == evaluated(False)
-
-
-def test_each_rank_does_its_part_of_the_job(ranks4: Ranks) -> None:
-    losses, all_ = evaluated(False)
-    assert world().rank is None
-    for rank, (mine, found) in enumerate(ranks4(evaluated, True)):
-        assert mine == losses
-        assert found == {key: value for key, value in all_.items() if key[0] == rank}
 
 
 @pytest.mark.parametrize("time", [1.0, 0.5])
