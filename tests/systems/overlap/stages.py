@@ -1,5 +1,6 @@
 """A net of layers in stages, trained a few steps with or without what the rows are about, to be held to each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ def trained(
     steps: int = 3,
     optimizer: Any = ADAMW,
     rest: Any = None,
+    said: Callable[[nn.Module], object] | None = None,
     spoilt: tuple[int, ...] = (),
     huge: tuple[int, ...] = (),
     tied: bool = False,
@@ -69,6 +71,8 @@ def trained(
         flow.nn.shard(model, {"*": rest})
         parts = [part for layer in model.children() for part in layer.children()]
         flow.nn.flow(parts, result=flow.S(0), input=flow.S(0))  # what is computed is data parallel
+    if said is not None:
+        said(model)
     mine = optimizer(model)
     options.setdefault("micro_batches", 4)
     step = flow.compile(model, loss_fn, mine, schedule=schedule, **options)

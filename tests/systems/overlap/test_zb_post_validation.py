@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
+from sbpflow import B, S
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.nn.graph.microbatch_runner import MicroBatchRunner
 from sbpflow.placement.errors import SbpError, SbpflowError
@@ -47,6 +48,34 @@ def test_a_step_is_the_synchronous_one_to_the_bit(
         assert str(one.step.grad_norm.item()) == str(made.step.grad_norm.item())
     if "skip_nonfinite" in how:
         assert str(one.step.skipped) == str(made.step.skipped)
+
+
+def whole(model: nn.Module) -> None:
+    flow.nn.shard(model, {"*": B})
+
+
+def zero1(model: nn.Module) -> None:
+    whole(model)
+    flow.nn.shard(model, {"*": S(0)}, "states")
+
+
+def zero2(model: nn.Module) -> None:
+    whole(model)
+    flow.nn.shard(model, {"*": S(0)}, ["grads", "states"])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rests", [whole, zero1, zero2])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("asks", ["clipped at times", "inf and clipped"])
+def test_so_it_is_where_optimizers_have_pieces_or_wider_copies(rests: Any, kind: str, asks: str) -> None:
+    def said(model: nn.Module) -> None:
+        rests(model)
+        if kind != "fp32":
+            flow.nn.cast(model, {"*": kind})
+
+    how = dict(ASKS[asks], ranks=2, said=said, steps=4)
+    same(trained("1f1b", **how), trained("1f1b", **how, post_validation=True, overlap=True))
 
 
 @pytest.mark.parametrize("asks", ["never clipped", "clipped at times", "inf"])
