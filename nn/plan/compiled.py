@@ -114,9 +114,9 @@ def compile(
     """A step of training a model: `step(*batch)` computes `loss_fn(model, *batch)`, its gradients, and steps.
 
     Without a loss function it is an inference: `step(*args)` is `model(*args)`. There are the options placement=,
-    backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices=, inputs=, loss_scale=, skip_nonfinite= and
-    name=, as `Options` explains them; and plan=, a plan's text, file or `Plan`, which says all of that and how the
-    model lies.
+    backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices=, inputs=, loss_scale=, skip_nonfinite=,
+    overlap=, post_validation= and name=, as `Options` explains them; and plan=, a plan's text, file or `Plan`, which
+    says all of that and how the model lies.
     """
     if not isinstance(model, nn.Module):
         raise SbpError(

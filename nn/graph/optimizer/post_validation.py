@@ -59,6 +59,11 @@ class PostValidation:
     for the norm of each; behind them how often one was not finite, and a loss."""
 
     def __init__(self, model: AdoptedModel, names: Sequence[str]) -> None:
+        if model.offloaded:
+            raise SbpError(
+                f"{model.graph.name}: post_validation keeps copies of what it may take back on devices, and this is "
+                "offloaded\n  leave post_validation= out, or clip_grad_norm=, skip_nonfinite= and loss_scale="
+            )
         self.model, self.names = model, tuple(names)
         self.number = {name: at for at, name in enumerate(names)}
         self.chunks: dict[int, _Stepping] = {}

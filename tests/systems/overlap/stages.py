@@ -12,7 +12,7 @@ import sbpflow as flow
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement.world import world
 
-__all__ = ["ADAMW", "SGD", "Trained", "plan_of", "same", "trained"]
+__all__ = ["ADAMW", "SGD", "Trained", "layers", "loss_fn", "plan_of", "same", "trained"]
 
 
 def ADAMW(model: nn.Module) -> torch.optim.Optimizer:

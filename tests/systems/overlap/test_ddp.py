@@ -34,7 +34,7 @@ def test_gradients_go_in_buckets_of_up_to_a_limit(count: int) -> None:
     step, one = compiled(count, 256, B)
     x = torch.randn(2048, 256)
     step(x, x)
-    loss_fn(one, x, x).backward()
+    loss_fn(one, x, x).backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD(one.parameters(), lr=0.1).step()
     for mine, other in zip(step.model.parameters(), one.parameters(), strict=True):
         assert torch.allclose(mine.full_tensor(), other, atol=1e-6)

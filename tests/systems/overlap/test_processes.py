@@ -4,6 +4,7 @@ from typing import Any
 
 from sbpflow import S
 from sbpflow.actors import Folding
+from sbpflow.placement.world import world
 from tests.ranks import Ranks
 
 from .stages import Trained, same, trained
@@ -20,6 +21,10 @@ def everywhere() -> list[Trained]:
 
 
 def told(made: Trained) -> Trained:
+    timeline = made.step.timeline()
+    assert (timeline is None) == (world().rank != 0)
+    if timeline is not None:
+        assert any(ran.actor.startswith("R") for records in timeline.ranks.values() for ran in records)
     made.step = made.moves = None  # do not travel
     return made
 
