@@ -149,7 +149,7 @@ class Launch:
         return made
 
     def _seen(self, watch: Callable[[], Hashable]) -> Hashable:
-        """What a program watches, now, for which nobody is waited for."""
+        """All that a program goes by now, for which nobody is waited for."""
         me = threading.get_ident()
         self._users.discard(me)
         try:

@@ -21,8 +21,8 @@ from .optimizer.adopted_model import AdoptedModel
 from .optimizer.post_validation import PostValidation
 from .pieces import Pieces, Sized
 from .plan import Planned
-from .run.chunk_weights import ChunkWeights
 from .run.pipeline import seeds_of
+from .run.weights.chunk_weights import ChunkWeights
 
 __all__ = ["MicroBatchRunner"]
 

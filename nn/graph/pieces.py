@@ -20,13 +20,13 @@ from .memory.liveness import RankMemory
 from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
 from .options import Options
-from .run.chunk_weights import ChunkWeights
 from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
 from .run.network import Ends, shape_of
 from .run.pipeline import Pipelined
 from .run.variant import Variant
-from .run.weight_versions import WeightVersions
+from .run.weights.chunk_weights import ChunkWeights
+from .run.weights.weight_versions import WeightVersions
 
 __all__ = ["Pieces", "Sized", "kept_of"]
 

@@ -15,8 +15,8 @@ from .options import Option, Reach, answer_of, options, way_of
 
 __all__ = ["fixed_options", "fixed_way", "options_of"]
 
-Entry: TypeAlias = Sbp | Stripes | Seen
-FixedEntries: TypeAlias = tuple[tuple[int, Entry], ...]  # of the axes of more than one rank, in their order
+FixedEntry: TypeAlias = Sbp | Stripes | Seen
+FixedEntries: TypeAlias = tuple[tuple[int, FixedEntry], ...]  # of the axes of more than one rank, in their order
 
 
 def options_of(op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequence[bool]) -> list[Option]:
@@ -40,7 +40,7 @@ def fixed_options(call: Call, reach: Sequence[Reach], grads: Sequence[bool], fix
     return made
 
 
-def _shown(entries: Sequence[Sequence[Entry]]) -> str:
+def _shown(entries: Sequence[Sequence[FixedEntry]]) -> str:
     return ", ".join(str(each[0]) if len(each) == 1 else f"({', '.join(map(str, each))})" for each in entries)
 
 
@@ -61,7 +61,7 @@ def _on_axes(call: Call, found: Sequence[Option], fixed: Fixed, axes: frozenset[
         yield Option(tuple(made[:at]), tuple(made[at:]), share)
 
 
-def _said(fixed: Fixed, entries: Sequence[Entry], axes: frozenset[int]) -> FixedEntries:
+def _said(fixed: Fixed, entries: Sequence[FixedEntry], axes: frozenset[int]) -> FixedEntries:
     pairs = zip(fixed.round.axes, entries, strict=True)
     return tuple(sorted((pair for pair in pairs if pair[0] in axes), key=lambda pair: pair[0]))
 

@@ -5,8 +5,6 @@ chunks -> tasks -> variant     parts of a pipeline, what is done for a micro-bat
 gradient_homes   gradients that each micro-batch brings home, and not all of them behind the last
 added_actors     actors that a user added, among these
 network          tasks as actors under a schedule's marks; transfers: what they hand to other ranks
-pipeline         all micro-batches under a schedule, which says what weights they see: same_weights, weight_versions,
-                 where nobody holds a version by unpinned_weights
-chunk_work -> chunk_weights     the same for all, where what is done once a step is done by chunk
+pipeline         all micro-batches under a schedule; weights/ says what of these they see
 costs, footprint, timeline     predicted seconds, bytes under way, and what a step did
 """

@@ -26,9 +26,9 @@ from ....placement.world import world
 from ..compiler.generated_calls import Shards
 from ..microbatch.batch import PieceKind
 from .network import Bundle, Lowered
-from .same_weights import Fire
 from .tasks import Name
 from .transfers import carrier
+from .weights.same_weights import Fire
 
 __all__ = ["AddedWork", "Fed", "OpenProgram", "link_of", "rewired", "work_of"]
 

@@ -18,10 +18,10 @@ from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
 from ..memory.liveness import Kept, RankMemory, kept, memory
 from ..microbatch.attention import attend
-from .chunk_weights import ChunkWeights
 from .pipeline import Pipelined
 from .tasks import Hop
 from .variant import Variant
+from .weights.chunk_weights import ChunkWeights
 
 __all__ = ["footprint", "left", "less", "outgrown"]
 

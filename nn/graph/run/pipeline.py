@@ -38,14 +38,14 @@ from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
 from .added_actors import Fed, link_of, rewired, work_of
-from .chunk_weights import ChunkWeights, Validation
 from .network import Bundle, Ends, Lowered, links_of, lowered
-from .same_weights import Fire, SameWeights, Sums, Update
 from .tasks import Hop, Name
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
-from .weight_versions import WeightVersions
+from .weights.chunk_weights import ChunkWeights, Validation
+from .weights.same_weights import Fire, SameWeights, Sums, Update
+from .weights.weight_versions import WeightVersions
 
 __all__ = ["Pipelined", "seeds_of"]
 

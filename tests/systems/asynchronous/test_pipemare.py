@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.actors import Schedule, published
-from sbpflow.nn.graph.run import weight_versions
+from sbpflow.nn.graph.run.weights import weight_versions
 from tests.ranks import Ranks
 
 from .letters import held_out, letters, read_loss, reader

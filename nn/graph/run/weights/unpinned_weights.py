@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
-from ....placement.errors import ScheduleError
-from ..compiler.generated_calls import Shards
-from ..lower.segments import Segment, made_by
-from .variant import Variant
+from .....placement.errors import ScheduleError
+from ...compiler.generated_calls import Shards
+from ...lower.segments import Segment, made_by
+from ..variant import Variant
 
 __all__ = ["Velocity", "check_only_read"]
 

@@ -14,19 +14,19 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ....actors.protocol.network import Actor, Network
-from ....actors.protocol.state import Firing
-from ....actors.schedules.chunk_ends import ChunkEnd, Folding
-from ....boxing.exchange.execute import token
-from ....placement import Placement
-from ....placement.errors import ScheduleError
-from ....sbp import Layout, State
-from ..compiler.generated_calls import Shards
-from ..microbatch.batch import PieceKind
+from .....actors.protocol.network import Actor, Network
+from .....actors.protocol.state import Firing
+from .....actors.schedules.chunk_ends import ChunkEnd, Folding
+from .....boxing.exchange.execute import token
+from .....placement import Placement
+from .....placement.errors import ScheduleError
+from .....sbp import Layout, State
+from ...compiler.generated_calls import Shards
+from ...microbatch.batch import PieceKind
+from ..tasks import Name
+from ..variant import Variant
 from .chunk_work import ChunkWork
 from .same_weights import Fire, SameWeights, Sums, Update
-from .tasks import Name
-from .variant import Variant
 
 __all__ = ["ChunkWeights", "GatheredWeights", "Validation"]
 

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....boxing.graph.buckets import exchange
-from ..compiler.codegen import Bundles, Running
-from ..compiler.generated_calls import Shards
-from ..lower.instructions import Instruction, LocalRegister
+from .....boxing.graph.buckets import exchange
+from ...compiler.codegen import Bundles, Running
+from ...compiler.generated_calls import Shards
+from ...lower.instructions import Instruction, LocalRegister
+from ..variant import Variant
 from .same_weights import Once, Sums
-from .variant import Variant
 
 __all__ = ["ChunkWork", "Home", "Together"]
 
@@ -149,7 +149,7 @@ class ChunkWork:
 
     @cached_property
     def rest(self) -> Once:
-        """What is left to do before and behind all micro-batches."""
+        """The rest that is done before and behind all micro-batches."""
         tasks = self.variant.tasks
         gone = {do for listed in self.gathered.values() for each in listed for do in each.todo}
         before = [do for do in tasks.before if do not in gone]

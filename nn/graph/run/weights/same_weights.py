@@ -9,17 +9,17 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ....actors.protocol.network import Actor, Network
-from ....actors.protocol.state import Firing
-from ....actors.schedules.chunk_ends import ChunkEnd
-from ....boxing import box
-from ....sbp import Layout
-from ..compiler.codegen import Bundles
-from ..compiler.generated_calls import Shards
-from ..lower.instructions import Instruction, LocalRegister
-from ..microbatch.batch import PieceKind
-from .tasks import Name
-from .variant import Variant
+from .....actors.protocol.network import Actor, Network
+from .....actors.protocol.state import Firing
+from .....actors.schedules.chunk_ends import ChunkEnd
+from .....boxing import box
+from .....sbp import Layout
+from ...compiler.codegen import Bundles
+from ...compiler.generated_calls import Shards
+from ...lower.instructions import Instruction, LocalRegister
+from ...microbatch.batch import PieceKind
+from ..tasks import Name
+from ..variant import Variant
 
 __all__ = ["Fire", "Once", "SameWeights", "Sums", "Update"]
 

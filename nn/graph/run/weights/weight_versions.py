@@ -18,19 +18,19 @@ from weakref import ref
 
 import torch
 
-from ....actors.protocol.network import Actor, Network, Register
-from ....actors.protocol.state import Firing
-from ....actors.schedules.chunk_ends import ChunkEnd
-from ....actors.schedules.schedule import Schedule
-from ....placement.errors import ScheduleError
-from ..compiler.codegen import Bundles, Running
-from ..compiler.generated_calls import Shards
-from ..lower.instructions import Instruction, LocalRegister, Transfer
-from ..microbatch.batch import PieceKind
+from .....actors.protocol.network import Actor, Network, Register
+from .....actors.protocol.state import Firing
+from .....actors.schedules.chunk_ends import ChunkEnd
+from .....actors.schedules.schedule import Schedule
+from .....placement.errors import ScheduleError
+from ...compiler.codegen import Bundles, Running
+from ...compiler.generated_calls import Shards
+from ...lower.instructions import Instruction, LocalRegister, Transfer
+from ...microbatch.batch import PieceKind
+from ..tasks import Name
+from ..variant import Variant
 from .same_weights import Fire, Sums, Update
-from .tasks import Name
 from .unpinned_weights import Velocity, check_only_read
-from .variant import Variant
 
 __all__ = ["WeightVersions"]
 
