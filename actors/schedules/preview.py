@@ -123,16 +123,21 @@ class Preview:
         routes, ordered = self.schedule.routes(self.shape), list(map(iter, self.schedule.rows(self.shape)))
         for ran in self.run.firings:
             tasks = tasks_of(ran)
-            if not tasks or ran.end <= ran.start:
+            if not tasks:
                 continue
             device = self.schedule.device(self.shape, tasks[0].chunk)
+            # Of an order the numbers are those that it says; else they are those of what a firing works on.
+            listed = bool(ordered) and tasks[0].kind in "FBW"
+            said = [next(ordered[device]).number for _ in tasks] if listed else []
+            if ran.end <= ran.start:
+                continue
             computed, sent = found[device]
             at, times = ran.start, [self._alone(task) for task in tasks]
             for n, (kind, chunk) in enumerate(tasks):
                 nth = chunk // self.shape.p
                 number = ran.label * routes + nth if routes > 1 else ran.label
-                if ordered:
-                    number = next(op.number for op in ordered[device] if op[:2] == (kind, chunk))
+                if listed:
+                    number = said[n]
                 op = Action(kind, nth, number, n + 1 < len(tasks))
                 exchange = self._costs_of(chunk).exchange if kind in "FB" else 0.0
                 if len(tasks) == 1:

@@ -66,6 +66,14 @@ def test_chunks_behind_the_second_are_numbered() -> None:
     assert Schedule("own", table=order).show().order == order
 
 
+def test_an_order_keeps_its_numbers_where_tasks_take_no_time_and_weights_change() -> None:
+    pair = Schedule("pair", table=("F0 F1+ B0 F2+ B1 B2", "F0 B0 F1 B1 F2 B2"))
+    (first, *_), _ = pair.show(costs=Costs(0, 1, 0)).rows
+    assert str(first.op) == "F1+"
+    dated = Schedule("dated", table=("F0 F1 B0 B1", "F0 B0 F1 B1"), versions="2")
+    assert dated.show(costs=Costs(update=1)).order == dated.table
+
+
 def test_a_text_may_have_remarks() -> None:
     text = """
     schedule pair     # two devices
