@@ -171,7 +171,7 @@ class Launch:
         return threading.current_thread() is self._thread
 
     def refuse_inside(self) -> None:
-        """Who is launched cannot wait for what is launched behind it."""
+        """A program that is launched cannot wait for what is launched behind it."""
         if self.inside:
             raise SbpError(
                 "a launched program launches, or waits for one\n  do that outside: results may be arguments of the next"
