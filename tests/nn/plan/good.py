@@ -60,6 +60,7 @@ EACH: dict[str, Statement] = {
     "compress h.** by sign(rows=True) over data": Compress("h.**", "sign(rows=True)", "data"),
     "compress ** by topk(fraction=0.1)": Compress("**", "topk(fraction=0.1)"),
     "compress hops h.4 by int8()": Compress("h.4", "int8()", what="hops"),
+    "inside h.*.mlp use summa over row, col": Inside("h.*.mlp", "summa", ("row", "col")),
     "limit memory 70 GiB": Limit(70 * 2**30),
     "limit memory 12345 B": Limit(12345),
     "seek pipe, data, micro-batches": Seek(("pipe", "data", "micro-batches")),
