@@ -75,7 +75,7 @@ def test_gradients_of_pieces_are_clipped_over_stages(rest: str) -> None:
 def test_a_schedule_without_a_flush_is_its_recurrence(rest: str, schedule: str) -> None:
     model, (x, y) = layers(2), batch(16)
     plain = copy.deepcopy(model)
-    losses = recurrence(plain, schedule, 4, lambda p, lr: optim.AdamW(p, lr=0.05), x, y)
+    losses = recurrence(plain, schedule, 4, lambda p, lr: optim.AdamW(p, lr=0.05), x, y)  # type: ignore[arg-type]
     loss = piped(model, rest, schedule)(x, y)
     assert loss.item() == pytest.approx(sum(losses) / 4, rel=1e-12)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -119,7 +119,7 @@ def trained(rest: str) -> tuple[list[Tensor], dict[int, tuple[int, int]]]:
         x, y = batch(16)
         step(x + at, y)
     held = {rank: (of.parameters, of.states) for rank, of in step.memory_at_rest().items()}
-    return [p.full_tensor().detach() for p in model.parameters()], held
+    return [p.full_tensor().detach() for p in model.parameters()], held  # type: ignore[attr-defined]
 
 
 def test_real_ranks_train_alike(ranks4: Ranks) -> None:
