@@ -73,6 +73,7 @@ class Ledger:
         self._words = memoryview(self._map).cast("Q")
         self._words[self._page[rank]] = os.getpid()
         self._turns: dict[int, int] = {}
+        self._entering = threading.Lock()
         self._meet("written")
 
     def share(self, name: str, size: int) -> mmap.mmap | None:
@@ -98,6 +99,10 @@ class Ledger:
 
     def enter(self, group: int, peers: tuple[int, ...], fingerprint: int, text: bytes) -> tuple[int, int | None]:
         """Write down this rank's next turn in a group; returns the turn, and a peer whose entry for it differs."""
+        with self._entering:  # threads have turns of their own, and the page in common
+            return self._entered(group, peers, fingerprint, text)
+
+    def _entered(self, group: int, peers: tuple[int, ...], fingerprint: int, text: bytes) -> tuple[int, int | None]:
         turn = self._turns.get(group, 0) + 1
         self._turns[group] = turn
         words, entry = self._words, 2 + group % BUCKETS * ENTRY

@@ -24,12 +24,10 @@ from ..exchange import collectives, point_to_point
 from ..plan import BoxingPlan
 from ..record import purpose, user_line
 from .shared_memory import Mail, Shared
-from .transport import Arrived, Errand, Exchange, Given, Posting, Sent, Turn
+from .transport import MANY, Arrived, Errand, Exchange, Given, Posting, Sent, Turn, lane_here
 from .watch import Watch
 
 __all__ = ["Dist"]
-
-MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
 
 
 class Dist:
@@ -57,7 +55,8 @@ class Dist:
         exchange = self._enter(plan, stage, job, reduction)
         if self._native(job):
             return self._posted(exchange, lambda: collectives.post(self.sent, exchange))
-        if self.mail is not None and self.here.native is None and not background and self.mail.serves(exchange):
+        aside = background or lane_here()  # mailboxes are of one thread
+        if self.mail is not None and self.here.native is None and not aside and self.mail.serves(exchange):
             return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
         return self._posted(exchange, lambda: point_to_point.post(self.pg, self.sent, exchange))
 
@@ -83,7 +82,7 @@ class Dist:
     def _enter(self, plan: Given, stage: int, job: Errand, reduction: Reduction) -> Exchange:
         self.watch.check()
         group = job.program.group
-        key = _key(group)
+        key = _key(group, lane_here())
         fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
         text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
@@ -147,5 +146,5 @@ class Post(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _key(group: tuple[int, ...]) -> int:
-    return crc32(repr(sorted(group)).encode())
+def _key(group: tuple[int, ...], lane: int = 0) -> int:
+    return crc32((repr(sorted(group)) + f" {lane}" * bool(lane)).encode())

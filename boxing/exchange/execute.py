@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ...placement import Placement
 from ...placement.world import World, device, owned, world
 from ...sbp import Layout
 from ..plan import BoxingPlan
@@ -16,9 +17,9 @@ from ..routes.moves import EXCHANGES, FLAT, LOCAL, Move
 from ..routes.program import RankProgram
 from .buffer import part
 from .slow_link import SlowTransport, open_link
-from .transport import Errand, InProcess, Transport
+from .transport import MANY, Errand, InProcess, Transport
 
-__all__ = ["Flight", "land", "run", "steps", "token", "transport", "waited"]
+__all__ = ["Flight", "land", "run", "steps", "threads_exchange", "token", "transport", "waited"]
 
 Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
 
@@ -47,6 +48,13 @@ def transport() -> Transport:
             _transport = here, Dist()
     link = open_link()
     return _transport[1] if link is None else SlowTransport(_transport[1], link)
+
+
+def threads_exchange(where: Placement) -> bool:
+    """Whether several threads of a process may exchange among these ranks at once, each in a lane of its own: not by
+    collectives of a backend, which are of one communicator."""
+    here = world()
+    return here.rank is None or (where.type == "cpu" and here.native is None and where.size <= MANY)
 
 
 def run(plan: BoxingPlan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:

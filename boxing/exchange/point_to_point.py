@@ -20,7 +20,7 @@ def post(pg: "ProcessGroup", sent: Sent, exchange: Exchange) -> Posting:
     What lies in one run of the result is received in place; what the rank keeps is copied while the wire is busy.
     """
     rank, program, buffer, reduction, turn = exchange
-    tag = crc32(b"%d %d" % (turn.fingerprint, turn.number)) & 0x7FFFFFFF
+    tag = crc32(b"%d %d %d" % (turn.fingerprint, turn.number, turn.key)) & 0x7FFFFFFF
     data: dict[int, Tensor] = {}
     works: list[Any] = []
     for peer, boxes, _ in program.sends:  # first, so that the peers have it while this rank makes room

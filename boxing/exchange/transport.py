@@ -3,8 +3,10 @@
 Every transport counts what it is handed to send, so that a plan's figures can be checked against it.
 """
 
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
@@ -15,10 +17,38 @@ from ..routes.program import RankProgram
 from .buffer import finish, pack
 
 __all__ = [
-    "Arrival", "Arrived", "Exchange", "Errand", "Given", "InProcess", "Posting", "Sent", "Transport", "Turn",
+    "MANY", "Arrival", "Arrived", "Errand", "Exchange", "Given", "InProcess", "Posting", "Sent", "Transport", "Turn",
+    "lane", "lane_here",
 ]  # fmt: skip
 
+MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
+
 Posting: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
+
+
+class _Lane(threading.local):
+    number = 0
+
+
+_lane = _Lane()
+
+
+@contextmanager
+def lane(number: int) -> Iterator[None]:
+    """Exchanges of this thread meet those of the same lane on other ranks, whatever other threads exchange meanwhile.
+
+    The order of each lane is to be the same on all ranks; lane 0 is that of the program.
+    """
+    before, _lane.number = _lane.number, number
+    try:
+        yield
+    finally:
+        _lane.number = before
+
+
+def lane_here() -> int:
+    """The lane of this thread."""
+    return _lane.number
 
 
 class Errand(NamedTuple):

@@ -1,7 +1,7 @@
 """Options: what a graph is to be made with, checked once, as `Graph` and `compile` take it by name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, TypedDict, get_args
@@ -12,7 +12,6 @@ from ...actors.schedules.schedule import Schedule
 from ...boxing.encoders.encoder import Encoder
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
-from ...placement.world import world
 from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
@@ -130,12 +129,10 @@ class Options:
 
     @cached_property
     def ends(self) -> Folding | None:
-        """How chunks end one by one, if they do. Processes that own one rank each have their communicators in common:
-        their collectives are on the queues of devices."""
+        """How chunks end one by one, if they do."""
         if self.overlap is False and not self.post_validation:
             return None
-        said = self.overlap if isinstance(self.overlap, Folding) else Folding(beside=self.overlap)
-        return replace(said, beside=said.beside and world().rank is None)
+        return self.overlap if isinstance(self.overlap, Folding) else Folding(beside=self.overlap)
 
     @cached_property
     def flows(self) -> dict[str, Pin]:

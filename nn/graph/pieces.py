@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
+from ...boxing.exchange.execute import threads_exchange
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Course
 from ...placement.errors import SbpError
@@ -106,7 +107,11 @@ class Pieces:
             routes = 1 + max(route for route, _ in variants)
             keys = [(k % routes, kind) for k, kind in enumerate(self.kinds)]
             how = {"steps": self.options.post_validation, "validated": self.validated}
-            weights = ChunkWeights(variants, keys, self.options.ends, name, **how)
+            folding = self.options.ends
+            places = [place for each in self.first.variant.where.placements for place in each]
+            if folding.beside and not all(map(threads_exchange, places)):
+                folding = replace(folding, beside=False)
+            weights = ChunkWeights(variants, keys, folding, name, **how)
         made = Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
         if isinstance(weights, WeightVersions):
             weights.corrects(_delays(made).chunks)

@@ -1,13 +1,18 @@
-"""The ends of chunks in several processes, of two ranks a stage: on the devices' queues, in the order of the proof."""
+"""The ends of chunks in several processes, of two ranks a stage: exchanges of links are in a lane of their own."""
 
+from threading import Event
 from typing import Any
+
+import torch
 
 from sbpflow import S
 from sbpflow.actors import Folding
+from sbpflow.actors.protocol.state import Firing
+from sbpflow.nn.graph.run.weights.chunk_weights import ChunkWeights
 from sbpflow.placement.world import world
 from tests.ranks import Ranks
 
-from .stages import Trained, same, trained
+from .stages import Trained, plan_of, same, trained
 
 WAYS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True},
@@ -27,6 +32,41 @@ def told(made: Trained) -> Trained:
         assert any(ran.actor.startswith("R") for records in timeline.ranks.values() for ran in records)
     made.step = made.moves = None  # do not travel
     return made
+
+
+def beside(steps: int) -> list[str]:
+    """The last backward of a rank's first chunk waits here until the gradients of its second are home."""
+    made = trained("bfpp", ranks=2, overlap=True, steps=1)
+    program, home, waited = plan_of(made), Event(), list[bool]()
+    fire, weights = program.fire, program.weights
+    assert isinstance(weights, ChunkWeights)
+    mine = 0 if world().rank in (0, 1) else 1
+    each = weights.work_of[weights.keys[0]].homes[mine + 2]
+    run = each.run
+
+    def going(*given: Any) -> Any:
+        found = run(*given)
+        home.set()
+        return found
+
+    def firing(cases: Any, width: int, at: Firing) -> Any:
+        entry = cases[at.case][1][program.kinds[0]]
+        if at.label == len(program.kinds) - 1 and f"def B{mine}(" in entry.made.text:
+            waited.append(home.wait(20))
+        return fire(cases, width, at)
+
+    each.run = going  # type: ignore[method-assign, assignment]
+    program.fire = firing  # type: ignore[method-assign, assignment]
+    for _ in range(steps):
+        home.clear()
+        made.step(torch.zeros(16, 8), torch.ones(16, 8))
+    assert waited == [True] * steps
+    return list(program.network.queues)
+
+
+def test_links_exchange_while_devices_compute(ranks4: Ranks) -> None:
+    for queues in ranks4(beside, 20):
+        assert {"link 0", "link 1"} <= set(queues)
 
 
 def test_several_processes_train_as_one(ranks4: Ranks) -> None:

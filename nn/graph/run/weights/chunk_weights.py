@@ -18,6 +18,7 @@ from .....actors.protocol.network import Actor, Network
 from .....actors.protocol.state import Firing
 from .....actors.schedules.chunk_ends import ChunkEnd, Folding
 from .....boxing.exchange.execute import token
+from .....boxing.exchange.transport import lane
 from .....placement import Placement
 from .....placement.errors import ScheduleError
 from .....sbp import Layout, State
@@ -138,6 +139,11 @@ class ChunkWeights:
         """The weights whose gradients a chunk brings home by itself, and the chunk."""
         return self.work_of[self.keys[0]].alone
 
+    @property
+    def lane(self) -> int:
+        """The lane of exchanges on links."""
+        return 1 if self.folding.beside else 0
+
     def prepare(self) -> None:
         """Compile what is done once a step, which else the first does."""
         for work in self.work_of.values():
@@ -232,7 +238,7 @@ def _gather(of: Of, number: int, width: int, firing: Firing) -> Sequence[Any]:
     """A part of a chunk's weights."""
     weights, at = _alive(of), firing.turn
     made = weights.gathering[number]
-    with torch.no_grad():
+    with torch.no_grad(), lane(weights.lane):
         for key, work, chunk in weights.of(number):
             if chunk in work.gathers:
                 (seen,) = work.gathers[chunk][0][at].run(weights.held[key])
@@ -245,7 +251,7 @@ def _gather(of: Of, number: int, width: int, firing: Firing) -> Sequence[Any]:
 def _home(of: Of, number: int, width: int, firing: Firing) -> Sequence[Any]:
     """A part of a chunk's gradients home."""
     weights, at = _alive(of), firing.turn
-    with torch.no_grad():
+    with torch.no_grad(), lane(weights.lane):
         for key, work, chunk in weights.of(number):
             if chunk in work.homes:
                 made = work.homes[chunk].run(at, weights.held[key], weights.sums[key])
@@ -278,7 +284,7 @@ def _known(of: Of, number: int, width: int, firing: Firing) -> Sequence[Any]:
     """All that is known of gradients, with those of one chunk more."""
     weights = _alive(of)
     assert weights.validation is not None
-    with torch.no_grad():
+    with torch.no_grad(), lane(weights.lane):
         known = weights.validation.known(number, firing.held[0][0].value, weights.losses(number))
         for slots in firing.held[1:]:
             (before,) = slots[0].value
