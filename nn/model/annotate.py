@@ -9,7 +9,7 @@ Both are notes that modules keep; they stay in copies and pickles, are in no sta
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -34,6 +34,8 @@ __all__ = [
     "near",
     "note",
     "place",
+    "place_alone",
+    "placed_by_slice",
     "placement_of",
     "shard",
     "spared",
@@ -50,6 +52,7 @@ Placed = TypeVar("Placed", bound=nn.Module | Sequence[nn.Module])
 
 PLACE = "_sbpflow_place"  # said of the module itself
 PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
+SAID = "_sbpflow_place_said"  # the number of what was said of its place: it grows
 CHUNK = "_sbpflow_chunk"  # of a pipeline
 CUT = "_sbpflow_cut"  # of a layer, where nobody said at which layers the stages of a pipeline end
 # Of the parameters that the module itself holds, by their short names.
@@ -61,7 +64,7 @@ def place(modules: Placed, placement: Placement | None, *, chunk: int | None = N
     """Say that a module, or each of several, lives on a placement with all that is in it; None takes it back.
 
     What is said of a module counts for those in it that nothing is said of, in whatever order it is said. A slice of a
-    ModuleList or a Sequential stands for the modules in it; of slices that overlap the later counts.
+    ModuleList or a Sequential stands for the modules in it, and of what is said of one of these the later counts.
     Layers of a pipeline on one placement are one chunk of it, unless they are said to be of different ones.
     """
     each = [modules] if isinstance(modules, nn.Module) else modules
@@ -81,13 +84,45 @@ def place(modules: Placed, placement: Placement | None, *, chunk: int | None = N
             f"place: chunk={chunk!r}\n  give the number of a chunk of the pipeline, from 0, or leave it out"
         )
     for module in each:
-        note(module, PLACE, placement)
-        note(module, CHUNK, chunk)
+        said = place_alone(module, placement, chunk)
         note(module, CUT, None)  # now somebody did
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            for child in module.children():
-                note(child, PART, placement)
+        for child in _listed(module):
+            note(child, PART, _PlaceAsPart(placement, chunk, said))
     return modules
+
+
+def place_alone(module: nn.Module, placement: Placement | None, chunk: int | None) -> int:
+    """Note where a module lives, behind all that was said of it, and return the number of that."""
+    before = [part.__dict__.get(SAID, 0) for part in (module, *_listed(module))]
+    before += [part.__dict__[PART].said for part in (module, *_listed(module)) if PART in part.__dict__]
+    said: int = 1 + max(before)
+    note(module, PLACE, placement)
+    note(module, CHUNK, chunk)
+    note(module, SAID, said)
+    return said
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    return list(module.children()) if isinstance(module, nn.ModuleList | nn.Sequential) else []
+
+
+class _PlaceAsPart(NamedTuple):
+    """The place of a module as one of a list, and the number under which that was said of the list."""
+
+    placement: Placement | None
+    chunk: int | None
+    said: int
+
+
+def placed_by_slice(module: nn.Module, around: nn.Module | None) -> "_PlaceAsPart | None":
+    """The word that counts for a module because it was in a slice, which is in no model; none where its own is newer,
+    or where it was said of the list around it."""
+    part: _PlaceAsPart | None = module.__dict__.get(PART)
+    if part is None or (around is not None and around.__dict__.get(SAID) == part.said):
+        return None
+    if around is None and PLACE in module.__dict__:  # the list around it, if there is one, cannot be seen
+        return None
+    return part if part.said > module.__dict__.get(SAID, 0) else None
 
 
 def note(module: nn.Module, key: str, value: object) -> None:
@@ -100,7 +135,7 @@ def note(module: nn.Module, key: str, value: object) -> None:
 
 def placement_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, Placement]:  # noqa: B006
     """Where every module lives that has a place, its own or that of a module around it, by its path."""
-    return _inherited(modules, {module: place for module, (place, _) in moved.items()}, PLACE, PART)
+    return _inherited(modules, {module: place for module, (place, _) in moved.items()}, PLACE)
 
 
 def chunk_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, int]:  # noqa: B006
@@ -108,24 +143,25 @@ def chunk_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, int]:  # noq
     return _inherited(modules, {module: chunk for module, (_, chunk) in moved.items()}, CHUNK)
 
 
-def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], *keys: str) -> dict[str, Any]:
-    """The word said of every module under the first of these keys, or else of a module around it, by its path; of some
-    something else instead."""
+def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], key: str) -> dict[str, Any]:
+    """The place or chunk of every module, its own or that of a module around it, by its path; of some something else
+    instead."""
     found: dict[str, Any] = {}
 
-    def visit(module: nn.Module, path: str, outer: Any) -> None:
-        here = next((said for key in keys if (said := module.__dict__.get(key)) is not None), outer)
-        here = instead.get(module, here)
-        if PLACE in keys and FOLD in module.__dict__:
+    def visit(module: nn.Module, around: nn.Module | None, path: str, outer: Any) -> None:
+        part = placed_by_slice(module, around)
+        mine = module.__dict__.get(key) if part is None else part.placement if key == PLACE else part.chunk
+        here = instead.get(module, outer if mine is None else mine)
+        if key == PLACE and FOLD in module.__dict__:
             here = folded(here, module.__dict__[FOLD], path)
         if here is not None:
             found[path] = here
         for name, child in module._modules.items():
             if child is not None:
-                visit(child, joined_path(path, name), here)
+                visit(child, module, joined_path(path, name), here)
 
     for prefix, root in modules.items():
-        visit(root, prefix, None)
+        visit(root, None, prefix, None)
     return found
 
 

@@ -16,7 +16,7 @@ from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...placement import Placement
 from ...placement.errors import PlacementError
-from .annotate import CHUNK, CUT, PART, PLACE, LayerMoves, note
+from .annotate import CHUNK, CUT, PART, LayerMoves, note, place_alone, placed_by_slice
 
 __all__ = ["LayerCut", "LayerWork", "balanced", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
 
@@ -80,8 +80,7 @@ def pipeline(
 def settle(moved: LayerMoves) -> None:
     """Note in modules that each is on such a placement, in such a chunk."""
     for layer, (placement, chunk) in moved.items():
-        note(layer, PLACE, placement)
-        note(layer, CHUNK, chunk)
+        place_alone(layer, placement, chunk)
         if isinstance(layer, nn.ModuleList | nn.Sequential):
             for child in layer.children():
                 note(child, PART, None)  # what an earlier `place` said of it with the layer
@@ -97,8 +96,9 @@ def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[LayerCut, list[nn.Module
     """The pipelines in some modules of which nobody said where stages end, each with its layers."""
     found: dict[LayerCut, dict[int, nn.Module]] = {}
     for root in roots:
+        around = {child: module for module in root.modules() for child in module.children()}
         for module in root.modules():
-            if CUT in module.__dict__:
+            if CUT in module.__dict__ and placed_by_slice(module, around.get(module)) is None:
                 cut, at = module.__dict__[CUT]
                 found.setdefault(cut, {})[at] = module
     return [(cut, [held[at] for at in range(cut.layers)]) for cut, held in found.items() if len(held) == cut.layers]

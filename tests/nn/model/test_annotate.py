@@ -12,7 +12,8 @@ from torch import nn
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.nn import annotations, place, shard
-from sbpflow.nn.model.annotate import checked_hints, checked_rests, hints_of, placement_of
+from sbpflow.nn.model.annotate import checked_hints, checked_rests, chunk_of, hints_of, placement_of
+from sbpflow.nn.model.balance import open_cuts
 from sbpflow.placement.errors import PlacementError, SbpError, SbpflowError, ShapeError
 
 P0, P1 = flow.placement("cpu:[0-1] as (tensor=2)"), flow.placement("cpu:[2-3] as (tensor=2)")
@@ -67,6 +68,26 @@ def test_a_slice_places_the_modules_in_it(kind: str) -> None:
     place(whole[:3], P0)
     place(whole[2:], P1)  # the later counts where both reach
     assert homes(model, "", "blocks", "blocks.0", "blocks.1.up", "blocks.2", "blocks.3") == [None, None, P0, P0, P1, P1]
+
+
+@pytest.mark.parametrize("kind", ["modules", "sequential"])
+def test_a_slice_that_is_placed_later_counts_as_its_modules_do(kind: str) -> None:
+    """It is in no model: what was said of it was lost where `pipeline` had placed the layers themselves."""
+    layers: Any = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+    layers = nn.Sequential(*layers) if kind == "sequential" else layers
+    net = nn.ModuleDict({"layers": layers})
+    flow.nn.pipeline(layers, [P0, P1])
+    place(layers, GRID)  # what is said of the list itself is not said of those that have a word of their own
+    place(layers[1:3], P1, chunk=5)
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    for each in (net, twin):
+        assert homes(each, "layers", *(f"layers.{n}" for n in range(4))) == [GRID, P0, P1, P1, P1]
+        assert [chunk_of({"": each})[f"layers.{n}"] for n in range(4)] == [0, 5, 5, 1]
+    assert open_cuts([net]) == []  # nor does a plan cut them anew
+    place(layers[1:2], None)
+    assert homes(net, "layers.1", "layers.2") == [GRID, P1]
+    flow.nn.pipeline(layers, [P0, P1])
+    assert homes(net, *(f"layers.{n}" for n in range(4))) == [P0, P0, P1, P1]
 
 
 def test_none_takes_a_placement_back() -> None:
