@@ -83,8 +83,8 @@ def put(group: Sequence[TensorSlot], made: GlobalTensor, by: str, fix: str) -> N
     _stale[first.value] = first.full, by, fix
 
 
-# What was a module's parameter before it became global, its name, by what, and the fix: an optimizer made before still
-# holds it.
+# What was a module's parameter before it became global, or was laid otherwise, its name, by what, and the fix: an
+# optimizer made before still holds it.
 _stale: Any = WeakTensorKeyDictionary()
 
 
@@ -94,7 +94,7 @@ def _look_for_stale(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     for group in optimizer.param_groups:
         for value in group["params"]:
-            if value.grad is None and not isinstance(value, GlobalTensor) and value in _stale:
+            if value.grad is None and value in _stale:
                 name, by, fix = _stale[value]
                 raise SbpError(
                     f"the optimizer was made before {by}, and holds the {name} that was replaced by it\n  {fix}"

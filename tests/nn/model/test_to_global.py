@@ -46,3 +46,16 @@ def test_a_call_that_is_refused_changes_nothing(sbp: Any) -> None:
     after = dict(model.named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is value for name, value in before.items())
+
+
+def test_an_optimizer_made_before_a_global_model_was_laid_otherwise_is_refused() -> None:
+    """It held what nothing used any more, and stepped without a word."""
+    here, there = flow.placement("cpu", [0]), flow.placement("cpu", [0, 1])
+    model = flow.nn.to_global(nn.Linear(2, 2), here)
+    optimizer = torch.optim.AdamW(model.parameters())
+    flow.nn.to_global(model, there, S(0))
+    model(flow.ones(3, 2, placement=there, sbp=B)).sum().backward()
+    with pytest.raises(SbpflowError, match="made before to_global, and holds the weight that was replaced"):
+        optimizer.step()
+    with pytest.raises(SbpflowError, match="holds a parameter"):
+        flow.compile(model, lambda model, x: model(x).sum(), optimizer)(torch.ones(3, 2))
