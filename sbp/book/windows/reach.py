@@ -53,4 +53,16 @@ def padded(x: Tensor, around: Sequence[tuple[int, int]], value: float = 0.0) -> 
     """A tensor with so many places more before and behind each of its last dims, or fewer."""
     if not any(map(any, around)):
         return x
-    return torch.constant_pad_nd(x, [n for pair in reversed(around) for n in pair], value)
+    sizes = x.shape[x.ndim - len(around) :]
+    inside = [_within(pair, size) for pair, size in zip(around, sizes, strict=True)]
+    return torch.constant_pad_nd(x, [n for pair in reversed(inside) for n in pair], value)
+
+
+def _within(around: tuple[int, int], size: int) -> tuple[int, int]:
+    """The same without taking away more places than there are; torch takes from one end before it adds at the other.
+
+    >>> _within((-1, 2), 4), _within((-6, 4), 4), _within((3, -5), 4)
+    ((-1, 2), (-4, 2), (2, -4))
+    """
+    before, behind = max(around[0], -size), max(around[1], -size)
+    return before + around[1] - behind, behind + around[0] - before

@@ -39,6 +39,18 @@ def test_a_transposed_convolution_of_a_line(space: tuple[int, int, int], stride:
     assert not check_rule("conv_transpose1d", x, weight, bias, [stride], [padding], [more], groups, [dilation]).wrong
 
 
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 2, 1), (1, 3, 0), (2, 5, 3)])
+def test_ranks_whose_places_nothing_adds_to_have_the_bias_alone(kernel: int, stride: int, padding: int) -> None:
+    """A rank sees a place that adds beside all of its own, from which more is cut than there is."""
+    where = flow.placement("cpu:[0-7]")
+    x, weight, bias = (torch.randn(shape, dtype=F64) for shape in ((1, 2, 7), (2, 3, kernel), (3,)))
+    laid: list[Any] = [flow.tensor(one, placement=where, sbp=lies) for one, lies in ((x, S(2)), (weight, B), (bias, B))]
+    y: Any = torch.nn.functional.conv_transpose1d(*laid, stride, padding)
+    want = torch.nn.functional.conv_transpose1d(x, weight, bias, stride, padding)
+    for mine, other in zip(y.to_local(), flow.tensor(want, placement=where, sbp=y.sbp).to_local(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 def trained(where: Any, sbp: Any, shape: tuple[int, ...], **how: Any) -> tuple[Any, ...]:
     """The layout of a convolution, and the routes and bytes of its moves; held to one device, with gradients."""
     channels = shape[1]
