@@ -1,4 +1,4 @@
-"""Ways to train data parallel over a slow link: each a function that makes a step, `step(at) -> loss`. Add yours below.
+"""Ways to train data parallel over a slow link: each a function that makes a `Way`. Add yours below.
 
 The model is that of examples/train.py, small, and on bytes: what it learns is the text of this repository. Four ranks
 see other samples at each step; every way sees the same.
@@ -6,7 +6,7 @@ see other samples at each step; every way sees the same.
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,13 +17,29 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 
-__all__ = ["METHODS", "Method", "RANKS"]
+__all__ = [
+    "ALONE",
+    "BANDWIDTH",
+    "LAST",
+    "LATENCY",
+    "METHODS",
+    "Method",
+    "RANKS",
+    "ROWS",
+    "Way",
+    "adam",
+    "batch",
+    "loss_fn",
+    "model",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.append(str(ROOT / "examples"))
 from training.gpt import GPT  # noqa: E402
 
 RANKS = 4
+LATENCY, BANDWIDTH = 1e-3, 1.25e7  # seconds; 100 Mbit/s
+LAST = 20  # steps whose mean is a loss
 DATA = flow.placement("cpu", range(RANKS), names=("data",))
 ALONE = [flow.placement("cpu", [at]) for at in range(RANKS)]
 WIDTH, LAYERS, LENGTH, ROWS, RATE, TOGETHER, WARM = 64, 2, 32, 16, 2e-3, 8, 20
@@ -31,11 +47,28 @@ WIDTH, LAYERS, LENGTH, ROWS, RATE, TOGETHER, WARM = 64, 2, 32, 16, 2e-3, 8, 20
 Step: TypeAlias = Callable[[int], float]
 
 
+class Way(NamedTuple):
+    """A way to train, ready to: `steps(at)` does the step of that number, or some from it on, and has a loss for each.
+
+    `busiest` is the share of the counted bytes that goes by the busiest link. Where computing and the link go on beside
+    each other, `ends(compute, bytes)` says when the steps of a call have ended, of what a rank computes in one and what
+    is counted in one; without it a step takes the sum.
+    """
+
+    steps: Callable[[int], Sequence[float]]
+    busiest: float = 1.0
+    ends: Callable[[float, float], Sequence[float]] | None = None
+
+
 class Method(NamedTuple):
-    """A way to train, by name, and how its step is made."""
+    """A way to train, by name, and how it is made."""
 
     name: str
-    make: Callable[[], Step]
+    make: Callable[[], Way]
+
+
+def summing(step: Step) -> Way:
+    return Way(lambda at: [step(at)])
 
 
 @cache
@@ -67,15 +100,15 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 def summed(
     encoders: Mapping[str, Any] | None, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam
-) -> Callable[[], Step]:
+) -> Callable[[], Way]:
     """Data parallelism whose gradients are encoded, or are not."""
 
-    def make() -> Step:
+    def make() -> Way:
         trained = model()
         options: Any = {"inputs": {"text": {"data": S(0)}, "following": {"data": S(0)}}, "compress": encoders}
         flow.nn.shard(trained, {"*": B})
         step = flow.compile(trained, loss_fn, optimizer(trained), placement=DATA, **options)
-        return lambda at: float(step(*batch(at)).item())
+        return summing(lambda at: float(step(*batch(at)).item()))
 
     return make
 
@@ -102,10 +135,10 @@ class FrozenAdam(torch.optim.Optimizer):
             x.addcdiv_(state["mean"] / (1 - 0.9 ** state["step"]), root + 1e-8, value=-RATE)
 
 
-def met(outer: Mapping[str, Any], encoder: flow.encoders.Encoder | None = None) -> Callable[[], Step]:
+def met(outer: Mapping[str, Any], encoder: flow.encoders.Encoder | None = None) -> Callable[[], Way]:
     """Ranks that train apart, and meet after some steps: an outer optimizer steps by how far they came on average."""
 
-    def make() -> Step:
+    def make() -> Way:
         whole = model()
         models = [flow.nn.to_global(copy.deepcopy(whole), place) for place in ALONE]
         shared = flow.nn.to_global(whole, DATA, lambda name, x: S(0) if x.ndim else B)
@@ -139,7 +172,7 @@ def met(outer: Mapping[str, Any], encoder: flow.encoders.Encoder | None = None) 
             return [[x.detach().clone() for x in one.parameters()] for one in models]
 
         begun = copies()
-        return apart
+        return summing(apart)
 
     return make
 
