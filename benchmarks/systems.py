@@ -7,7 +7,8 @@ measured time on the core, since ranks do that beside each other, and the second
 exchanges. A parameter server and pipelines compute and send at the same time, and their links carry more than one thing
 at once: their time is that of their own network, simulated with the measured seconds of computing and with links as
 queues that take what was counted (parts/late_methods.py). A loss is the mean of the last steps'; all run until they
-have the one that data parallelism has at its last step, and figures are ratios to it, in one run.
+have the one that data parallelism has at its last step, and time is that of the first step with it, as a share of data
+parallelism's own, in one run.
 """
 
 import os
@@ -62,14 +63,15 @@ def main() -> None:
 def table(methods: Sequence[Method], steps: int) -> Iterator[str]:
     first = ran(methods[0], steps)
     goal = sum(first.losses[-LAST:]) / LAST
+    own = first.seconds(first.reached(goal) or steps)  # it may have had that loss before, as the others may
     rows = [("way", "steps to the loss", "loss after as many", "KB a step", "computes, ms", "link, ms", "time")]
     for method in methods:
         mine = first if method is methods[0] else ran(method, steps, goal)
-        end = steps if mine is first else mine.reached(goal)
+        end = mine.reached(goal)
         behind = sum(mine.losses[steps - LAST : steps]) / LAST
         many, busy = end or len(mine.losses), mine.way.busiest
         sent, link = busy * sum(mine.bytes[:many]) / many / 1e3, busy * sum(mine.link[:many]) / many * 1e3
-        ratio = f"{mine.seconds(end) / first.seconds(steps):.2f}" if end else f"not in {len(mine.losses)} steps"
+        ratio = f"{mine.seconds(end) / own:.2f}" if end else f"not in {len(mine.losses)} steps"
         figures = (
             str(end or "-"),
             f"{behind / goal - 1:+.1%}",
