@@ -113,6 +113,12 @@ class Runtime:
         idle = [actor.name for actor in network.actors if actor.name not in work]
         if idle:
             raise ScheduleError(f"{network.name}: nothing says what {', '.join(idle)} shall do")
+        twice = next((case for actor in network.actors for case in actor.cases if "&" in case), None)
+        if twice is not None:
+            raise ScheduleError(
+                f"{network.name}: {twice} is two tasks at once, which a simulation has and a thread does not\n"
+                "  run the network of flow.compile(..., schedule=), whose order has one behind the other"
+            )
         if here is not None and here not in network.queues:
             raise ScheduleError(f"{network.name}: no queue is called {here!r}\n  there are {', '.join(network.queues)}")
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}

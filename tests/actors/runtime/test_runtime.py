@@ -59,8 +59,17 @@ def chain(*, firings: int = 4, high: int = 2, queues: tuple[str, str] = ("q", "q
 
 # -- as in the simulator --
 
+RUN = [name for name in PUBLISHED if not name.startswith("dualpipe")]  # which has two tasks at once
 
-@pytest.mark.parametrize("name", PUBLISHED)
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
+def test_two_tasks_at_once_are_for_a_simulation(name: str) -> None:
+    network = made(name, 4, 8, 1.0)
+    with pytest.raises(ScheduleError, match=r"F\d&B\d is two tasks at once, .*\n  run the network of flow.compile"):
+        Runtime(network, idle(network))
+
+
+@pytest.mark.parametrize("name", RUN)
 def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
     network = made(name, 4, 8, 1.0)
     run = simulate(network)
@@ -73,7 +82,7 @@ def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
 
 
 @pytest.mark.parametrize("p", [2, 8])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", RUN)
 def test_what_is_simulated_at_one_time_runs_at_one_time(name: str, p: int) -> None:
     network = made(name, p, 8, 1.0)
     run = simulate(network)

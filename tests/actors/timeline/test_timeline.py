@@ -59,7 +59,7 @@ def noisy(net: Network, seed: int, share: float) -> Time:
     return lambda actor, case, label: usual(net, actor, case) * source.uniform(1 - share, 1 + share)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("dualpipe")])  # two at once
 def test_every_slot_comes_from_the_firing_on_the_same_micro_batch(name: str) -> None:
     net = network(name)
     done = timeline(net, noisy(net, 0, 0.3)).step.replay.done

@@ -132,7 +132,7 @@ def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
     outer rate of the paper, 0.7, is for more than these few meetings."""
     grid = flow.placement("cpu", range(2), names=("data",))
     outer, models, steps = apart(reader, adam, grid, read_loss)
-    optimizer, parts = nesterov(outer, 0.4), [name for name, _ in outer.named_children()]
+    optimizer, parts = nesterov(outer, 0.3), [name for name, _ in outer.named_children()]
     alone = reader()
     its = adam(alone.parameters())
     for at in range(240):
