@@ -18,7 +18,7 @@ from .compiler.generated_calls import Shards
 from .microbatch.batch import joined, weight_of
 from .microbatch.prologue import Before, Pasts
 from .optimizer.adopted_model import AdoptedModel
-from .optimizer.post_validation import PostValidation
+from .optimizer.post_validation import PostValidation, refuse_hooks
 from .pieces import Pieces, Sized
 from .plan import Planned
 from .run.pipeline import seeds_of
@@ -63,6 +63,8 @@ class MicroBatchRunner:
         held.update({name: cut(self.plan.passes.constants[name]()) for name, cut in self.constants.items()})
         here = world().rank in (None, *self.program.everywhere.flat)
         pieces = self.before.pieces(given) if here else [{**given, **none} for none in self.before.nothing()]
+        if self.streams and self.plan.options.post_validation:
+            refuse_hooks(self.model.optimizers, str(self.plan.options.name))
         if self.validation is not None:
             self.validation.begin()
         elif self.streams:

@@ -23,8 +23,8 @@ from .settle import settle
 from .trained import Trained, alike
 
 __all__ = [
-    "adopt", "clip", "hand_over", "owned_by", "owner_of", "refuse_closures", "served", "states_at_rest", "states_of",
-    "stepped_whole", "unknown_parameter",
+    "adopt", "clip", "hand_over", "has_hooks", "owned_by", "owner_of", "refuse_closures", "served", "states_at_rest",
+    "states_of", "stepped_whole", "unknown_parameter",
 ]  # fmt: skip
 
 # How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
@@ -175,6 +175,12 @@ def hand_over(optimizer: Optimizer, all: dict[int, Trained]) -> None:
     if before is not None:
         _now[optimizer] = before._replace(graph={}, all=all, pieces=[], mapped=[])
     forget(optimizer)
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody else is called before or behind its steps."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any(hook not in (_gather, _settle) for hook in (*before.values(), *after.values()))
 
 
 def _gather(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -19,11 +19,12 @@ from torch.optim import Optimizer
 from ....boxing.exchange.execute import token
 from ....placement import Placement
 from ....placement.errors import SbpError
-from ....placement.world import device, owned
+from ....placement.world import device, owned, world
 from ...eager.norms import norms
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..compiler.generated_calls import Shards
+from .adopt import has_hooks
 from .adopted_model import AdoptedModel
 from .before_step import BeforeStep
 from .loss_scale import overflowed, unscaled
@@ -31,7 +32,7 @@ from .on_shards import ALONE, step_on_shards
 from .settle import settle
 from .trained import Trained
 
-__all__ = ["PostValidation", "refuse_mixing"]
+__all__ = ["PostValidation", "refuse_hooks", "refuse_mixing"]
 
 
 def refuse_mixing(optimizers: Sequence[Optimizer], name: str) -> None:
@@ -42,6 +43,16 @@ def refuse_mixing(optimizers: Sequence[Optimizer], name: str) -> None:
             raise SbpError(
                 f"{name}: post_validation steps a chunk of the model at a time, and {type(each).__name__} may look at "
                 f"more of it\n  take one of {known}, or leave post_validation= out"
+            )
+
+
+def refuse_hooks(optimizers: Sequence[Optimizer], name: str) -> None:
+    """Refuse hooks of steps: they would be called for each chunk, also for steps that are taken back."""
+    for each in optimizers:
+        if has_hooks(each):
+            raise SbpError(
+                f"{name}: {type(each).__name__} has a hook of its steps, and post_validation makes one for each chunk\n"
+                "  remove it, and call what it does behind the graph; or leave post_validation= out"
             )
 
 
@@ -70,11 +81,12 @@ class PostValidation:
         self.told: Tensor | None = None
         self.spoilt: dict[str, Shards] = {}  # gradients of a step in which some are not finite
         self.factor = 1.0
+        self.stand: set[int] = set()  # chunks whose step is the one that was to be
         self.undone = 0  # chunks that stepped and were taken back, in all steps
 
     def begin(self) -> None:
         """A step; what others have left on parameters would count for it."""
-        model, self.chunks, self.told, self.spoilt = self.model, {}, None, {}
+        model, self.chunks, self.told, self.spoilt, self.stand = self.model, {}, None, {}, set()
         model.hold()
         self.factor = 1.0 if model.scale is None else model.scale.value
         for name in self.names:
@@ -119,17 +131,38 @@ class PostValidation:
 
     def validate(self, chunk: int, known: Tensor) -> None:
         """Keep a chunk's step or take it back, and make another one where there is to be one."""
-        at, bad, clips = self.chunks.pop(chunk), self.bad(known), self.clips(known)
+        at, bad, clips = self.chunks[chunk], self.bad(known), self.clips(known)
         self.told = known
         if bad:
             self.spoilt.update(at.grads)
         with self.model.updating:
             if at.kept is not None and (bad or clips):
-                at.kept.restore()
-                settle([each for each, _ in at.come if each.master is not each.parameter])
+                self.taken_back(at, at.kept)
                 self.undone += 1
-            if not bad and (clips or at.kept is None):
-                self.stepped(at.come, self.norm(known) if clips else None)
+            if not bad:
+                self.stand.add(chunk)
+                if clips or at.kept is None:
+                    self.stepped(at.come, self.norm(known) if clips else None)
+            del self.chunks[chunk]
+
+    @staticmethod
+    def taken_back(at: _Stepping, kept: BeforeStep) -> None:
+        kept.restore()
+        settle([each for each, _ in at.come if each.master is not each.parameter])
+
+    def undo(self) -> Sequence[int]:
+        """Take back what chunks did in a step that an error has ended; the chunks of which that cannot be: those of
+        which all was known, and in several processes, whose ranks do not know how far others came, all that stepped."""
+        begun = {chunk: at for chunk, at in self.chunks.items() if at.kept is not None}
+        self.chunks = {}
+        if self.stand or world().rank is not None:
+            return [*self.stand, *begun]
+        for at in begun.values():
+            assert at.kept is not None
+            self.taken_back(at, at.kept)
+            for each, _ in at.come:
+                each.master.grad = None
+        return []
 
     def ends(self, losses: Sequence[tuple[Placement, Shards]]) -> bool:
         """The end of a step, of which all ranks are told alike: whether it changed nothing."""
@@ -175,6 +208,15 @@ class PostValidation:
         model, mine = self.model, {id(each.master) for each, _ in come}
         for each in model.pieces.values():
             each.idle = id(each.master) not in mine
+        try:
+            self.steps(come, norm)
+        finally:
+            for each in model.pieces.values():
+                each.idle = False
+
+    def steps(self, come: Sequence[tuple[Trained, Shards]], norm: Tensor | None) -> None:
+        """The same, where parameters of others are idle."""
+        model = self.model
         if model.offloaded:
             for each, _ in come:
                 if each.host is not None:
@@ -194,8 +236,6 @@ class PostValidation:
         for optimizer in steps:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        for each in model.pieces.values():
-            each.idle = False
 
 
 def _joined(norms: Sequence[Tensor]) -> Tensor:

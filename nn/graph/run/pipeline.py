@@ -326,6 +326,15 @@ class Pipelined:
             try:
                 self.stream([weights[key] for key in self.keys], inputs, seeds)
                 grads = self.weights.grads()
+            except BaseException as error:
+                left = self.weights.undo()
+                if left:
+                    which = ", ".join(map(str, left))
+                    error.add_note(
+                        f"{self.name} had stepped the optimizers of chunks {which} of {self.count}, and this is not "
+                        "taken back: go on from a checkpoint"
+                    )
+                raise
             finally:
                 self.weights.end()
         values, self.values = self.values, []

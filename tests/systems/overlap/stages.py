@@ -78,6 +78,7 @@ def trained(
     step = flow.compile(model, loss_fn, mine, schedule=schedule, **options)
     draw = torch.Generator().manual_seed(1)
     losses: list[float] = []
+    last: Any = None
     for at in range(steps):
         x, y = (torch.randn(rows, width, generator=draw) for _ in range(2))
         if at in spoilt:
@@ -86,6 +87,7 @@ def trained(
             x[0, 0] = float("inf")
         with flow.record() as moves:
             losses.append(step(x, y).item())
+        last = moves
     names = {id(x): name for name, x in model.named_parameters()}
     states = {}
     listed = mine if isinstance(mine, list) else [mine]
@@ -93,7 +95,7 @@ def trained(
         for x, state in each.state.items():
             name = names.get(id(getattr(x, "_piece_of", x)))
             states.update({f"{name} {kind}": whole(part) for kind, part in state.items() if part is not None})
-    return Trained(step, losses, {name: whole(x) for name, x in model.state_dict().items()}, states, moves)
+    return Trained(step, losses, {name: whole(x) for name, x in model.state_dict().items()}, states, last)
 
 
 def whole(x: Any) -> Tensor:

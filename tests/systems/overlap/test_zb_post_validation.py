@@ -10,6 +10,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.actors import Actor, Added, Take
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.nn.graph.microbatch_runner import MicroBatchRunner
 from sbpflow.placement.errors import SbpError, SbpflowError
@@ -197,3 +198,67 @@ def test_gradients_that_are_there_already_are_refused() -> None:
     weight.grad = weight.detach()
     with pytest.raises(SbpError, match="has a gradient from outside"):
         made.step(torch.ones(16, 8), torch.ones(16, 8))
+
+
+def broken(**options: Any) -> tuple[Any, list[str], bool]:
+    """A step whose first stage fails in its last micro-batch, behind the optimizer of the last: it, the notes of the
+    error, and whether weights are what they were."""
+    made, stepped = trained("1f1b", stages=2, post_validation=True, steps=0, **options), Event()
+    optimizer, at_last = made.step.optimizer, torch.optim.AdamW.step
+
+    def step() -> None:
+        at_last(optimizer)
+        stepped.set()
+
+    def fail(firing: Firing) -> list[Any]:
+        if firing.label == 3 and spoil:
+            assert stepped.wait(20)
+            raise ValueError("broken")
+        return []
+
+    x, y, spoil = torch.ones(16, 8), torch.zeros(16, 8), False
+    behind = Actor("behind", "device 0", (Take("dy.0"),), kind=-1)
+    made.step.plan(x, y).add(lambda network: Added(network.adding([behind]), {"behind": fail}))
+    made.step(x, y)
+    before = [value.full_tensor().clone() for value in made.step.model.state_dict().values()]
+    optimizer.step, spoil = step, True
+    stepped.clear()
+    with pytest.raises(ValueError, match="broken") as told:
+        made.step(x, y)
+    del optimizer.step
+    spoil = False
+    after = [value.full_tensor() for value in made.step.model.state_dict().values()]
+    return made.step, told.value.__notes__, all(map(torch.equal, before, after))
+
+
+def test_an_error_takes_back_the_chunks_that_had_stepped() -> None:
+    """They stayed so, without a word: a model of which a half is a step ahead."""
+    step, notes, same_weights = broken(clip_grad_norm=100.0)
+    assert same_weights
+    assert len(notes) == 1  # where it was
+    other = trained("1f1b", stages=2, steps=0).step
+    for each in (step, other, other):
+        each(torch.ones(16, 8), torch.zeros(16, 8))
+    assert all(
+        torch.equal(a.full_tensor(), b.full_tensor())
+        for a, b in zip(step.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    )
+
+
+def test_where_nothing_is_kept_an_error_says_which_chunks_had_stepped() -> None:
+    _, notes, same_weights = broken()
+    assert not same_weights
+    assert "stepped the optimizers of chunks 1 of 2" in notes[-1]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.1}])
+def test_hooks_of_steps_are_refused(options: Any) -> None:
+    """They were called for every chunk, and for steps that were taken back."""
+
+    def hooked(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = ADAMW(model)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(SbpError, match="AdamW has a hook of its steps"):
+        trained("1f1b", optimizer=hooked, post_validation=True, **options)

@@ -46,6 +46,9 @@ class Validation(Protocol):
     def validate(self, chunk: int, known: Tensor) -> None:
         """Make good what was done to it, now that all is known."""
 
+    def undo(self) -> Sequence[int]:
+        """Take back what was done in a step that an error has ended; the chunks of which that cannot be."""
+
 
 class GatheredWeights:
     """The weights of a chunk as its tasks read them, for each variant."""
@@ -81,6 +84,7 @@ class ChunkWeights:
         self.sums: dict[VariantKey, Sums] = {}
         self.homes: dict[VariantKey, dict[str, Shards]] = {}  # gradients at home
         self.made: Sequence[Mapping[str, Shards]] = ()  # results of micro-batches
+        self.stepped: set[int] = set()  # by optimizers that nobody looks at again
         self.update: Update | None = None
         self.validation: Validation | None = None
 
@@ -177,8 +181,12 @@ class ChunkWeights:
             self.same.returned(work.variant, theirs, found)
         return found
 
+    def undo(self) -> Sequence[int]:
+        """Take back the optimizers' steps in a step that an error has ended; the chunks that stay changed."""
+        return sorted(self.stepped if self.validation is None else self.validation.undo())
+
     def end(self) -> None:
-        self.held, self.sums, self.homes, self.made = {}, {}, {}, ()
+        self.held, self.sums, self.homes, self.made, self.stepped = {}, {}, {}, (), set()
         self.update = self.validation = None
 
     def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
@@ -276,6 +284,7 @@ def _step(of: Of, number: int, width: int, firing: Firing) -> Sequence[Any]:
             weights.validation.step(number, known)
         else:
             assert weights.update is not None
+            weights.stepped.add(number)
             weights.update(firing.held[0][0].value)
     return (None,) * width
 

@@ -105,6 +105,10 @@ class SameWeights:
             self.returned(self.variants[key], once.after(self.there[key], self.sums[key]), found)
         return found
 
+    def undo(self) -> Sequence[int]:
+        """Nothing has changed before the end of a step, whatever ends it."""
+        return ()
+
     def end(self) -> None:
         self.there, self.sums = {}, {}
 

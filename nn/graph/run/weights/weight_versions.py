@@ -157,6 +157,10 @@ class WeightVersions:
         """No gradients are left: the optimizers have had them."""
         return {}
 
+    def undo(self) -> Sequence[int]:
+        """The chunks that were updated in a step that an error has ended: they stay so."""
+        return sorted(self.updates)
+
     def end(self) -> None:
         self.held, self.update, self.newest, self.sums = {}, _forgotten, {}, {}
 
