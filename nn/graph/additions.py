@@ -1,6 +1,7 @@
 """Additions to a planned step: actors that take part in it, and arguments that they bring a micro-batch at a time."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from ...sbp.call import refs_in
 from .compiler.generated_calls import Shards
 from .pieces import Pieces
 
-__all__ = ["Addition", "add_to", "fed_paths"]
+__all__ = ["Addition", "add_to", "fed_paths", "refuse_other"]
 
 Addition: TypeAlias = "Added | Callable[[Network], Added]"
 
@@ -31,6 +32,21 @@ def add_to(pieces: Pieces, addition: Addition, titles: Mapping[str, str]) -> dic
     paths = fed_paths(pieces, added, titles)
     program.open(added, partial(_fed, pieces, titles))
     return paths
+
+
+def refuse_other(base: Network, network: Network, name: str) -> None:
+    """Refuse an addition to the network of one step for another, whose own order and slots it would replace."""
+    if _untimed(base) != _untimed(network):
+        raise ScheduleError(
+            f"{name}: what was added was made of the network of another step\n"
+            "  compile it anew, and give a function, called for every step: add(lambda network: flow.actors.Added(...))"
+        )
+
+
+def _untimed(network: Network) -> tuple[object, ...]:
+    """All of a network but how long things take."""
+    actors = tuple(replace(actor, time=1.0, times=()) for actor in network.actors)
+    return actors, network.registers
 
 
 def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[str, str]:

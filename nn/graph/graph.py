@@ -10,12 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...actors.added.addition import Added
+from ...actors.protocol.network import Network
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
-from .additions import Addition
+from .additions import Addition, refuse_other
 from .capture.arguments import key_of, parameter_names
 from .capture.packed import padded
 from .captures import Captures
@@ -55,7 +56,7 @@ class Graph(PlannedViews):
         self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
         self._kept = KeptErrors()  # of gradients that are compressed
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
-        self._additions: list[Addition] = []
+        self._additions: list[tuple[Addition, Network | None]] = []  # with the network of which one was made
         self._move: ModelMove | None = None  # of the model, when it is run next
         self._runs = 0
 
@@ -97,7 +98,9 @@ class Graph(PlannedViews):
             plan = plan_step(self.build, args, kwargs, *how, move)
             _refuse_lost(plan, move)
             step = Step(plan, optimizers, self._skipped, self._kept)
-            for addition in self._additions:
+            for addition, network in self._additions:
+                if network is not None:
+                    refuse_other(network, step.open_network, step.name)
                 step.add(addition)
             known.append(step)
         self._last = step
@@ -116,13 +119,16 @@ class Graph(PlannedViews):
         """Have more actors take part in the step that was planned last, which has not run; returns the graph.
 
         `addition` is a `flow.actors.Added` of `step.network`, or a function that makes one of a network: that is
-        called for every step that is planned from now on.
+        called for every step that is planned from now on. What is no function is of the network of this one: a step
+        with another, as after `move`, refuses it.
         """
         if self._last is None and isinstance(addition, Added):
             _ = self.planned  # refuses
+        network = None
         if self._last is not None:
+            network = self._last.open_network if isinstance(addition, Added) else None
             self._last.add(addition)
-        self._additions.append(addition)
+        self._additions.append((addition, network))
         return self
 
     def move(self, *, lost: Iterable[int] = (), **options: Unpack[GivenOptions]) -> Self:

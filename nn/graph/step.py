@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...actors.protocol.network import Network
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.exchange.execute import transport
 from ...boxing.graph.move_table import moves_of
@@ -30,6 +31,7 @@ from .memory.liveness import RankMemory
 from .microbatch_runner import MicroBatchRunner
 from .optimizer.adopted_model import AdoptedModel
 from .optimizer.nonfinite import SkippedSteps
+from .pieces import Pieces
 from .plan import Planned
 from .run.pipeline import Pipelined
 from .run.program import Program
@@ -84,19 +86,29 @@ class Step:
         self.runner: StraightRunner | MicroBatchRunner | None = None
         self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
 
-    def add(self, addition: Addition) -> None:
-        """Have more actors take part, from the first run on."""
+    @property
+    def open_network(self) -> Network:
+        """The network that actors are added to."""
+        return self.opened().program.network
+
+    def opened(self) -> Pieces:
+        """The pieces of a step that actors run; refused where none do."""
         if self.plan.pieces is None:
             raise ScheduleError(
                 f"{self.name} runs as one function, which no actor can be added to\n"
                 "  make it with schedule='1f1b', as in flow.compile(..., schedule='1f1b'), to have it run by actors"
             )
+        return self.plan.pieces
+
+    def add(self, addition: Addition) -> None:
+        """Have more actors take part, from the first run on."""
+        pieces = self.opened()
         if self.runner is not None:
             raise ScheduleError(
                 f"{self.name} has run, and what runs it was made: no actor can be added now\n"
                 "  add before the first run, as in step.plan(*arguments).add(...); or compile the model anew"
             )
-        self.brought |= add_to(self.plan.pieces, addition, self.graph.called)
+        self.brought |= add_to(pieces, addition, self.graph.called)
 
     def _placeholders(self, given: Mapping[str, Tensor]) -> None:
         """Refuse values for arguments that added actors bring."""

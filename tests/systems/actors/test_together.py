@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.actors import bpipe
 from sbpflow.actors.protocol.state import Firing
+from sbpflow.placement.errors import ScheduleError
 from tests.ranks import Ranks
 
-from .models import data, layers, piped
+from .models import MANY, data, layers, piped
 from .test_loader import chunks, loading
 from .test_pipefill import filling
 
@@ -67,3 +69,24 @@ def test_an_inference_is_opened_too() -> None:
         again.add(flow.actors.Added(network, {"see": see}, {"beside": "device 0"}))
         assert torch.equal(again(x).full_tensor(), wanted)
     assert seen == [(k, (4, 6), False) for k in range(4)]
+
+
+def test_an_addition_that_is_no_function_is_of_one_network() -> None:
+    """Added to a step with another order, it replaced that: a move to gpipe went on in 1F1B, and nothing was said."""
+    x, y = data()
+    for schedule, fine in (("1f1b", True), ("gpipe", False)):
+        step = piped(layers()).plan(x, y)
+        step.add(filling(step.network, lambda *_: None))
+        step(x, y)
+        step.move(schedule=schedule)
+        if fine:
+            step(x, y)
+            continue
+        with pytest.raises(ScheduleError, match="made of the network of another step"):
+            step(x, y)
+    step = piped(layers()).plan(x, y).add(lambda network: filling(network, lambda *_: None))
+    step(x, y)
+    step.move(schedule="gpipe")
+    step(x, y)
+    ran = [each.actor for each in step.planned.program.proof.of("device 3") if "3" in each.actor[:2]]
+    assert ran == ["F3"] * MANY + ["B3"] * MANY
