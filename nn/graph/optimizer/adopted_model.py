@@ -1,6 +1,6 @@
 """The model of a step that runs: its values are the graph's now, and gradients of steps change them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 
 import torch
@@ -123,10 +123,15 @@ class AdoptedModel:
         held = {name: (value.placement, value._shards) for name, value in self.held.items() if has_grad(value._layout)}
         homes = {name: (self.trained[name].home.placement, shards) for name, shards in come.items()}
         found = spoilt(losses, homes, held, self.graph.ranks, self.skipped)
-        if found and self.limit is not None:
-            homes_of = [t.held.placement for name, t in self.trained.items() if name in grads]
-            self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
+        if found:
+            self.no_norm(grads)
         return found
+
+    def no_norm(self, names: Collection[str]) -> None:
+        """The norm of a step that changed nothing, as gradients of these were not finite."""
+        if self.limit is not None:
+            homes_of = [t.held.placement for name, t in self.trained.items() if name in names]
+            self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
 
     def write(self, values: Mapping[str, Shards]) -> None:
         """Buffers get what they hold after a step; none of those that are on other ranks comes here."""
@@ -157,6 +162,7 @@ class AdoptedModel:
                 overflow = overflowed([(each.home.placement, shards) for each, shards in come], self.graph.ranks)
                 self.scale.after(overflow=overflow)
                 if overflow:
+                    self.no_norm(grads)
                     if self.skipped is not None:
                         self.skipped.overflow()
                     return

@@ -176,8 +176,10 @@ class PostValidation:
             return model.skips(losses, {name: spoilt.get(name) or (token(home),) for name, home in homes})
         if model.scale is not None:
             model.scale.after(overflow=bad)
-            if bad and model.skipped is not None:
-                model.skipped.overflow()
+            if bad:
+                model.no_norm(self.names)
+                if model.skipped is not None:
+                    model.skipped.overflow()
         norm = self.norm(told)
         if norm is not None and not bad:
             model.norm = whole_everywhere(norm, model.trained[self.names[-1]].held.placement)

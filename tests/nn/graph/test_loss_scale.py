@@ -245,3 +245,19 @@ def test_gradients_lose_their_scale_where_they_are_unless_others_share_the_memor
     assert all(map(torch.equal, new, plain))
     kept = [x.data_ptr() == y.data_ptr() for x, y in zip(new, old, strict=True)]
     assert kept[:5] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"micro_batches": 2, "post_validation": True}])
+def test_the_norm_of_a_step_that_overflows_is_not_that_of_the_step_before(options: dict[str, Any]) -> None:
+    model = nn.Linear(4, 4)
+    how: dict[str, Any] = {"placement": PIPE[0], "loss_scale": 8.0, "clip_grad_norm": 1.0}
+    step = flow.compile(model, square_loss, torch.optim.SGD(model.parameters(), 0.1), **how, **options)
+    large = torch.full((2, 4), float("inf"))
+    with pytest.raises(SbpError, match="did not train yet"):
+        _ = step.plan(large).grad_norm
+    step(large)  # the first, as with a scale that is found
+    assert step.grad_norm.isnan().item()
+    step(torch.ones(2, 4))
+    assert step.grad_norm.item() > 0
+    step(large)
+    assert step.grad_norm.isnan().item()
