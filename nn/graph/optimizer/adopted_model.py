@@ -62,7 +62,8 @@ class AdoptedModel:
         others = rest or next(value.layout.placement for value in graph.values.values())
         followers = None
         if move is not None and not move.done:
-            followers = Followers(optimizers, named_values(modules), move, graph.ranks)
+            homes = {s.value.name: s.home.placement for s in graph.sources}
+            followers = Followers(optimizers, named_values(modules), move, graph.ranks, _left(errors, homes))
             relocated(free_values(modules, kept, others), move.lost)
         changed = globalised(modules, kept, others)
         settle(moved)
@@ -201,6 +202,15 @@ class AdoptedModel:
                 optimizer.zero_grad(set_to_none=True)
             for each in self.pieces.values():
                 each.idle = False
+
+
+def _left(errors: KeptErrors | None, homes: Mapping[str, Placement]) -> str | None:
+    """The errors of a compressed gradient that would stay on ranks that have nothing of it any more."""
+    for name in errors or ():
+        rows = errors.rows_of(name) if errors is not None else None
+        if rows is not None and homes.get(name, rows.lies.placement) is not rows.lies.placement:
+            return f"the compressed gradient of {name} has errors on {rows.lies.placement}"
+    return None
 
 
 def _unscaled(come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:

@@ -46,8 +46,14 @@ class Followers:
     follow."""
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], values: Mapping[str, Tensor], move: ModelMove, ranks: Placement
+        self,
+        optimizers: Sequence[Optimizer],
+        values: Mapping[str, Tensor],
+        move: ModelMove,
+        ranks: Placement,
+        stays: str | None,
     ) -> None:
+        """`stays` says of something of gradients that it cannot follow."""
         self.optimizers, self.lost = list(optimizers), move.lost
         known = {id(value): name for name, value in values.items()}
         self.names = known
@@ -64,19 +70,26 @@ class Followers:
             self.all.append(mine)
         there = [x.placement for x in values.values() if isinstance(x, GlobalTensor)]
         self.everybody = ranks_of([ranks, *there], ranks.type)
-        self._refuse_gradients(values)
+        self._refuse_gradients(values, stays)
 
-    def _refuse_gradients(self, values: Mapping[str, Tensor]) -> None:
+    def _refuse_gradients(self, values: Mapping[str, Tensor], stays: str | None) -> None:
         held = [(self.names[id(x)], x.grad) for x in values.values()]
         held += [(self.names[id(each.owner)], each.value.grad) for mine in self.all for each in mine]
         left = next((name for name, grad in held if grad is not None), None)
         rows = (
-            None if self.everybody is None else told([int(left is not None)], self.everybody, "gradients that are left")
+            None
+            if self.everybody is None
+            else told([int(left is not None), int(stays is not None)], self.everybody, "gradients that are left")
         )
         if left is not None or (rows is not None and any(row[0] for row in rows)):
             raise SbpError(
                 f"the model is to move, and {left or 'a parameter of another rank'} has a gradient\n"
                 "  step the optimizer first, or drop it: model.zero_grad()"
+            )
+        if stays is not None or (rows is not None and any(row[1] for row in rows)):
+            raise SbpError(
+                f"the model is to move, and {stays or 'a compressed gradient has errors on another rank'}, where they "
+                "would be left\n  forget them before, if they are not wanted: step.kept.reset()"
             )
 
     def bring(self, known: Mapping[int, Trained]) -> None:

@@ -277,3 +277,28 @@ def test_fp16_with_its_loss_scale_is_refused() -> None:
     flow.nn.cast(model, {"*": torch.float16})
     with pytest.raises(flow.SbpError, match="fp16"):
         step_of(model, ALL)(*batch(0))
+
+
+def test_a_move_leaves_no_errors_behind() -> None:
+    """They stayed on the ranks of before, and were neither added to a gradient nor told to be lost."""
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    model = nn.Sequential(nn.Linear(4, 4))
+    two, four = flow.placement("cpu", range(2)), flow.placement("cpu", range(4))
+    how: dict[str, Any] = {"inputs": {"x": S(0), "y": S(0)}, "compress": {"*": flow.encoders.sign()}}
+    step = flow.compile(model, mse, torch.optim.SGD(model.parameters(), 0.1), placement=two, **how)
+    step(x, y)
+    held = step.kept.error("0.weight").full_tensor().clone()
+    step.move(backend="code")
+    step.plan(x, y)
+    assert torch.equal(step.kept.error("0.weight").full_tensor(), held)
+    step.move(placement=four)
+    with pytest.raises(flow.SbpError, match=r"has errors on cpu:.0-1., where they would be left"):
+        step(x, y)
+    assert [x.placement for x in model.state_dict().values()] == [two, two]
+    step.kept.reset()
+    step(x, y)
+    assert step.kept.error("0.weight").placement == four
+
+
+def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(model(x), y)
