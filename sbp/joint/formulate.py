@@ -203,7 +203,7 @@ class _Formulation:
         op, there = self.logical.ops[index], self.where.ops[index]
         found = options_of(op, call, reach, grads)
         if index in self.pinned:
-            found = pinned(found, self.pinned[index], call)
+            found = pinned(found, self.pinned[index], call, op)
         device = self.cluster(there).device_of(there)
         backward = any(grads)
         view = is_view(call)

@@ -11,6 +11,7 @@ from ..call import Call
 from ..logical import Logical, LogicalOp
 from ..signature import B, Sbp, Split
 from ..state import Factors, Lie, State, state_of, trim
+from ..text import Pin
 from .options import Option
 
 __all__ = ["Entries", "allows", "is_pin_alone", "pinned", "pins_by_op", "stated"]
@@ -50,9 +51,9 @@ def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:
     return state_of(tuple(B if entry is None else entry for entry in said), ndim, sizes)
 
 
-def pinned(found: Sequence[Option], said: State | Entries, call: Call) -> list[Option]:
+def pinned(found: Sequence[Option], said: State | Entries, call: Call, op: LogicalOp) -> list[Option]:
     """The options whose result lies as it is to. What is made of nothing may be made so by any; what stays as it is may
-    lie in pieces that nobody would choose."""
+    lie in pieces that nobody would choose. What ranks compute has to have an option that does."""
     if not isinstance(said, State):
         said = tuple(None if n == 1 else entry for entry, n in zip(said, call.sizes, strict=True))
     fits = [option for option in found if allows(said, option.outputs[0].state)]
@@ -62,9 +63,25 @@ def pinned(found: Sequence[Option], said: State | Entries, call: Call) -> list[O
         ndim = call.outputs[0].ndim
         return [Option((), (Lie(said if isinstance(said, State) else stated(said, ndim, call.sizes)),), 1)]
     if len(call.inputs) > 1 or call.name not in ("alias", "clone"):
-        return list(found)
+        raise _none_fits(found, said, call, op)
     lies = dict.fromkeys(_laid(option.outputs[0], said) for option in found)
     return [Option((lie,), (lie,), 1) for lie in lies]
+
+
+def _none_fits(found: Sequence[Option], said: State | Entries, call: Call, op: LogicalOp) -> SbpError:
+    """No way to compute this gives what was said: another would be taken without a word."""
+    ndim = len(call.sizes)
+    signature = said.sbp(ndim) if isinstance(said, State) else said
+    asked = ", ".join("any" if entry is None else str(entry) for entry in signature)
+    ways = dict.fromkeys(f"({', '.join(map(str, option.outputs[0].state.sbp(ndim)))})" for option in found)
+    what = op.lies.what if isinstance(op.lies, Pin) and op.lies.what else "a value"
+    where = f", called in {op.origin.module or 'the graph'}, at {op.origin.line or 'no line'}"
+    return SbpError(
+        f"{what} is to lie as ({asked}), and {call.name} of {', '.join(str(tuple(x.shape)) for x in call.inputs)} "
+        f"cannot give that{where}\n  it gives {', '.join(ways)}\n"
+        "  say so of a copy of it, which may lie in any way: axis.call(torch.ops.aten.alias.default, y, lies=...) in a "
+        "composite, y.to_global(sbp=...) in a model"
+    )
 
 
 def _laid(lie: Lie, said: State | Entries) -> Lie:

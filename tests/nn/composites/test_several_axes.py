@@ -40,6 +40,11 @@ def addends_of_two(axis: Any, x: Any, weight: Any) -> Any:
     return axis.run(torch.ops.aten.mm.default, *lies, gives={rows: S(0), terms: P})
 
 
+@flow.nn.composite("rows_as_called", of="mm")
+def rows_as_called(axis: Any, x: Any, weight: Any) -> Any:
+    return axis.call(torch.ops.aten.mm.default, x, weight, lies=S(0))
+
+
 class Product(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -99,3 +104,17 @@ def test_one_signature_is_not_enough_for_two_axes() -> None:
     where = flow.placement("cpu:[0-3] as (a=2, b=2)")
     with pytest.raises(SbpError, match=r"vague: S\(0\) on which of 2 axes"):
         flow.compile(model, placement=where).plan(torch.ones(4, 9, dtype=F64))
+
+
+@pytest.mark.parametrize("rows", [5, 8])
+def test_a_call_that_cannot_lie_as_its_composite_says_is_refused(rows: int) -> None:
+    """It lay whole, without a word: no rule cuts five rows over four ranks."""
+    where = flow.placement("cpu:[0-3] as (a=4)")
+    model = flow.nn.inside(Product(), use="rows_as_called", over="a")
+    x = flow.tensor(numbers(rows, 9), placement=where, sbp="B")
+    step = flow.compile(model, placement=where)
+    if rows == 8:
+        assert step(x).sbp == (S(0),)
+        return
+    with pytest.raises(SbpError, match=r"rows_as_called makes .* \(S\(0\)\), and mm of \(5, 9\), .* cannot give that"):
+        step(x)
