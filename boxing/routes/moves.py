@@ -239,10 +239,12 @@ def _transfer_price(src: Layout, dst: Layout, cluster: Cluster) -> Price:
         programs = [transfer(src, dst, r) for r in ranks]
         received = max(sum(part.numel for part in program.receives) for program in programs)
         sent = max(sum(part.numel for part in program.sends) for program in programs)
+        messages = max(max(len(program.receives), len(program.sends)) for program in programs)
     else:
         received = prod(dst.local_shape(q.flat[0]))
         sent = received * q.size // p.size
+        messages = max(prod(p.shape[a] for a in src.state.split), q.size // p.size)
     latency, bandwidth = cluster.between(p, q)
     size = dst.dtype.itemsize
-    peers = prod(p.shape[a] for a in src.state.split)
-    return Price(peers * latency + max(received, sent) * size / bandwidth, float(received * size))
+    hops = max(1, messages / 8)  # all are on their way at once, as those of an exchange are
+    return Price(hops * latency + max(received, sent) * size / bandwidth, float(received * size))
