@@ -41,7 +41,7 @@ class SignEncoder(Encoder):
         bits, levels = payload
         up = unpacked_bits(bits, like.numel()).view(like.shape)
         if not self.rows:
-            return torch.where(up, levels, -levels).to(like.dtype)
+            return torch.where(up, levels[0], -levels[0]).to(like.dtype)
         above, below = levels[:, :, None]
         return torch.where(_rows(up), above, below).to(like.dtype).view(like.shape)
 

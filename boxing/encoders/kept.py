@@ -36,9 +36,9 @@ class KeptUnder(NamedTuple):
 
 
 class KeptErrors:
-    """All that is kept of tensors by name. Where addends come to lie otherwise, their errors follow them; all else that
-    an encoder keeps, and what another encoder kept, begins anew. On other ranks, as of a pipeline's second route, a
-    tensor has errors of their own."""
+    """All that is kept of tensors by name. Where addends come to lie otherwise, their errors follow them, and so do
+    momenta and counts of steps; all else that an encoder keeps, and what another encoder kept, begins anew. On other
+    ranks, as of a pipeline's second route, a tensor has errors of their own."""
 
     def __init__(self) -> None:
         self._held: dict[str, KeptRows] = {}
@@ -104,13 +104,44 @@ class KeptErrors:
 
 
 def _followed(held: KeptRows, lies: Layout) -> Sequence[KeptTensors]:
-    """Errors as addends lie now; the sum over ranks stays what it was."""
-    if held.lies.shape != lies.shape or not all("error" in kept for kept in held.ranks):
-        return [{} for _ in owned(lies.placement)]
-    errors = [kept["error"] for kept in held.ranks] or [torch.empty(0, dtype=held.lies.dtype)]
-    moved = box(errors, held.lies, lies.with_dtype(held.lies.dtype), op="kept errors")
-    here = owned(lies.placement)
-    return [{"error": x.to(lies.dtype)} for x in moved] if here else []
+    """All that follows addends to how they lie now; the sum over ranks of what was left out stays what it was."""
+    was, here = held.lies, owned(lies.placement)
+    if was.shape != lies.shape or not here:
+        return [{} for _ in here]
+    if was.state == lies.state:  # in another order of memory, or dtype
+        return [{name: _as(x, was, lies) for name, x in kept.items()} for kept in held.ranks]
+    rows: list[dict[str, Tensor]] = [{"steps": kept["steps"]} if "steps" in kept else {} for kept in held.ranks]
+    left = [_left_out(kept, was, rank) for kept, rank in zip(held.ranks, here, strict=True)]
+    momenta = [kept["momentum"] for kept in held.ranks if "momentum" in kept]
+    ways = ("error", left, was, lies), ("momentum", momenta, _whole(was), _whole(lies))
+    for name, parts, src, dst in ways:
+        if len(parts) == len(rows) and all(x is not None for x in parts):
+            moved = box([x for x in parts if x is not None], src, dst.with_dtype(src.dtype), op="kept errors")
+            for row, x in zip(rows, moved, strict=True):
+                row[name] = x.to(lies.dtype)
+    return rows
+
+
+def _as(x: Tensor, was: Layout, lies: Layout) -> Tensor:
+    return x.to(lies.dtype) if x.dtype is was.dtype else x
+
+
+def _whole(lies: Layout) -> Layout:
+    """How a sum lies where it is added up."""
+    return lies.with_state(State(lies.state.dims))
+
+
+def _left_out(kept: KeptTensors, lies: Layout, rank: int) -> Tensor | None:
+    """All that a rank left out, of its addend and of its share of the sum, as an addend."""
+    error, share = kept.get("error"), kept.get("share")
+    if error is None or share is None:
+        return error
+    place, at, ranks = lies.placement, 0, 1
+    for axis in lies.state.partial:
+        at, ranks = at * place.shape[axis] + place.coords(rank)[axis], ranks * place.shape[axis]
+    rows = share.new_zeros(ranks, share.numel())
+    rows[at] = share
+    return error + rows.reshape(-1)[: error.numel()].view(error.shape)
 
 
 def _rows(held: KeptRows) -> dict[str, Any]:

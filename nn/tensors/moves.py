@@ -98,6 +98,8 @@ def encoded_shards(x: Handle, dst: Layout, encoder: Encoder, kept: KeptUnder | N
     check_encoding(src, dst, encoder, axes, of)
     if not owned(src.placement):
         return shards
+    if not src.numel:  # no level, scale or largest is of nothing
+        return box(shards, src, dst)
     move = EncodedMove([(src, dst)], [Encoding(encoder, axes, kept.name if kept else "")])
     errors = kept.all if kept else KeptErrors()
     (moved,) = move.now(errors, shards)

@@ -302,3 +302,42 @@ def test_a_move_leaves_no_errors_behind() -> None:
 
 def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        flow.encoders.later(steps=1, of=flow.encoders.topk(fraction=0.1)),
+        flow.encoders.topk(fraction=0.1, twice=True), flow.encoders.int4(), flow.encoders.low_rank(rank=1),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["memory", "state"])
+def test_nothing_is_lost_where_addends_come_to_lie_otherwise(encoder: flow.encoders.Encoder, way: str) -> None:
+    """An encoder that begins later began anew, and forgot its error; so was what shares of a sum had left out."""
+    errors, total, come = flow.encoders.KeptErrors(), torch.zeros(8, 6), torch.zeros(8, 6)
+    for at in range(5):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(at))
+        lies = (P, S(0)) if way == "state" and at > 2 else (P, B)
+        first = torch.randn(8, 6, generator=torch.Generator().manual_seed(at + 9))
+        each = [y for one in (first, x - first) for y in ([one, one] if lies[1] is B else torch.split(one, 4))]
+        addends: Any = flow.from_local(each, placement=BOTH, sbp=lies)
+        if way == "memory" and at > 2:
+            addends = flow.tensor(x.t().contiguous().t(), placement=BOTH, sbp=lies)
+        whole = addends.to_global(sbp=(B, lies[1]), encoder=encoder, kept=errors["x"])
+        total, come = total + x, come + whole.full_tensor()
+    nothing: Any = flow.tensor(torch.zeros(8, 6), placement=BOTH, sbp=(P, B))
+    for _ in range(60 if encoder.twice else 0):  # what shares of the sum have left out is seen when it comes
+        come = come + nothing.to_global(sbp=B, encoder=encoder, kept=errors["x"]).full_tensor()
+    left = flow.nn.StepErrors(errors).error("x").full_tensor()
+    torch.testing.assert_close(come + left, total, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [flow.encoders.sign(), flow.encoders.sign(rows=True), flow.encoders.int8(), flow.encoders.int4()],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3)], ids=str)
+def test_numbers_and_nothing_keep_their_shape(encoder: flow.encoders.Encoder, shape: tuple[int, ...]) -> None:
+    x: Any = flow.tensor(torch.ones(shape), placement=DATA, sbp=P)
+    come = x.to_global(sbp=B, encoder=encoder)
+    assert all(torch.equal(piece, torch.ones(shape)) for piece in come.to_local())
