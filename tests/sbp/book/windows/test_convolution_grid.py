@@ -45,8 +45,8 @@ def test_ranks_whose_places_nothing_adds_to_have_the_bias_alone(kernel: int, str
     where = flow.placement("cpu:[0-7]")
     x, weight, bias = (torch.randn(shape, dtype=F64) for shape in ((1, 2, 7), (2, 3, kernel), (3,)))
     laid: list[Any] = [flow.tensor(one, placement=where, sbp=lies) for one, lies in ((x, S(2)), (weight, B), (bias, B))]
-    y: Any = torch.nn.functional.conv_transpose1d(*laid, stride, padding)
-    want = torch.nn.functional.conv_transpose1d(x, weight, bias, stride, padding)
+    conv: Any = torch.nn.functional.conv_transpose1d
+    y, want = conv(*laid, stride, padding), conv(x, weight, bias, stride, padding)
     for mine, other in zip(y.to_local(), flow.tensor(want, placement=where, sbp=y.sbp).to_local(), strict=True):
         torch.testing.assert_close(mine, other)
 
