@@ -36,6 +36,13 @@ class Bytes:
                 self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
 
+    def there(self, storage: torch.UntypedStorage) -> None:
+        """Not to be counted; once it is gone, another may come to lie where it was."""
+        with self.lock:
+            if storage._cdata not in self.known:
+                self.known.add(storage._cdata)
+                weakref.finalize(storage, self.gone, storage._cdata, 0)
+
     def gone(self, key: int, nbytes: int) -> None:
         with self.lock:
             self.known.discard(key)
@@ -70,7 +77,8 @@ class Live(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # What was there before, as the mailboxes of a host's ranks, is not the step's.
-        self.known.update(x.untyped_storage()._cdata for x in tensors_in((args, kwargs)))
+        for x in tensors_in((args, kwargs)):
+            self.count.there(x.untyped_storage())
         out = func(*args, **(kwargs or {}))
         for x in tensors_in(out):
             self.count.made(x.untyped_storage())
