@@ -37,6 +37,11 @@ class DelayedLR(LRScheduler):
                 "  give it the optimizer that the graph was made with"
             )
         groups = [made for group in optimizer.param_groups for made in _split(group, delays)]
+        if len(groups) > len(optimizer.param_groups) and any("initial_lr" in group for group in optimizer.param_groups):
+            raise SbpError(
+                "DelayedLR: another scheduler was made before, of the groups as they were, and these become more\n"
+                "  make DelayedLR first, and others behind it"
+            )
         optimizer.param_groups[:] = groups
         self.anneal = anneal
         super().__init__(optimizer, last_epoch)

@@ -275,3 +275,14 @@ def test_weights_of_two_stages_or_computed_ones_are_refused() -> None:
     model = layers(2).float()
     flow.nn.cast(model, {"*": torch.bfloat16})  # the fix that the error names
     assert step_of(model, model, squares)(x.bfloat16(), y.bfloat16()).isfinite()
+
+
+def test_rates_are_split_before_other_schedulers_know_the_groups() -> None:
+    """A scheduler with a rule for each group left those alone that were made of them."""
+    model = layers(3)
+    flow.nn.pipeline(model, ranks(3), "pipemare")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = flow.compile(model, squares, optimizer, micro_batches=6, schedule="pipemare").plan(*numbers(12))
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 0.5)
+    with pytest.raises(flow.SbpError, match="make DelayedLR first"):
+        flow.nn.DelayedLR(optimizer, step, anneal=3)
