@@ -36,11 +36,21 @@ def meet(
         raise SbpError("meet: there are no models\n  give those of the groups, as in meet(model, models, axis='data')")
     lists = [dict(one.named_parameters()) for one in each]
     named = dict(outer.named_parameters())
-    strange = next((at for at, held in enumerate(lists) if list(held) != list(named)), None)
-    if strange is not None:
+    buffers = [dict(one.named_buffers()) for one in each]
+    names = {"parameters": (list(named), [*map(list, lists)])}
+    names["buffers"] = [name for name, _ in outer.named_buffers()], [*map(list, buffers)]
+    for what, (mine, theirs) in names.items():
+        strange = next((at for at, of in enumerate(theirs) if of != mine), None)
+        if strange is not None:
+            raise SbpError(
+                f"meet: model {strange} of those apart has other {what} than the outer one\n"
+                "  make all of them alike, as copies of one model"
+            )
+    frozen = next((name for name, x in named.items() if not x.requires_grad and any(_learns(name, lists))), None)
+    if frozen is not None:
         raise SbpError(
-            f"meet: model {strange} of those apart has other parameters than the outer one\n"
-            "  make all of them alike, as copies of one model"
+            f"meet: {frozen} is frozen in the outer model, and trained in one of those apart, which would be lost\n"
+            "  freeze it in all of them, or in none: requires_grad_(False)"
         )
     if optimizer is not None:
         known = {id(x) for group in optimizer.param_groups for x in group["params"]}
@@ -60,7 +70,6 @@ def meet(
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
-    buffers = [dict(one.named_buffers()) for one in each]
     for name, buffer in outer.named_buffers():
         of = [held[name] for held in buffers]
         if buffer.dtype.is_floating_point or buffer.dtype.is_complex:
@@ -69,6 +78,10 @@ def meet(
             _take(buffer, of[0].to_global(placement=buffer.placement, sbp=buffer.sbp))  # type: ignore[attr-defined]
     for one in each:
         refit(outer, one)
+
+
+def _learns(name: str, lists: Sequence[dict[str, nn.Parameter]]) -> list[bool]:
+    return [held[name].requires_grad for held in lists]
 
 
 def _part(model: nn.Module, name: str) -> nn.Module:
