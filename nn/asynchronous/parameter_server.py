@@ -93,6 +93,7 @@ class ParameterServer:
                 )
         if not batches:
             return []
+        self._follow()
         self.course, runtime = self._runtime(len(batches))
         self._batches, self._losses = batches, [[] for _ in batches]
         try:
@@ -100,6 +101,23 @@ class ParameterServer:
             return self._losses
         finally:
             self._batches, self._losses = (), []
+
+    def _follow(self) -> None:
+        """Have the workers' models be in the modes of the one on the servers, train what it trains, and hold the values
+        of its buffers: between runs these may be others."""
+        for one, copies in zip(self.models, self.copies, strict=True):
+            for copied, module in zip(one.modules(), self.model.modules(), strict=True):
+                copied.training = module.training
+            for name, x in copies.items():
+                x.requires_grad_(self.parameters[name].requires_grad)
+                x.grad = None  # of a run that an error has ended
+            buffers = dict(one.named_buffers())
+            pairs = [(x, buffers[name]) for name, x in self.model.named_buffers()]
+            refill(
+                [_filling(x, y) for x, y in pairs if isinstance(x, GlobalTensor) and isinstance(y, GlobalTensor)],
+                LIMIT,
+                "pull",
+            )
 
     def _runtime(self, rounds: int) -> tuple[BoundedDelay, Runtime]:
         if rounds not in self._runtimes:

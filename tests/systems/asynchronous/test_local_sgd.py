@@ -188,3 +188,17 @@ def test_what_cannot_be() -> None:
         flow.nn.meet(layers(2), models, axis="data")
     with pytest.raises(flow.SbpflowError, match="no axis"):
         flow.nn.meet(outer, models, axis="tensor")
+
+
+def test_weights_that_are_frozen_in_the_outer_model_alone_are_refused() -> None:
+    """What groups had trained of them was overwritten."""
+    grid = flow.placement("cpu", range(2), names=("data",))
+    models = [flow.nn.to_global(layers(1), grid.at(data=rank)) for rank in range(2)]
+    outer = flow.nn.to_global(layers(1), grid, S(0))
+    next(outer.parameters()).requires_grad_(False)
+    with pytest.raises(flow.SbpError, match="is frozen in the outer model, and trained in one of those apart"):
+        flow.nn.meet(outer, models, axis="data")
+    next(outer.parameters()).requires_grad_(True)
+    models[1].register_buffer("more", next(models[1].parameters()).detach())
+    with pytest.raises(flow.SbpError, match="model 1 of those apart has other buffers"):
+        flow.nn.meet(outer, models, axis="data")

@@ -221,3 +221,29 @@ def test_what_cannot_be() -> None:
     with pytest.raises(flow.SbpflowError, match="nothing ran yet"):
         _ = server.delays
     assert server.run([]) == []
+
+
+def test_workers_follow_the_model_on_the_servers_between_runs() -> None:
+    """They kept its modes and buffers of when the server was made, and trained what was frozen since."""
+
+    class Halved(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("by", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(super().forward(x), 0.5, self.training) * self.get_buffer("by")
+
+    model, _, server = served(2, of=Halved(), loss=lambda model, x: model(x).square().mean(), lr=0.1)
+    held: Any = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    x = torch.ones(2, 4)
+    model.eval()
+    with torch.no_grad():
+        held["by"].mul_(2.0)
+    held["bias"].requires_grad_(False)
+    before = {name: value.full_tensor().clone() for name, value in held.items()}
+    ((loss, _),) = server.run([[(x,), (x,)]])
+    wanted = ((x @ before["weight"].T + before["bias"]) * 2).square().mean()
+    assert torch.allclose(loss.full_tensor(), wanted)  # type: ignore[attr-defined]
+    assert torch.equal(held["bias"].full_tensor(), before["bias"])
+    assert not torch.equal(held["weight"].full_tensor(), before["weight"])
