@@ -302,6 +302,8 @@ def test_a_move_leaves_no_errors_behind() -> None:
 
 def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
+
+
 @pytest.mark.parametrize(
     "encoder",
     [
