@@ -52,7 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
                 weight.normal_(std=0.1)  # biases are zeros else
         model.save_pretrained(folder, max_shard_size="50KB" if name == "llama" else "1GB")
         assert (folder / "model.safetensors.index.json").exists() == (name == "llama")
-        return folder, type(model).from_pretrained(folder, dtype=torch.float32).eval()
+        return folder, type(model).from_pretrained(folder, config=model.config, dtype=torch.float32).eval()
 
     transformers.utils.logging.disable_progress_bar()
     yield of
