@@ -74,6 +74,15 @@ class KeptErrors:
         """The step does not count."""
         self._next.clear()
 
+    def check_asked(self, encodes: bool) -> None:
+        """Refuse to step by gradients of which none is encoded, where errors were loaded: they would never be added."""
+        if self._loaded and not encodes:
+            raise SbpError(
+                f"what was kept of {sorted(self._loaded)[0]} was loaded, and no gradient of this step is encoded\n"
+                "  go on with the ranks and the encoder that it was saved with, or begin without errors: "
+                "step.kept.reset()"
+            )
+
     def reset(self) -> None:
         """Forget all that is kept, as when the parameters were given other values."""
         for held in (self._held, self._next, self._loaded):

@@ -90,6 +90,7 @@ class AdoptedModel:
             steps_by(optimizer, scale)
         self.changed = {id(value): value for value in changed.values()}  # what was before may be gone by then
         self.skipped, self.errors = skipped, KeptErrors() if errors is None else errors
+        self.encodes = any(back.encoding for back in graph.backs)
         for optimizer in optimizers:
             keeps_errors(optimizer, self.errors)
         self.norm: Tensor | None = None
@@ -111,6 +112,8 @@ class AdoptedModel:
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
         self.errors.drop()  # what a step that failed has left
+        if self.trained and self.optimizers:
+            self.errors.check_asked(self.encodes)
         found = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         found["kept"] = self.errors  # type: ignore[assignment]  # errors of what was encoded
         return found

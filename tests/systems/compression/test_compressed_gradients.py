@@ -343,3 +343,16 @@ def test_numbers_and_nothing_keep_their_shape(encoder: flow.encoders.Encoder, sh
     x: Any = flow.tensor(torch.ones(shape), placement=DATA, sbp=P)
     come = x.to_global(sbp=B, encoder=encoder)
     assert all(torch.equal(piece, torch.ones(shape)) for piece in come.to_local())
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_errors_that_were_loaded_and_that_no_gradient_takes_up_are_told(ranks: int) -> None:
+    """One rank, or a step without encoders: it went on, and what had been left out never came."""
+    before, data = step_of(net(), ALL), flow.placement("cpu", range(ranks), names=("data",))
+    trained(before, 2)
+    step = step_of(net(), ALL if ranks == 1 else None, placement=data)
+    step.kept.load_state_dict(before.kept.state_dict())
+    with pytest.raises(flow.SbpError, match="was loaded, and no gradient of this step is encoded"):
+        step(*batch(2))
+    step.kept.reset()
+    step(*batch(2))
