@@ -267,11 +267,6 @@ def _alike(asked: Mapping[int, Sequence[Request]]) -> list[list[int]]:
     return list(found.values())
 
 
-def _like_each(line: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = torch.split(line, [x.numel() for x in like])
-    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
-
-
 def _by_member(runs: Sequence[Tensor], like: Sequence[Payload]) -> list[list[Payload]]:
     each = [unpacked(run, like) for run in runs]
     return [list(member) for member in zip(*each, strict=True)]

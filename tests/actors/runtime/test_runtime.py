@@ -69,6 +69,7 @@ def test_two_tasks_at_once_are_for_a_simulation(name: str) -> None:
         Runtime(network, idle(network))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", RUN)
 def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
     network = made(name, 4, 8, 1.0)
@@ -81,6 +82,7 @@ def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
     }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("p", [2, 8])
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_simulated_at_one_time_runs_at_one_time(name: str, p: int) -> None:

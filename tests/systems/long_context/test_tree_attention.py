@@ -73,6 +73,7 @@ def test_narrow_numbers_are_added_up_in_single(use: str, dtype: torch.dtype) -> 
     close(found, 1e-4 if dtype is torch.float32 else 5e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_tree_has_log2_steps_and_each_rank_sends_a_numerator_a_denominator_and_a_maximum(ranks: int) -> None:
     heads, width = 4, 4

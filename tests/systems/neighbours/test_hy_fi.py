@@ -64,6 +64,7 @@ def test_a_residual_network_trains_on_rows_in_pieces(eager: bool) -> None:
     assert any("halo" in m.route for m in moves)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
 @pytest.mark.parametrize("learnt", [True, False], ids=["transposed", "bilinear"])
 def test_a_u_net_trains_on_rows_in_pieces_and_gathers_no_image(eager: bool, learnt: bool) -> None:
