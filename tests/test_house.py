@@ -41,6 +41,18 @@ ALL_CODE = [
 ]
 
 
+def test_only_what_belongs_there_is_committed() -> None:
+    """Neither what a try has left at the root nor a link to an environment; without git there is nothing to look at."""
+    if not (ROOT / ".git").exists():
+        return
+    told = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = [line.partition("\t") for line in told.splitlines()]
+    folders = {path.partition("/")[0] for _, _, path in listed if "/" in path}
+    beside = {".ci", ".github", "benchmarks", "docs", "examples", "sbpflow", "tests", "tools"}
+    assert folders == {*FLOORS, *beside}
+    assert {path for how, _, path in listed if how.startswith("120000")} == {f"sbpflow/{room}" for room in FLOORS}
+
+
 def test_the_floors_allow_the_arrows() -> None:
     assert all(FLOORS.index(low) < FLOORS.index(high) for high, low in ARROWS)
 
