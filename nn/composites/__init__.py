@@ -1,7 +1,8 @@
-"""Composites: ways to compute an op along one axis that no rule book can know, since ranks talk while they compute.
+"""Composites: ways to compute an op along some axes that no rule book can know, since ranks talk while they compute.
 
 registry                    composites by name, and how users add theirs
 axis                        what a composite is written with: values that lie on axes, and calls of them
+attention_call              what attention is asked for, however it was passed; row_product: rows times a weight
 ring_attention, chunked     those over one axis that send pieces round, or piece by piece
 window_attention            of a mask that is a band, so that neighbours have all that a rank's queries see
 heads_and_ring              attention by splitting heads in the place of the sequence, and with the ring

@@ -16,57 +16,47 @@ from torch import Tensor
 from ...sbp import B, P, S, Split
 from .axis import Axis, AxisValue, Left
 from .registry import composite
+from .row_product import PRODUCTS, RowProduct
 
 __all__ = ["chunked"]
 
 aten = torch.ops.aten
-NOTED = "note modules that multiply rows by a weight, as nn.Linear does"
 TOKENS = -2  # of the rows of a product, the dim that a sequence split cuts
 
 
-@composite("chunked", of=("linear", "matmul", "mm", "addmm"), noun="product")
+@composite("chunked", of=PRODUCTS, noun="product")
 def chunked(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
     """A product of rows and a weight, in as many pieces as the axis has ranks."""
-    name = axis.name
-    if kwargs:
-        return axis.leave(f"{name} scales its terms", "write it as a product, and scale what it gives")
-    bias, (x, weight) = (args[0], args[1:]) if name == "addmm" else (args[2] if len(args) > 2 else None, args[:2])
-    if x.ndim < 2 or weight.ndim != 2 or (bias is not None and bias.ndim != 1):
-        return axis.leave(f"{name} of {x.shape} and {weight.shape} is not one of rows and a weight", NOTED)
-    lies, columns = axis.rest(weight), 0 if name == "linear" else 1
+    product = RowProduct.of(axis, args, kwargs)
+    if isinstance(product, Left):
+        return product
+    weight = product.weight
+    lies = axis.rest(weight)
     if not isinstance(lies, Split):
         known = weight.name or "a weight"
         fix = f'say how it lies, as in flow.nn.shard(model, {{"{known}": {{"{axis.over}": flow.S(0)}}}})'
         return axis.leave(f"{known} {weight.shape} is not said to be split over {axis.over}", fix)
-    return (_gathered if lies.dim == columns else _scattered)(axis, x, weight, bias, columns)
+    return (_gathered if lies.dim == product.out else _scattered)(axis, product)
 
 
-def _product(axis: Axis, x: AxisValue, weight: AxisValue, columns: int, gives: Any, number: int) -> AxisValue:
-    op = aten.linear.default if columns == 0 else aten.matmul.default
-    made: AxisValue = axis.run(op, x, weight, gives=gives, round=number)
-    return made
-
-
-def _gathered(axis: Axis, x: AxisValue, weight: AxisValue, bias: AxisValue | None, columns: int) -> AxisValue:
+def _gathered(axis: Axis, product: RowProduct) -> AxisValue:
     """Pieces of every rank's rows, gathered one after the other; each rank has its columns of all."""
     count, rows, out = axis.size, S(TOKENS), S(-1)
-    pieces = axis.run(cut, x.lying(rows), TOKENS, count, count, gives=[rows] * count)
-    parts = [
-        _product(axis, piece.lying(B), weight.lying(S(columns)), columns, out, at + 1)
-        for at, piece in enumerate(pieces)
-    ]
+    held = product.weight.lying(S(product.out))
+    pieces = axis.run(cut, product.x.lying(rows), TOKENS, count, count, gives=[rows] * count)
+    parts = [axis.run(product.op, piece.lying(B), held, gives=out, round=at + 1) for at, piece in enumerate(pieces)]
     whole: AxisValue = axis.run(joined, parts, TOKENS, count, gives=out, round=count + 1)
-    return whole if bias is None else _added(axis, whole, bias.lying(S(0)), out, count + 1)
+    return whole if product.bias is None else _added(axis, whole, product.bias.lying(S(0)), out, count + 1)
 
 
-def _scattered(axis: Axis, x: AxisValue, weight: AxisValue, bias: AxisValue | None, columns: int) -> AxisValue:
+def _scattered(axis: Axis, product: RowProduct) -> AxisValue:
     """Addends of pieces of every rank's rows, reduced and scattered one after the other."""
     count, rows, inner = axis.size, S(TOKENS), S(-1)
-    pieces = axis.run(cut, x.lying(inner), TOKENS, count, count, gives=[inner] * count)
-    held = weight.lying(S(1 - columns))
-    parts = [_product(axis, piece, held, columns, P, at + 1).lying(rows) for at, piece in enumerate(pieces)]
+    pieces = axis.run(cut, product.x.lying(inner), TOKENS, count, count, gives=[inner] * count)
+    held = product.weight.lying(S(1 - product.out))
+    parts = [axis.run(product.op, piece, held, gives=P, round=at + 1).lying(rows) for at, piece in enumerate(pieces)]
     whole: AxisValue = axis.run(joined, parts, TOKENS, count, gives=rows, round=count + 1)
-    return whole if bias is None else _added(axis, whole, bias.lying(B), rows, count + 1)
+    return whole if product.bias is None else _added(axis, whole, product.bias.lying(B), rows, count + 1)
 
 
 def _added(axis: Axis, x: AxisValue, bias: AxisValue, gives: Split, number: int) -> AxisValue:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from ...sbp import S
+from .attention_call import AttentionCall
 from .axis import Axis, AxisLine, AxisValue
 from .registry import composite
-from .ring_attention import check_attention, turns
+from .ring_attention import turns
 
 __all__ = ["ulysses", "usp"]
 
@@ -26,8 +27,7 @@ SEQUENCE, HEADS = -2, -3
 @composite("ulysses", of="scaled_dot_product_attention", noun="attention")
 def ulysses(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
     """`scaled_dot_product_attention` with S(sequence) in and out, and S(heads) meanwhile."""
-    given = more + (None, 0.0)[len(more) :]
-    check_attention(axis, query, key, value, how.get("dropout_p", given[1]), how.get("enable_gqa", False))
+    AttentionCall.of(axis, query, key, value, *more, **how).check_shapes(axis)
     (line,) = axis.axes
     _check_split(axis, line, query)
     heads, rows = S(query.ndim + HEADS), S(query.ndim + SEQUENCE)
@@ -46,7 +46,8 @@ def usp(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: A
     both = {line: rows, around: rows}
     query, key, value = (axis.call(aten.alias.default, x, lies=both) for x in (query, key, value))
     stripes = line.size if line.at < around.at else 1
-    mixed = turns(axis.within(around, {line: heads}), stripes, query, key, value, *more, **how)
+    inner = axis.within(around, {line: heads})
+    mixed = turns(inner, stripes, AttentionCall.of(inner, query, key, value, *more, **how))
     made: AxisValue = axis.call(aten.alias.default, mixed, lies=both)
     return made
 

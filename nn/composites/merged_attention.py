@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from ...sbp import B, P, S
+from .attention_call import AttentionCall
 from .axis import Axis, AxisValue
 from .registry import composite
-from .ring_attention import check_attention, divided, part
+from .ring_attention import divided, part
 
 __all__ = ["merged", "tree"]
 
@@ -27,26 +28,29 @@ HIGHEST = P("max")
 
 
 @composite("merged", of="scaled_dot_product_attention", noun="attention")
-def merged(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+def merged(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     """`scaled_dot_product_attention` with queries B, keys and values S(sequence); the result is B."""
-    numerator, denominator, top = _own(axis, query, key, value, *more, **how)
+    call = AttentionCall.of(axis, *given, **how)
+    numerator, denominator, top = _own(axis, call)
     bare = axis.run(aten.detach.default, top, gives=HIGHEST, grad=False)
     share = _share(axis, bare, bare.lying(B), P, 1)
     column = axis.run(aten.unsqueeze.default, share, -1, gives=P, round=1, grad=False)
     sums = axis.run(aten.mul.Tensor, _beside(axis, numerator, denominator, P, 0), column, gives=P, round=1)
-    return _ratio(axis, sums.lying(B), value.shape[-1], query.dtype, 2)
+    return _ratio(axis, sums.lying(B), call.value.shape[-1], call.query.dtype, 2)
 
 
 @composite("tree", of="scaled_dot_product_attention", noun="attention")
-def tree(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+def tree(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     """The same, merged in pairs: of 2 ** k ranks in k steps."""
     if axis.size & (axis.size - 1):
         raise axis.refuse(
             f"the {axis.size} ranks of {axis.over} are no power of two, and pairs of pairs leave some out",
             'say use="merged", which any number of ranks do',
         )
-    numerator, denominator, top = _own(axis, query, key, value, *more, **how)
-    width, ones = value.shape[-1], [axis.size, *[1] * query.ndim]
+    call = AttentionCall.of(axis, *given, **how)
+    numerator, denominator, top = _own(axis, call)
+    query, width = call.query, call.value.shape[-1]
+    ones = [axis.size, *[1] * query.ndim]
     bare = axis.run(aten.detach.default, top, gives=P, grad=False)
     have = _beside(axis, _beside(axis, numerator, denominator, P, 0), bare, P, 0)
     every = axis.run(aten.new_ones.default, query.lying(B), ones, dtype=have.dtype, gives=B, grad=False)
@@ -58,25 +62,13 @@ def tree(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: 
     return _ratio(axis, sums, width, query.dtype, last)
 
 
-def _own(
-    axis: Axis,
-    query: AxisValue,
-    key: AxisValue,
-    value: AxisValue,
-    attn_mask: AxisValue | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[AxisValue, AxisValue, AxisValue]:
+def _own(axis: Axis, call: AttentionCall) -> tuple[AxisValue, AxisValue, AxisValue]:
     """Numerator, denominator and the logarithm they are over, of a rank's own keys."""
-    check_attention(axis, query, key, value, dropout_p, enable_gqa)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    rows, keys, values = query.lying(B), key.lying(S(-2)), value.lying(S(-2))
-    mask = None if attn_mask is None else attn_mask.lying(B)
+    call.check_shapes(axis)
+    rows, keys, values = call.query.lying(B), call.key.lying(S(-2)), call.value.lying(S(-2))
+    mask = None if call.mask is None else call.mask.lying(B)
     places = rows.indices(-2), keys.indices(-2)
-    given = (rows, keys, values, mask, None, None, None, *places, axis.size, is_causal, factor)
+    given = (rows, keys, values, mask, None, None, None, *places, axis.size, call.is_causal, call.factor)
     made: tuple[AxisValue, AxisValue, AxisValue] = axis.run(
         part, *given, mask is not None and mask.grad, gives=[P, P, HIGHEST]
     )

@@ -24,46 +24,35 @@ from torch import Tensor
 from ...sbp import B, S
 from ...sbp.logical import Stripes
 from .attention_blocks import back, seen
+from .attention_call import AttentionCall
 from .axis import Axis, AxisValue
 from .registry import composite
 
-__all__ = ["check_attention", "divided", "part", "ring", "striped", "turns"]
+__all__ = ["divided", "part", "ring", "striped", "turns"]
 
 aten = torch.ops.aten
 STRIPES = 8  # by which ranks differ by an eighth at most in what they have to do
 
 
 @composite("ring", of="scaled_dot_product_attention", noun="attention")
-def ring(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+def ring(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     """`scaled_dot_product_attention` with S(sequence) in and out."""
-    return turns(axis, 1, query, key, value, *more, **how)
+    return turns(axis, 1, AttentionCall.of(axis, *given, **how))
 
 
 @composite("striped", of="scaled_dot_product_attention", noun="attention")
-def striped(axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, *more: Any, **how: Any) -> AxisValue:
+def striped(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     """The same, with as much to do for every rank where it is causal: each has a piece of every stripe."""
-    even = how.get("is_causal", len(more) > 2 and more[2]) and (how.get("attn_mask") or next(iter(more), None)) is None
-    count = max(1, min(STRIPES, query.shape[-2] // axis.size)) if even else 1
-    return turns(axis, count, query, key, value, *more, **how)
+    call = AttentionCall.of(axis, *given, **how)
+    even = call.is_causal and call.mask is None
+    return turns(axis, max(1, min(STRIPES, call.query.shape[-2] // axis.size)) if even else 1, call)
 
 
-def turns(
-    axis: Axis,
-    stripes: int,
-    query: AxisValue,
-    key: AxisValue,
-    value: AxisValue,
-    attn_mask: AxisValue | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> AxisValue:
+def turns(axis: Axis, stripes: int, call: AttentionCall) -> AxisValue:
     """Attention with keys and values that go round, of sequences in so many stripes."""
-    check_attention(axis, query, key, value, dropout_p, enable_gqa)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    rows, keys, values = (x.striped(-2, stripes) for x in (query, key, value))
+    call.check_shapes(axis)
+    query, attn_mask, factor = call.query, call.mask, call.factor
+    rows, keys, values = (x.striped(-2, stripes) for x in (query, call.key, call.value))
     mask = None if attn_mask is None else _on_rows(attn_mask, stripes)
     gives = [Stripes(-2, stripes) if stripes > 1 else S(-2), *[Stripes(-1, stripes) if stripes > 1 else S(-1)] * 2]
     state: tuple[AxisValue | None, ...] = (None, None, None)
@@ -71,7 +60,7 @@ def turns(
     for turn in range(axis.size):
         held = keys.turned(turn)
         places = rows.indices(-2), held.indices(-2)
-        given = (rows, held, values.turned(turn), mask, *state, *places, axis.size, is_causal, factor, learns)
+        given = (rows, held, values.turned(turn), mask, *state, *places, axis.size, call.is_causal, factor, learns)
         state = axis.run(part, *given, gives=gives, round=turn)
     return divided(axis, state, query.dtype, gives, axis.size)
 
@@ -87,29 +76,6 @@ def divided(axis: Axis, state: Sequence[Any], dtype: torch.dtype, gives: Sequenc
         return mixed
     cast: AxisValue = axis.run(aten.to.dtype, mixed, dtype, gives=wide, round=last)
     return cast
-
-
-def check_attention(
-    axis: Axis, query: AxisValue, key: AxisValue, value: AxisValue, dropout_p: float, shared: bool
-) -> None:
-    """Batch dims that are repeated would have to be so on every rank; heads may be, where that is said."""
-    if dropout_p:
-        raise axis.refuse(
-            f"dropout_p={dropout_p} draws numbers for the whole square of weights, of which no rank has all",
-            "set dropout_p=0.0 there (of transformers: attention_dropout=0.0), or leave out the note",
-        )
-    batch, heads = (
-        (query.shape[:-3], key.shape[:-3], value.shape[:-3]),
-        tuple(x.shape[-3:-2] for x in (query, key, value)),
-    )
-    fits = heads[0] == heads[1] == heads[2] or (
-        shared and heads[1] == heads[2] and heads[1] and heads[0][0] % heads[1][0] == 0
-    )
-    if len({*batch}) > 1 or not fits or key.shape[-2] != value.shape[-2]:
-        raise axis.refuse(
-            f"query {query.shape}, key {key.shape} and value {value.shape} have other batch dims or heads",
-            "expand them to the same before, or say enable_gqa=True where heads of keys are shared",
-        )
 
 
 def _on_rows(mask: AxisValue, stripes: int) -> AxisValue:

@@ -13,23 +13,21 @@ In a panel are equal parts of all blocks of a row of ranks: what one rank would 
 As many bytes go, and no rank waits for one. The backward gathers panels again, and keeps blocks alone.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ...sbp import P, S, Sbp
+from ...sbp import P, S
 from ...sbp.joint.options import fits
 from .axis import Axis, AxisLine, AxisValue, Left
 from .chunked import cut
 from .registry import composite
+from .row_product import PRODUCTS, RowProduct
 
 __all__ = ["cube", "summa"]
 
 aten = torch.ops.aten
-NOTED = "note modules that multiply rows by a weight, as nn.Linear does"
 FITTING = "give the model or the batch sizes that divide, or note other modules"
-PRODUCTS = ("linear", "matmul", "mm", "addmm")
 
 
 @composite("summa", of=PRODUCTS, noun="product", axes=(2, 3))
@@ -41,7 +39,7 @@ def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
             f"{row.over} has {row.size} ranks and {col.over} {col.size}: a panel would not be the same of both",
             "lay the ranks in a square, with another axis for the rest, as in over=(depth, row, col)",
         )
-    found = _factors(axis, args, kwargs)
+    found = RowProduct.of(axis, args, kwargs)
     if isinstance(found, Left):
         return found
     x, weight, bias, last = found
@@ -56,7 +54,7 @@ def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
     for step, (a, b) in enumerate(zip(left, right, strict=True), 1):
         a = axis.call(aten.alias.default, a, lies=gives)
         b = axis.call(aten.alias.default, b, lies={row: S(1 - last), col: S(last)})
-        more = _product(axis, a, b, last, gives, step)
+        more = axis.call(found.op, a, b, lies=gives, round=step)
         total = more if total is None else axis.call(aten.add.Tensor, total, more, lies=gives, round=step)
     assert total is not None
     return total if bias is None else axis.call(aten.add.Tensor, total, bias, lies=gives)
@@ -65,7 +63,7 @@ def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
 @composite("cube", of=PRODUCTS, noun="product", axes=3)
 def cube(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
     """A product of which every rank of a cube has a part: rows i, columns j, and the terms l of sums."""
-    found = _factors(axis, args, kwargs)
+    found = RowProduct.of(axis, args, kwargs)
     if isinstance(found, Left):
         return found
     x, weight, bias, last = found
@@ -77,29 +75,10 @@ def cube(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
             raise axis.refuse(f"{x.shape[1]} tokens cannot be cut by {piece.size} ranks of {piece.over}", FITTING)
     x = axis.call(aten.alias.default, x, lies={i: S(0), j: tokens, l: inner})
     weight = axis.call(aten.alias.default, weight, lies={i: S(1 - last), l: S(1 - last), j: S(last)})
-    parts = _product(axis, x, weight, last, {i: S(0), l: P, j: inner})
+    parts = axis.call(found.op, x, weight, lies={i: S(0), l: P, j: inner})
     gives = {i: S(0), l: tokens, j: inner}
     total = axis.call(aten.alias.default, parts, lies=gives)
     return total if bias is None else axis.call(aten.add.Tensor, total, bias, lies=gives)
-
-
-def _factors(
-    axis: Axis, args: tuple[AxisValue, ...], kwargs: dict[str, Any]
-) -> tuple[AxisValue, AxisValue, AxisValue | None, int] | Left:
-    """The rows, the weight, the bias, and which dim of the weight comes out."""
-    name = axis.name
-    if kwargs:
-        return axis.leave(f"{name} scales its terms", "write it as a product, and scale what it gives")
-    bias, (x, weight) = (args[0], args[1:]) if name == "addmm" else (args[2] if len(args) > 2 else None, args[:2])
-    if x.ndim < 2 or weight.ndim != 2 or (bias is not None and bias.ndim != 1):
-        return axis.leave(f"{name} of {x.shape} and {weight.shape} is not one of rows and a weight", NOTED)
-    return x, weight, bias, 0 if name == "linear" else 1
-
-
-def _product(
-    axis: Axis, x: AxisValue, weight: AxisValue, last: int, lies: Mapping[AxisLine, Sbp], number: int | None = None
-) -> AxisValue:
-    return axis.call(aten.linear.default if last == 0 else aten.matmul.default, x, weight, lies=lies, round=number)
 
 
 def _check(

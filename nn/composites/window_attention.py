@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...sbp import B, S
+from .attention_call import AttentionCall
 from .axis import Axis, AxisValue
 from .registry import composite
 
@@ -28,24 +29,9 @@ class Band(NamedTuple):
 
 
 @composite("window", of="scaled_dot_product_attention", noun="attention")
-def window(
-    axis: Axis,
-    query: AxisValue,
-    key: AxisValue,
-    value: AxisValue,
-    attn_mask: AxisValue | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> AxisValue:
+def window(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     """`scaled_dot_product_attention` under a banded mask, with S(sequence) in and out."""
-    if dropout_p:
-        raise axis.refuse(
-            f"dropout_p={dropout_p} draws numbers for the whole square of weights, of which no rank has all",
-            "set dropout_p=0.0 there (of transformers: attention_dropout=0.0), or leave out the note",
-        )
+    query, key, value, attn_mask, is_causal, scale, shared = AttentionCall.of(axis, *given, **how)
     length = query.shape[-2]
     if attn_mask is None or is_causal or key.shape[-2] != length or value.shape[-2] != length:
         told = (
@@ -64,8 +50,8 @@ def window(
     keys, values = (x.seen(-2, length, *band) for x in (key, value))
     mask = attn_mask.lying(S(-2)) if attn_mask.ndim > 1 and attn_mask.shape[-2] > 1 else attn_mask.lying(B)
     width = band.last - band.first + 1
-    given = (rows, keys, values, mask, keys.indices(-2), width, scale, enable_gqa)
-    mixed: AxisValue = axis.run(torch.ops.sbpflow.window_attention.default, *given, gives=S(-2))
+    parts = (rows, keys, values, mask, keys.indices(-2), width, scale, shared)
+    mixed: AxisValue = axis.run(torch.ops.sbpflow.window_attention.default, *parts, gives=S(-2))
     return mixed
 
 
