@@ -20,7 +20,7 @@ from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
 from ...sbp.text import _one, parse
 from .folds import FOLD, folded
 from .paths import PathPattern, near
-from .slots import TensorSlot, joined_path, slots
+from .slots import TensorSlot, joined_path, parameter_notes, parameters
 
 __all__ = [
     "KINDS",
@@ -165,11 +165,6 @@ def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], key: str) -> 
     return found
 
 
-def _parameters(modules: Modules) -> list[TensorSlot]:
-    """The parameters under each of their names."""
-    return [slot for slot in slots(modules) if slot.kind == "parameter"]
-
-
 def shard(
     model: nn.Module, patterns: Mapping[str, HintLike | None], kind: HintKind | Sequence[HintKind] = "weights"
 ) -> nn.Module:
@@ -186,7 +181,7 @@ def shard(
     all its names.
     """
     kinds = _kinds(kind)
-    known = _parameters({"": model})
+    known = parameters({"": model})
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     said: dict[int, Hint | None] = {}
     below: dict[str, list[TensorSlot]] = {}  # parameters by their own names, and by those of the modules they are in
@@ -297,26 +292,18 @@ def _nothing_called(pattern: str, model: nn.Module, known: list[TensorSlot], pat
 
 def hints_of(modules: Modules, kind: HintKind = "weights") -> dict[str, Hint]:
     """The hints of all parameters that have one, by their full names; a tied one is there under each of its names."""
-    known = _parameters(modules)
-    said: dict[int, tuple[str, Hint]] = {}
-    for slot in known:
-        hint = slot.module.__dict__.get(HINTS[kind], {}).get(slot.name)
-        if hint is None:
-            continue
-        first, other = said.setdefault(id(slot.value), (slot.full, hint))
-        if other != hint:
-            raise SbpError(
-                f"one parameter has two hints\n  as {first}: {other!r}\n  as {slot.full}: {hint!r}\n"
-                f"  say it once after the two were tied, as in {_again(first, kind)}"
-            )
-    return {slot.full: said[id(slot.value)][1] for slot in known if id(slot.value) in said}
+    known = parameters(modules)
+    said: dict[int, Hint] = parameter_notes(
+        known, HINTS[kind], "hints", again=lambda first: f", as in {_again(first, kind)}"
+    )
+    return {slot.full: said[id(slot.value)] for slot in known if id(slot.value) in said}
 
 
 def checked_hints(modules: Modules, placement_by_param: Mapping[str, Placement]) -> dict[str, tuple[Sbp | None, ...]]:
     """The hints as signatures, one entry an axis, once it is known where the parameters live; None is to be chosen."""
     found: dict[str, tuple[Sbp | None, ...]] = {}
     hints = hints_of(modules)
-    for slot in _parameters(modules):
+    for slot in parameters(modules):
         if slot.full not in hints:
             continue
         hint, where = hints[slot.full], placement_by_param.get(slot.full)
@@ -338,7 +325,7 @@ def checked_rests(
     hints = hints_of(modules, kind)
     return {
         slot.full: _laid(slot, hints[slot.full], placement_by_param[slot.full], kind)
-        for slot in _parameters(modules)
+        for slot in parameters(modules)
         if slot.full in hints and slot.full in placement_by_param
     }
 

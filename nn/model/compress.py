@@ -18,7 +18,7 @@ from ...boxing.graph.encode import SaidEncoder
 from ...placement.errors import SbpError
 from .annotate import near, note
 from .paths import PathPattern
-from .slots import joined_path, slots
+from .slots import joined_path, module_notes, parameter_notes, parameters
 
 __all__ = ["CompressKind", "compress", "compressed_grads", "compressed_hops", "meant_by"]
 
@@ -59,8 +59,8 @@ def compress(
     said = encoders if isinstance(encoders, Mapping) else {"*": encoders}
     if kind == "grads":
         found = meant_by({"": model}, said, axes)
-        for slot in slots({"": model}):
-            if slot.kind == "parameter" and id(slot.value) in found:
+        for slot in parameters({"": model}):
+            if id(slot.value) in found:
                 kept = {**slot.module.__dict__.get(GRADS, {}), slot.name: found[id(slot.value)]}
                 note(slot.module, GRADS, {name: one for name, one in kept.items() if one is not None} or None)
         return model
@@ -82,7 +82,7 @@ def meant_by(
     modules: Mapping[str, nn.Module], encoders: Mapping[str, Encoder | None], over: tuple[str, ...] | None = None
 ) -> dict[int, SaidEncoder | None]:
     """The encoders that patterns mean, by ids of parameters."""
-    known = [slot for slot in slots(modules) if slot.kind == "parameter"]
+    known = parameters(modules)
     paths = [
         path
         for prefix, root in modules.items()
@@ -130,24 +130,12 @@ def compressed_grads(
     """The encoders of parameters that have one, by their full names, a tied one under each of its own; those that are
     given by patterns count before notes."""
     first = meant_by(modules, given) if given else {}
-    known = [slot for slot in slots(modules) if slot.kind == "parameter"]
-    said: dict[int, SaidEncoder] = {}
-    for slot in known:
-        noted = slot.module.__dict__.get(GRADS, {}).get(slot.name)
-        if noted is not None and said.setdefault(id(slot.value), noted) != noted:
-            raise SbpError(
-                f"one parameter has two encoders\n  as {slot.full}: {noted.encoder}\n"
-                f"  as another: {said[id(slot.value)].encoder}\n  say it once after the two were tied"
-            )
+    known = parameters(modules)
+    said: dict[int, SaidEncoder] = parameter_notes(known, GRADS, "encoders", show=lambda one: str(one.encoder))
     all_said = {**said, **{key: one for key, one in first.items() if one is not None}}
     return {slot.full: all_said[id(slot.value)] for slot in known if id(slot.value) in all_said}
 
 
 def compressed_hops(modules: Mapping[str, nn.Module]) -> dict[str, SaidEncoder]:
     """The encoders of what comes to modules, by the paths of those that have one."""
-    found: dict[str, SaidEncoder] = {}
-    for prefix, root in modules.items():
-        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
-            if HOPS in module.__dict__:
-                found[path] = module.__dict__[HOPS]
-    return found
+    return module_notes(modules, HOPS)

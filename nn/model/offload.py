@@ -9,14 +9,14 @@ Both are notes that modules keep, as those of `place` and `shard` are.
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
 from ...placement.errors import SbpError
 from ...sbp.logical import OffloadPlace, SavedOffload
 from .annotate import near, note
-from .slots import TensorSlot, joined_path, slots
+from .slots import joined_path, module_notes, parameter_notes, parameters
 
 __all__ = ["OffloadKind", "offload", "saved_offloads", "state_offloads"]
 
@@ -86,7 +86,7 @@ def _check(what: object, to: object, ahead: object) -> None:
 
 
 def _note_states(model: nn.Module, pattern: str, inside: set[str], to: OffloadPlace | None) -> None:
-    known = _parameters({"": model})
+    known = parameters({"": model})
     fits = {
         id(slot.value) for slot in known if fnmatchcase(slot.full, pattern) or inside.intersection(_around(slot.full))
     }
@@ -102,7 +102,7 @@ def _note_saved(
     model: nn.Module, pattern: str, inside: set[str], paths: Mapping[str, nn.Module], said: SavedOffload | None
 ) -> None:
     if not inside:
-        whose = [slot.full for slot in _parameters({"": model}) if fnmatchcase(slot.full, pattern)]
+        whose = [slot.full for slot in parameters({"": model}) if fnmatchcase(slot.full, pattern)]
         more = f"\n  {whose[0]} is a parameter: name the module whose forward reads it" if whose else ""
         raise _nothing_called(model, pattern, _paths(model), "module", more)
     for path in inside:
@@ -119,10 +119,6 @@ def _paths(model: nn.Module) -> list[str]:
     return [path for path, _ in model.named_modules(remove_duplicate=False) if path]
 
 
-def _parameters(modules: Mapping[str, nn.Module]) -> list[TensorSlot]:
-    return [slot for slot in slots(modules) if slot.kind == "parameter"]
-
-
 def _nothing_called(model: nn.Module, pattern: str, names: Sequence[str], of: str, more: str = "") -> SbpError:
     found = near(pattern, names)
     return SbpError(
@@ -133,25 +129,11 @@ def _nothing_called(model: nn.Module, pattern: str, names: Sequence[str], of: st
 
 def state_offloads(modules: Mapping[str, nn.Module]) -> dict[str, OffloadPlace]:
     """Where the states of parameters lie that are offloaded, by their full names; a tied one under each of its own."""
-    said: dict[int, Any] = {}
-    known = _parameters(modules)
-    for slot in known:
-        where = slot.module.__dict__.get(STATES, {}).get(slot.name)
-        if where is None:
-            continue
-        if said.setdefault(id(slot.value), where) != where:
-            raise SbpError(
-                f"one parameter has two places for its states\n  as {slot.full}: {where!r}\n"
-                f"  as another: {said[id(slot.value)]!r}\n  say it once after the two were tied"
-            )
+    known = parameters(modules)
+    said: dict[int, OffloadPlace] = parameter_notes(known, STATES, "places for its states")
     return {slot.full: said[id(slot.value)] for slot in known if id(slot.value) in said}
 
 
 def saved_offloads(modules: Mapping[str, nn.Module]) -> dict[str, SavedOffload]:
     """Where lies what the forwards of modules keep, by the paths of those of which it is said."""
-    found: dict[str, SavedOffload] = {}
-    for prefix, root in modules.items():
-        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
-            if SAVED in module.__dict__:
-                found[path] = module.__dict__[SAVED]
-    return found
+    return module_notes(modules, SAVED)

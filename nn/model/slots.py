@@ -3,7 +3,7 @@
 A tied value has several slots, and one of a module that is in two places several names.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from ...sbp import Layout, SbpLike, layout
 from ...sbp.text import on_all_axes
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["TensorSlot", "joined_path", "put", "slots", "tied"]
+__all__ = ["TensorSlot", "joined_path", "module_notes", "parameter_notes", "parameters", "put", "slots", "tied"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,6 +59,45 @@ def slots(modules: Mapping[str, nn.Module], *, once: bool = False) -> Iterator[T
                 for name, value in table.items():
                     if value is not None:
                         yield TensorSlot(joined_path(path, name), kind, module, table, name, value)
+
+
+def parameters(modules: Mapping[str, nn.Module]) -> list[TensorSlot]:
+    """The slots of parameters, under each of their names."""
+    return [slot for slot in slots(modules) if slot.kind == "parameter"]
+
+
+def parameter_notes(
+    known: Iterable[TensorSlot],
+    key: str,
+    what: str,
+    *,
+    show: Callable[[Any], str] = repr,
+    again: Callable[[str], str] = lambda first: "",
+) -> dict[int, Any]:
+    """The notes that modules have under a key for their own parameters, by ids of these. A tied one must not have two:
+    the error says `what` they are, shows both, and says of the first of its names how to say it `again`."""
+    said: dict[int, tuple[str, Any]] = {}
+    for slot in known:
+        note = slot.module.__dict__.get(key, {}).get(slot.name)
+        if note is None:
+            continue
+        first, other = said.setdefault(id(slot.value), (slot.full, note))
+        if other != note:
+            raise SbpError(
+                f"one parameter has two {what}\n  as {first}: {show(other)}\n  as {slot.full}: {show(note)}\n"
+                f"  say it once after the two were tied{again(first)}"
+            )
+    return {value: note for value, (_, note) in said.items()}
+
+
+def module_notes(modules: Mapping[str, nn.Module], key: str) -> dict[str, Any]:
+    """The notes that modules have under a key, by the paths of those that have one."""
+    found: dict[str, Any] = {}
+    for prefix, root in modules.items():
+        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+            if key in module.__dict__:
+                found[path] = module.__dict__[key]
+    return found
 
 
 def _tables(module: nn.Module) -> Iterator[tuple[Literal["parameter", "buffer"], dict[str, Any]]]:
