@@ -14,23 +14,8 @@ from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import SbpError
 
+from .products import Columns, weighed
 from .ring import F64, numbers
-
-
-def weighed(model: nn.Module, x: Tensor, by: Tensor) -> Tensor:
-    out: Tensor = (model(x) * by).sum()
-    return out
-
-
-class Columns(nn.Module):
-    """A layer as GPT-2 has them, with the weight as `x @ w` takes it."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(numbers(rows, columns, seed=3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
 
 
 def layers(bias: bool = True) -> nn.Sequential:

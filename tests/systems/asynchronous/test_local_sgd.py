@@ -191,7 +191,7 @@ def test_what_cannot_be() -> None:
 
 
 def test_weights_that_are_frozen_in_the_outer_model_alone_are_refused() -> None:
-    """What groups had trained of them was overwritten."""
+    """They were overwritten, with all that groups had trained of them."""
     grid = flow.placement("cpu", range(2), names=("data",))
     models = [flow.nn.to_global(layers(1), grid.at(data=rank)) for rank in range(2)]
     outer = flow.nn.to_global(layers(1), grid, S(0))

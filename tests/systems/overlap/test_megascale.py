@@ -74,7 +74,7 @@ def test_a_step_is_of_the_length_that_was_measured() -> None:
 
 
 def test_all_but_the_first_chunk_is_folded() -> None:
-    """What is exposed of the data-parallel exchange is one chunk's of six on the way home and one's gather."""
+    """Of the data-parallel exchange one chunk's of six on the way home is exposed, and one's gather."""
     pair = frozenset({"tensor", "pipeline"})
     usual, folded = (Machine(768).seconds(of) for of in (pair, pair | {"data"}))
     weights = 2 * 12 * HIDDEN**2 * 2 / TENSOR / BETWEEN

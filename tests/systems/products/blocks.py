@@ -6,33 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import sbpflow as flow
 from sbpflow import S
+from tests.nn.composites.products import weighed
+from tests.nn.composites.ring import F64, numbers
 
-F64 = torch.float64
 Entries = Mapping[str, Any]
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def weighed(model: nn.Module, x: Tensor, by: Tensor) -> Tensor:
-    out: Tensor = (model(x) * by).sum()
-    return out
-
-
-class Columns(nn.Module):
-    """A layer as GPT-2 has them, with the weight as `x @ w` takes it."""
-
-    def __init__(self, inner: int, out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(numbers(inner, out, seed=3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
 
 
 def linear(inner: int, out: int, bias: bool = False) -> nn.Module:

@@ -5,8 +5,9 @@ import pytest
 import sbpflow as flow
 from sbpflow import S
 from sbpflow.placement.errors import SbpError
+from tests.nn.composites.ring import F64
 
-from .blocks import F64, count, linear, shares, total, trained
+from .blocks import count, linear, shares, total, trained
 
 OVER = ("i", "j", "l")
 RESTS = {"j": S(0), "l": S(1), "i": S(1)}

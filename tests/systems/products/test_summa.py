@@ -11,9 +11,11 @@ from sbpflow import S
 from sbpflow.boxing.graph.physical import Op
 from sbpflow.boxing.graph.text.text import from_text
 from sbpflow.placement.errors import PlacementError, SbpError
+from tests.nn.composites.products import Columns
+from tests.nn.composites.ring import F64
 from tests.ranks import Ranks
 
-from .blocks import BLOCKS, F64, SQUARE, Columns, count, linear, shares, total, trained
+from .blocks import BLOCKS, SQUARE, count, linear, shares, total, trained
 
 TWO = ("row", "col")
 DEEP: dict[str, Any] = {"row": S(0), "col": S(1), "depth": S(0)}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .....actors.protocol.network import Actor, Network
 from .....actors.protocol.state import Firing
-from .....actors.schedules.chunk_ends import ChunkEnd
 from .....boxing import box
 from .....sbp import Layout
 from ...compiler.codegen import Bundles
@@ -81,10 +80,6 @@ class SameWeights:
     def prepare(self) -> None:
         """Compile what is done once a step, which else the first does."""
         _ = self.once
-
-    def ends(self) -> list[ChunkEnd]:
-        """No chunk ends by itself."""
-        return []
 
     def begin(
         self,

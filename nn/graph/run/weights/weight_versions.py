@@ -20,7 +20,6 @@ import torch
 
 from .....actors.protocol.network import Actor, Network, Register
 from .....actors.protocol.state import Firing
-from .....actors.schedules.chunk_ends import ChunkEnd
 from .....actors.schedules.schedule import Schedule
 from .....placement.errors import ScheduleError
 from ...compiler.codegen import Bundles, Running
@@ -134,10 +133,6 @@ class WeightVersions:
                 todo.append(do)
         made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
         return self.variant.running("before", todo, Bundles((), (made,)))
-
-    def ends(self) -> list[ChunkEnd]:
-        """The schedule itself has optimizers of chunks."""
-        return []
 
     def begin(
         self,
