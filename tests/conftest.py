@@ -1,11 +1,14 @@
 """What every test gets: a fixed seed, the --sweep option, and a check that it left nothing running."""
 
+import gc
 import multiprocessing
+import os
 import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if sweeps:
         config.hook.pytest_deselected(items=sweeps)
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: to look through it for what nobody has takes seconds, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 def beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
@@ -70,49 +79,63 @@ def covering(cases: Sequence[AbstractSet[object]], count: int, *, seed: str) -> 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)
+    """As torch.manual_seed(0); without a card that function keeps the seed, and a traceback of it, for each kind."""
+    torch.default_generator.manual_seed(0)
+    if torch.accelerator.is_available():
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_running() -> Iterator[None]:
-    """Session fixtures (a pool of ranks) start before this one and so belong to what was there."""
+    """Session fixtures (a pool of ranks) start before this one and so belong to what was there.
+
+    Before and after a test only numbers are read, which costs little; of those that are new it is asked what they are.
+    """
     before = running()
     yield
     deadline = time.monotonic() + GRACE
-    while (left := running().keys() - before.keys()) and time.monotonic() < deadline:
+    while (left := living(running() - before)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not left, f"the test left running: {', '.join(f'{what} {running().get(what)}' for what in sorted(left))}"
+    assert not left, f"the test left running: {', '.join(f'{what} {left[what]}' for what in sorted(left))}"
 
 
-def running() -> dict[str, str]:
-    """Our non-daemon threads, child processes and process group, and what they are called."""
+def running() -> set[str]:
+    """Our non-daemon threads, child processes and process group."""
+    threads = {f"thread {t.ident}" for t in threading.enumerate() if not t.daemon}
+    return threads | children() | ({"the default process group"} if dist.is_initialized() else set())
+
+
+def children() -> set[str]:
+    """Child processes of any origin, from /proc; where there is none, those of multiprocessing."""
     multiprocessing.active_children()  # reaps those that have ended
-    threads = {f"thread {t.ident}": t.name for t in threading.enumerate() if not t.daemon}
-    return threads | children() | ({"the default process group": ""} if dist.is_initialized() else {})
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except FileNotFoundError:
+        return {f"process {child.pid}" for child in multiprocessing.active_children()}
+    pids: list[str] = []
+    for task in tasks:
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            pids += Path(f"/proc/self/task/{task}/children").read_text().split()
+    return {f"process {pid}" for pid in pids}
 
 
-def children() -> dict[str, str]:
-    """Child processes of any origin, from /proc; where there is none, those of multiprocessing.
+def living(found: AbstractSet[str]) -> dict[str, str]:
+    """What they are called, without those that do not count: of multiprocessing's own, and those that have ended."""
+    threads = {f"thread {t.ident}": t.name for t in threading.enumerate()}
+    names = {what: command(what) if what.startswith("process") else threads.get(what, "") for what in found}
+    return {what: name for what, name in names.items() if name is not None}
 
-    They are told apart by their numbers alone: one that has just started may not have its command yet.
-    """
+
+def command(process: str) -> str | None:
+    """Of a child process; None where it does not count. One that has just started may not have its command yet."""
+    home = Path("/proc", process.removeprefix("process "))
     if not Path("/proc/self/task").is_dir():
-        return {f"process {child.pid}": child.name for child in multiprocessing.active_children()}
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            pids = (task / "children").read_text().split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that has ended meanwhile
-        for pid in pids:
-            try:
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            # multiprocessing's own tracker and server live until we exit; a zombie has stopped running.
-            if state != "Z" and not any(
-                f"multiprocessing.{own}" in command for own in ("resource_tracker", "forkserver")
-            ):
-                found[f"process {pid}"] = command
-    return found
+        return ""
+    try:
+        state = (home / "stat").read_text().rpartition(")")[2].split()[0]
+        said = (home / "cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # multiprocessing's own tracker and server live until we exit; a zombie has stopped running.
+    own = any(f"multiprocessing.{each}" in said for each in ("resource_tracker", "forkserver"))
+    return None if state == "Z" or own else said

@@ -41,6 +41,10 @@ ALL_CODE = [
 ]
 
 
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def test_only_what_belongs_there_is_committed() -> None:
     """Neither what a try has left at the root nor a link to an environment; without git there is nothing to look at."""
     if not (ROOT / ".git").exists():
@@ -109,8 +113,7 @@ def named_by(node: ast.AST) -> Iterator[str]:
 
 def test_the_name_of_a_class_or_type_stands_for_one_thing() -> None:
     """But for those that stand for the same thing in two graphs, as the nouns of docs/concepts.md say."""
-    trees = [ast.parse((ROOT / path).read_text()) for path in ROOM_CODE]
-    names = Counter(name for tree in trees for node in ast.walk(tree) for name in named_by(node))
+    names = Counter(name for path in ROOM_CODE for node in ast.walk(tree(path)) for name in named_by(node))
     twice = {name for name, count in names.items() if count > 1}
     assert twice == {"Source"}
     nouns = (ROOT / "docs/concepts.md").read_text().partition("## The nouns")[2]
@@ -123,28 +126,36 @@ def test_the_map_in_the_docs_is_that_of_the_house() -> None:
     )
 
 
-@pytest.mark.parametrize("path", ALL_CODE, ids=str)
-def test_rooms_are_imported_under_one_name(path: Path) -> None:
-    """`import sbp` would make a second copy of every class; a room importing the facade closes a circle."""
+def foreign(path: Path) -> set[str]:
+    """What it imports by a name that is not ours to use: a room's, and in the rooms the facade's."""
     forbidden = {*FLOORS, "sbpflow"} if path in ROOM_CODE else {*FLOORS}
-    assert not {found.target for found in imports(path) if not found.level and found.target.split(".")[0] in forbidden}
+    return {found.target for found in imports(path) if not found.level and found.target.split(".")[0] in forbidden}
 
 
-@pytest.mark.parametrize("path", ROOM_CODE, ids=str)
-def test_a_file_is_short_and_says_what_it_is_for(path: Path) -> None:
-    source = (ROOT / path).read_text()
-    assert len(source.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(source))
+def test_rooms_are_imported_under_one_name() -> None:
+    """`import sbp` would make a second copy of every class; a room importing the facade closes a circle."""
+    assert {path.as_posix(): names for path in ALL_CODE if (names := foreign(path))} == {}
+
+
+def test_a_file_is_short() -> None:
+    lines = {path.as_posix(): len((ROOT / path).read_text().splitlines()) for path in ROOM_CODE}
+    assert {path: count for path, count in lines.items() if count > 400} == {}
 
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@pytest.mark.parametrize("path", ROOM_CODE, ids=str)
-def test_the_first_line_of_a_docstring_names_its_subject(path: Path) -> None:
-    nodes = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, DOCUMENTED)]
-    said = [text.partition("\n")[0] for node in nodes if (text := ast.get_docstring(node))]
-    assert [line for line in said if re.match(r"(What|Who|Which)\b", line)] == []
+def first_lines(module: ast.Module) -> list[str]:
+    """Of each docstring in a file."""
+    nodes = [node for node in ast.walk(module) if isinstance(node, DOCUMENTED)]
+    return [text.partition("\n")[0] for node in nodes if (text := ast.get_docstring(node))]
+
+
+def test_a_file_says_what_it_is_for_and_the_first_line_of_a_docstring_names_its_subject() -> None:
+    for path in ROOM_CODE:
+        module = tree(path)
+        assert ast.get_docstring(module), path
+        assert [line for line in first_lines(module) if re.match(r"(What|Who|Which)\b", line)] == [], path
 
 
 CLOCKS = {"time", "perf_counter", "process_time", "thread_time"}
@@ -162,7 +173,7 @@ def tells_time(node: ast.AST) -> bool:
 def test_no_test_asserts_a_time() -> None:
     """A busy machine would fail it. Work is counted (tests/counts.py), times are for benchmarks/."""
     tests = [path for path in ALL_CODE if path.parts[0] == "tests"]
-    told = [path for path in tests if any(map(tells_time, ast.walk(ast.parse((ROOT / path).read_text()))))]
+    told = [path for path in tests if any(map(tells_time, ast.walk(tree(path))))]
     assert [path.as_posix() for path in told] == ["tests/nn/oppool.py"]  # ends workers that do not answer
 
 

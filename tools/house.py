@@ -41,9 +41,14 @@ class Import:
     target: str
 
 
-def imports(path: Path) -> Iterator[Import]:
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a file."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    return tuple(imports_in(ast.parse((ROOT / path).read_text()), path))
+
+
+def imports_in(tree: ast.Module, path: Path) -> Iterator[Import]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(0, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
