@@ -36,6 +36,7 @@ def test_cells_write_to_no_leaf(cell: type[nn.Module], where: flow.Placement) ->
     assert not any(op.op._schema.is_mutable for op in step.planned.plan.decided.logical.ops)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("hint", [S(0), S(1)], ids=str)
 def test_cells_of_split_weights(hint: Sbp) -> None:
     model = Unrolled(nn.LSTMCell, width=7)

@@ -154,6 +154,7 @@ SAMPLE = [  # of the sweep, which has every model
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "where", "way"), SAMPLE)
 def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name: str, where: str, way: str) -> None:
     check(trained(name, where, way))
@@ -203,6 +204,7 @@ def measured(name: str, where: str, way: Way) -> tuple[int, int]:
     return live.peak + sum(held.values()), sum(rank.total for rank in memory.ranks.values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "way"), [("gpt2", "copies"), ("resnet", "pieces")])
 def test_the_memory_of_a_step_is_known(name: str, way: str) -> None:
     found, known = measured(name, LINE, MEMORY[way])

@@ -79,7 +79,7 @@ def learns(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) 
         trains(model, words_loss, text, make=make, schedule=schedule, steps=10, tolerance=tolerance)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), SAMPLE)
 def test_a_model_learns_as_on_one_device(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) -> None:
     learns(kind, schedule, stages, way, dtype)
@@ -98,6 +98,7 @@ def test_every_schedule_trains(schedule: str) -> None:
     trains(staged(mlp().double(), ALONE2, schedule), schedule=schedule)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_a_pipeline_runs_by_autograd(schedule: str) -> None:
     trains(staged(mlp().double(), ALONE2, schedule), schedule=schedule, backend="autograd")
@@ -194,6 +195,7 @@ def test_a_weight_is_on_two_stages(schedule: str) -> None:
     trains(staged(model, ALONE2, schedule), words_loss, text, schedule=schedule)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h2"])
 def test_a_layer_is_used_on_two_stages(schedule: str) -> None:
     model = mlp(3)
@@ -260,7 +262,7 @@ WHERE = [(stages, way) for stages in UNEVEN for way in ("alone", "data", "zero",
 USUAL = [("1 to 3", "data"), ("2 to 4", "alone"), ("grid to line", "zero"), ("line to grid", "tensor")]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("stages", "way"), often(USUAL, [one for one in WHERE if one not in USUAL]))
 def test_stages_have_different_ranks(stages: str, way: str) -> None:
     with flow.use_cluster("flat"):
@@ -275,6 +277,7 @@ def test_stages_have_different_ranks(stages: str, way: str) -> None:
         trains(model, words_loss, text)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_layers_of_different_cost_are_stages_of_different_size(schedule: str) -> None:
     model = mlp(7)
@@ -287,6 +290,7 @@ def test_layers_of_different_cost_are_stages_of_different_size(schedule: str) ->
 # Micro-batches.
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("rows", "micro_batches"),
     [(8, 1), (8, 2), (8, 8), (5, 4), (13, 4), (7, 3), (3, 2), (4, 4), (9, 5)],
@@ -308,12 +312,14 @@ def test_batches_of_several_sizes_go_through_one_graph() -> None:
 # Training otherwise.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stages", [ALONE4, PAIRS], ids=["alone", "pairs"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_gradients_are_clipped_over_all_stages(schedule: str, stages: Any) -> None:
     trains(staged(mlp().double(), stages, schedule), schedule=schedule, clip_grad_norm=0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [sgd, adamw, None], ids=["sgd", "adamw", "no optimizer"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "interleaved"])
 def test_an_optimizer_or_none(schedule: str, make: Any) -> None:
@@ -466,6 +472,7 @@ def beside(schedule: str) -> None:
     assert started
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_weights_are_gathered_beside_the_work(schedule: str) -> None:
     beside(schedule)

@@ -113,7 +113,7 @@ def test_what_others_read_or_nothing_runs_beside_stays() -> None:
     assert gone == saved[:-1]  # the backward of the last comes at once
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", [ONE, TWO], ids=["one", "two"])
 @TO
 def test_values_are_bitwise_the_same(to: str, where: flow.Placement) -> None:

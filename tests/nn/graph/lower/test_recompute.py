@@ -105,6 +105,7 @@ def deep(kind: bool | None, **how: Any) -> Deep:
     return Deep(kind, **how).double()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["code", "autograd"])
 @pytest.mark.parametrize("where", [ONE, PAIR, GRID], ids=["alone", "pair", "grid"])
 def test_a_region_is_recomputed_with_its_random_numbers(where: Placement, backend: str) -> None:
@@ -124,6 +125,7 @@ HINTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", HINTS)
 def test_moves_inside_of_a_region_are_made_again(way: str) -> None:
     alike(deep, values(), HINTS[way], placement=PAIR)
@@ -137,6 +139,7 @@ def test_moves_inside_of_a_region_are_made_again(way: str) -> None:
     assert again(False) >= again(None) + 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "interleaved"])
 def test_a_pipeline_recomputes(schedule: str) -> None:
     def make(kind: bool | None) -> Deep:
@@ -207,6 +210,7 @@ def peak(kind: bool | None, backend: Any) -> int:
     return int(live.peak)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["code", "autograd"])
 def test_memory_falls_as_it_does_without_a_graph(backend: str) -> None:
     def eager(kind: bool | None) -> int:
@@ -352,10 +356,13 @@ def test_nothing_is_recomputed_where_nothing_learns() -> None:
     assert seen.many == 4
 
 
-def test_gradient_checkpointing_enable() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", REENTRANT)
+@pytest.mark.parametrize("how", [{"placement": PAIR}, {"micro_batches": 2, "schedule": "1f1b"}], ids=["pair", "stages"])
+def test_gradient_checkpointing_enable(how: dict[str, Any], kind: bool) -> None:
     text = torch.randint(32, (4, 6))
 
-    def learns(kind: bool | None, **how: Any) -> list[Tensor]:
+    def learns(kind: bool | None) -> list[Tensor]:
         torch.manual_seed(0)
         model: Any = llama().train()
         if kind is not None:
@@ -369,26 +376,27 @@ def test_gradient_checkpointing_enable() -> None:
         assert step.explain().recomputed[1] == (4 if kind is not None else 0)
         return [loss, *(p.grad.full_tensor() for p in model.parameters())]
 
-    for how in ({"placement": PAIR}, {"micro_batches": 2, "schedule": "1f1b"}):
-        expected = learns(None, **how)
-        for kind in REENTRANT:
-            same(learns(kind, **how), expected)
+    same(learns(kind), learns(None))
 
 
-def learns_on_ranks() -> None:
-    alike(deep, values(), HINTS["tensor"], placement=flow.placement("cpu", range(4)))
-    alike(deep, values(), HINTS["zero"], placement=GRID)
-
-    def staged(kind: bool | None) -> Deep:
-        model = deep(kind)
-        flow.nn.pipeline(model.layers, [flow.placement("cpu", [0, 1]), flow.placement("cpu", [2, 3])])
-        return model
-
-    alike(staged, values(), micro_batches=4, schedule="1f1b")
+def staged(kind: bool | None) -> Deep:
+    model = deep(kind)
+    flow.nn.pipeline(model.layers, [flow.placement("cpu", [0, 1]), flow.placement("cpu", [2, 3])])
+    return model
 
 
-def test_real_ranks_recompute(ranks4: Ranks) -> None:
-    ranks4(learns_on_ranks)
+def learns_on_ranks(way: str) -> None:
+    if way == "stages":
+        alike(staged, values(), micro_batches=4, schedule="1f1b")
+    else:
+        where = flow.placement("cpu", range(4)) if way == "tensor" else GRID
+        alike(deep, values(), HINTS[way], placement=where)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("way", ["tensor", "zero", "stages"])
+def test_real_ranks_recompute(ranks4: Ranks, way: str) -> None:
+    ranks4(learns_on_ranks, way)
 
 
 class Chosen(nn.Module):

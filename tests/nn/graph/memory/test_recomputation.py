@@ -42,6 +42,7 @@ class Mlp(nn.Module):
         return y
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("root", [4, 6])
 def test_segments_of_sqrt_layers_take_two_sqrt_blocks(root: int) -> None:
     """At most: one segment, and the input of each."""

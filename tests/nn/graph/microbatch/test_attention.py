@@ -97,7 +97,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_gpt_learns_as_on_one_device(run: str) -> None:
     stages, options = RUNS[run]
@@ -105,6 +105,7 @@ def test_a_gpt_learns_as_on_one_device(run: str) -> None:
     assert not attention._pasts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["tensor", "data", "zero"])
 def test_signatures_inside_of_stages(way: str) -> None:
     learns(hinted(staged(of("gpt"), PAIRS), way), told, words, slices=3)
@@ -162,6 +163,7 @@ MASKS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_hides_what_it_hides(name: str) -> None:
     learns(staged(of("gpt"), ALONE2), masked, lambda at: (*words(at), MASKS[name]()), slices=3, steps=2)
@@ -183,12 +185,14 @@ def results(model: nn.Module, text: Tensor, following: Tensor) -> list[Tensor]:
             logits.mean(1), logits.sum(0), following, each, each.mean()]  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rows", "micro_batches", "slices"), [(8, 4, 3), (7, 3, 4), (4, 1, 2)])
 def test_results_are_those_of_the_batch(rows: int, micro_batches: int, slices: int) -> None:
     batches = partial(words, rows=rows)
     learns(staged(of("gpt"), ALONE2), results, batches, micro_batches=micro_batches, slices=slices, steps=1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("slices", [2, (4, 1, 1)])
 def test_an_inference_goes_through_the_stages(slices: Any) -> None:
     model = of("gpt")
@@ -221,6 +225,7 @@ def table(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
     return F.cross_entropy(model.head(model.norm(x)).flatten(0, 1), following.flatten())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [8, LENGTH])
 def test_rows_of_a_weight_are_those_of_a_slice(rows: int) -> None:
     learns(staged(of("gpt"), ALONE2), table, partial(words, rows=rows), slices=3, micro_batches=2)
@@ -245,6 +250,7 @@ def shifted(logits: Tensor, following: Tensor) -> Tensor:
     return logits[:, :-1].mean() - 0.5 * logits[:, -1].sum()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", [sized, by_sequence, weighed, shifted])
 def test_a_loss_is_that_of_whole_sequences(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     learns(staged(of("gpt"), ALONE2), lambda model, text, following: loss(model(text), following), words, slices=3)
@@ -349,6 +355,7 @@ def test_a_dropped_step_leaves_nothing() -> None:
     assert torch.isfinite(whole(step(*words(1))))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_memory_counts_keys_and_values_of_whole_sequences(micro_batches: int) -> None:
     step = flow.compile(staged(of("gpt"), ALONE2), told, micro_batches=micro_batches, slices=LENGTH)

@@ -64,6 +64,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 4, dtype=F64, generator=draw), torch.randint(3, (8,), generator=draw)
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("micro_batches", [3, 4])
 @pytest.mark.parametrize("name", MIDDLE)
 def test_what_goes_sample_by_sample(name: str, micro_batches: int) -> None:
@@ -114,7 +115,7 @@ UNEVEN = [(3, 8), (5, 8), (3, 9), (4, 9), (9, 9)]
 OF_EIGHT = {"sum by the number of rows"}  # which it writes down
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(
     ("loss", "micro_batches", "rows"),
     [(loss, m, rows) for loss in LOSSES for m, rows in UNEVEN if rows == 8 or loss not in OF_EIGHT],
@@ -132,6 +133,7 @@ def test_models_are_what_they_are_on_one_device(kind: str, tolerance: float, mic
 SLICES = often([(3, 8, (3, 2, 1)), (2, 8, 3)], [(1, 4, 3), (3, 8, 1), (2, 8, 6), (3, 6, 3), (4, 9, 4)])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("micro_batches", "rows", "slices"), SLICES)
 def test_slices_are_what_whole_sequences_are(micro_batches: int, rows: int, slices: Any) -> None:
     same_piecewise(Step(of("gpt"), told), words(0, rows), micro_batches, slices)

@@ -191,6 +191,7 @@ def test_without_an_optimizer_a_limit_leaves_gradients_on_the_parameters() -> No
 # What an optimizer is before, between and after
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limited", [False, True], ids=["whole", "pieces"])
 @pytest.mark.parametrize("name", ["momentum", "AdamW", "Adafactor"])
 def test_an_optimizer_that_has_stepped_goes_on(name: str, limited: bool) -> None:

@@ -18,6 +18,7 @@ from tests.ranks import Ranks
 from ..graphs import F64, GRAPHS, LINE, Build, aten, check, sharded_parameters, sharded_states, shards_of, wholes
 
 
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("backend", ["autograd", "code"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_values_and_gradients_are_those_of_one_device(name: str, backend: Backend) -> None:
