@@ -1,7 +1,8 @@
 """Repeated layers: one is traced, and its ops stand again for every other that is like it.
 
 A call is taken over only where that is exact: the ops read nothing but the call's arguments and the module's own
-tensors, nothing outside was written to, and all that Python could have gone by is the same.
+tensors, nothing outside was written to, and all that Python could have gone by is the same. A whole number that the
+trace did not read, as that of a layer, may be another.
 """
 
 import operator
@@ -22,7 +23,7 @@ from ...eager.capture import autocast_state
 from ...model.flows import flow_of
 from .declared import Declared
 from .interceptor import Interceptor
-from .likeness import Unlike, blocks_of, of_module, of_value
+from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name
 from .module_state import ModuleState
 from .pytree import replaced
 from .tape import Tape, View
@@ -37,10 +38,15 @@ class _LayerCall:
     """A call about to be made: all it could go by, and the tensors it may use."""
 
     key: Any
+    settings: list[Number]
     own: list[Tensor]
     constants: list[Tensor]
     given: list[Tensor]
     numbers: tuple[int, ...]  # of own and given
+
+    def same(self, other: "_LayerCall") -> bool:
+        """Whether all that another could go by is the same, of one module."""
+        return self.key == other.key and [each.value for each in self.settings] == [n.value for n in other.settings]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +54,7 @@ class _Traced:
     """The ops and results of a call."""
 
     key: Any
+    read: Mapping[int, int]  # of the settings that are numbers those that were read, by place, and what they were
     path: str
     module: nn.Module
     region: str  # that it was in
@@ -60,6 +67,9 @@ class _Traced:
     given: Mapping[int, int]  # of the result's tensors that are arguments, by identity, their place among those
     made: Mapping[int, int]  # of the others the number
     writes: Mapping[int, int]  # own tensors by place, and their new numbers
+
+    def stands_for(self, call: _LayerCall) -> bool:
+        return self.key == call.key and all(call.settings[at].value == value for at, value in self.read.items())
 
 
 class Repeats:
@@ -78,6 +88,7 @@ class Repeats:
         self.busy: set[int] = set()
         self.literals: set[int] = set()  # numbers of constants that are the same everywhere
         self.losses: list[Any] = []
+        self.read: set[tuple[int, str]] = set()  # names that were read of modules, while one was traced to be reused
 
     def call(self, run: Run, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the module; stands in for `nn.Module.__call__`."""
@@ -116,8 +127,9 @@ class Repeats:
         if call is None:
             return run(module, *args, **kwargs)
         for known in self.traced:
-            if known.key == call.key:
+            if known.stands_for(call):
                 self.taken += 1
+                self.read.update((id(call.settings[at].module), call.settings[at].name) for at in known.read)
                 if self.flowing:
                     pairs = zip(known.module.modules(), module.modules(), strict=True)
                     self.met.update(id(mine) for theirs, mine in pairs if id(theirs) in self.met)
@@ -127,17 +139,22 @@ class Repeats:
         start, first, writes, losses = len(tape.ops), len(tape.fakes), len(tape.written), len(self.losses)
         chance = random.getstate()
         self.busy.add(id(module))
+        classes = dict.fromkeys(type(each.module) for each in call.settings)
         try:
-            result = run(module, *args, **kwargs)
+            with attributes_noted(classes, self._noted):
+                result = run(module, *args, **kwargs)
         finally:
             self.busy.discard(id(module))
         if len(self.losses) == losses and random.getstate() == chance:
             with self.watch.paused():
                 after = self._look(module, args, kwargs, call.numbers)
-                if after is not None and after.key == call.key and all(map(operator.is_, after.own, call.own)):
+                if after is not None and after.same(call) and all(map(operator.is_, after.own, call.own)):
                     made = self._traced(module, call, result, start, first, writes)
                     self.traced += [made] if made is not None else []
         return result
+
+    def _noted(self, module: Any, name: str) -> None:
+        self.read.add((id(module), read_name(name)))
 
     def _look(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: tuple[int, ...] | None = None
@@ -145,10 +162,11 @@ class Repeats:
         if _hooked():
             return None
         constants: list[Tensor] = []
+        settings: list[Number] = []
         given: list[Tensor] = []
         try:
             taken = of_value((args, kwargs), given)
-            like = of_module(module, constants)
+            like = of_module(module, constants, settings)
         except (Unlike, RecursionError):
             return None
         own = [x for part in module.modules() for kept in (part._parameters, part._buffers) for x in kept.values()]
@@ -158,7 +176,7 @@ class Repeats:
         seen: dict[int, int] = {}
         pattern = tuple([seen.setdefault(n, len(seen)) for n in numbers])
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), autocast_state()
-        return _LayerCall((like, taken, pattern, modes), held, constants, given, numbers)
+        return _LayerCall((like, taken, pattern, modes), settings, held, constants, given, numbers)
 
     def _traced(
         self, module: nn.Module, call: _LayerCall, result: Any, start: int, first: int, writes: int
@@ -191,8 +209,14 @@ class Repeats:
             return None
         if any(v.memory.born < first or tape.read(v) not in made for v in fresh.values()):
             return None
+        settings = enumerate(call.settings)
         return _Traced(
             call.key,
+            {
+                at: n.value
+                for at, n in settings
+                if not self.read.isdisjoint({(id(n.module), n.name), (id(n.module), ALL)})
+            },
             self.watch.module,
             module,
             self.watch.region,

@@ -1,18 +1,20 @@
 """Likeness: what Python code could tell two modules, or the arguments of two calls, apart by, as values to compare."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...model.recompute.recomputation import Recomputing
 
-__all__ = ["Unlike", "blocks_of", "of_module", "of_value"]
+__all__ = ["ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name"]
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
@@ -20,10 +22,21 @@ _PLAIN = (
 )  # fmt: skip
 _SAME = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, nn.Module, torch._ops.OpOverloadPacket)
 _TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
+_OWN = (nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__, nn.Module.__delattr__.__code__)
+_WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # from which all else can be read
+ALL = "*"
 
 
 class Unlike(Exception):
     """Something that is like nothing else, as it may change or do more than it shows."""
+
+
+class Number(NamedTuple):
+    """A whole number among a module's settings, as that of its layer: code that does not read it goes the same way."""
+
+    module: nn.Module
+    name: str
+    value: int
 
 
 def of_value(value: Any, tensors: list[Tensor]) -> Any:
@@ -31,17 +44,58 @@ def of_value(value: Any, tensors: list[Tensor]) -> Any:
     return _Looking(tensors, objects=False).value(value)
 
 
-def of_module(module: nn.Module, constants: list[Tensor]) -> Any:
-    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected.
+def of_module(module: nn.Module, constants: list[Tensor], numbers: list[Number]) -> Any:
+    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected, and so are
+    whole numbers, which stand there by name alone.
 
     Objects among the settings count by identity and what they hold.
     """
-    return _Looking(constants, objects=True).module(module)
+    return _Looking(constants, objects=True, numbers=numbers).module(module)
+
+
+@contextmanager
+def attributes_noted(classes: Iterable[type], note: Callable[[Any, str], object]) -> Iterator[None]:
+    """Until the end `note(object, name)` is called whenever an attribute is read of instances of these classes."""
+    before = {cls: vars(cls).get("__getattribute__") for cls in classes}
+
+    def watched(cls: type) -> Any:
+        get: Any = cls.__getattribute__
+
+        def noted(self: Any, name: str) -> Any:
+            note(self, name)
+            return get(self, name)
+
+        noted.__wrapped__ = get  # type: ignore[attr-defined]
+        return noted
+
+    for cls in before:
+        cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for cls, own in before.items():
+            if own is None:
+                del cls.__getattribute__
+            else:
+                cls.__getattribute__ = own  # type: ignore[method-assign]
+
+
+def read_name(name: str, frame: FrameType | None = None) -> str:
+    """The attribute that a read of this one is about, where `attributes_noted` tells of it: torch's own look into the
+    dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict."""
+    if name not in _WHOLE:
+        return name
+    frame = frame or sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "noted" and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if name == "__dict__" and frame is not None and frame.f_code in _OWN:
+        return str(frame.f_locals["name"])
+    return ALL
 
 
 class _Looking:
-    def __init__(self, tensors: list[Tensor], *, objects: bool) -> None:
-        self.tensors, self.objects = tensors, objects
+    def __init__(self, tensors: list[Tensor], *, objects: bool, numbers: list[Number] | None = None) -> None:
+        self.tensors, self.objects, self.numbers = tensors, objects, numbers
         self.around: set[int] = set()  # objects being looked at: one may be in itself
 
     def value(self, value: Any) -> Any:
@@ -85,7 +139,11 @@ class _Looking:
                 if value:
                     raise Unlike("a hook")
                 continue
-            settings.append((name, self.value(value)))
+            if type(value) is int and self.numbers is not None and _reads_plainly(type(module)):
+                self.numbers.append(Number(module, name, value))
+                settings.append((name, int))
+            else:
+                settings.append((name, self.value(value)))
         own = [
             (name, None if x is None else of_tensor(x))
             for kind in ("_parameters", "_buffers")
@@ -93,6 +151,15 @@ class _Looking:
         ]
         inner = [(name, None if child is None else self.module(child)) for name, child in held["_modules"].items()]
         return type(module), tuple(settings), tuple(own), tuple(inner)
+
+
+def _reads_plainly(cls: type) -> bool:
+    """Whether reads of attributes are what they say: no function of the class's own, but those that note, stands there
+    and may read another."""
+    get: Any = cls.__getattribute__
+    while hasattr(get, "__wrapped__"):
+        get = get.__wrapped__
+    return get is object.__getattribute__
 
 
 def of_tensor(x: Tensor) -> Any:

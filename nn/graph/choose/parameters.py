@@ -28,6 +28,7 @@ from ...model.replacement import replace as replaced
 from ...model.slots import slots, tied
 from ...model.values.materialise import make_global, plain_slots
 from ...tensors.tensor import GlobalTensor, wrap
+from ..capture.likeness import attributes_noted
 
 __all__ = [
     "Reads",
@@ -315,26 +316,13 @@ def building() -> bool:
 def reading(reads: Reads, *classes: type) -> Iterator[None]:
     """Notes which attributes are read of instances of these classes."""
     global _building
-    before = {cls: vars(cls).get("__getattribute__") for cls in classes}
 
-    def watched(cls: type) -> Any:
-        get: Any = cls.__getattribute__
+    def note(owner: Any, name: str) -> None:
+        reads.names.setdefault(type(owner), set()).add(name)
 
-        def read(self: Any, name: str) -> Any:
-            reads.names.setdefault(type(self), set()).add(name)
-            return get(self, name)
-
-        return read
-
-    for cls in classes:
-        cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
     _building += 1
     try:
-        yield
+        with attributes_noted(classes, note):
+            yield
     finally:
         _building -= 1
-        for cls, own in before.items():
-            if own is None:
-                del cls.__getattribute__
-            else:
-                cls.__getattribute__ = own  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
 """Layers traced once and used again give the very graph that tracing each gives; what differs is traced by itself."""
 
+import copy
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -113,8 +115,67 @@ def test_a_layer_that_is_called_twice_may_share_too(taken: list[Repeats]) -> Non
     assert text(logical) == text(traced(model, X, reuse=False)[0])
 
 
+def test_layers_of_other_numbers_are_alike_where_none_is_read(taken: list[Repeats]) -> None:
+    model = Stack([Block(plain, place=k) for k in range(4)], in_turn)
+    quick = same(model, X)
+    assert taken[-1].taken == 2
+    assert text(quick) == text(traced(model, X, reuse=False)[0])
+
+
 def by_place(s: Any, x: Tensor) -> Any:
     return s.inner(x) * s.place
+
+
+def by_vars(s: Any, x: Tensor) -> Any:
+    return s.inner(x) * vars(s)["place"]
+
+
+def by_copy(s: Any, x: Tensor) -> Any:
+    return s.inner(x) * copy.copy(s).place
+
+
+def by_name(s: Any, x: Tensor) -> Any:
+    return s.inner(x) * operator.attrgetter("place")(s)
+
+
+def sets(s: Any, x: Tensor) -> Any:
+    s.place = 7
+    return s.inner(x)
+
+
+class Doubled(Block):
+    """Its `scale` is twice its place, which nobody is seen to read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "scale":
+            return 2 * object.__getattribute__(self, "place")
+        return object.__getattribute__(self, name)
+
+
+def test_a_layer_that_reads_in_its_own_way_is_traced_by_itself(taken: list[Repeats]) -> None:
+    model = Stack([Doubled(lambda s, x: s.inner(x) * s.scale, place=k) for k in range(3)], in_turn)
+    quick, _ = traced(model, X)
+    assert taken[-1].taken == 0
+    assert text(quick) == text(traced(model, X, reuse=False)[0])
+
+
+class Pair(nn.Module):
+    """Two blocks of which one reads its number; the pair itself has none."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Block(by_place, place=place), Block(by_place, place=place)])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.parts[1](self.parts[0](x))
+
+
+def test_a_number_that_a_part_taken_over_would_read_counts_for_what_is_around(taken: list[Repeats]) -> None:
+    model = Stack([Pair(k) for k in (2, 2, 3, 3)], in_turn)
+    quick = same(model, X)
+    assert taken[-1].taken > 0
+    assert text(quick) == text(traced(model, X, reuse=False)[0])
+    assert [op.args[1] for op in quick.ops if op.op is torch.ops.aten.mul.Tensor] == [2, 2, 2, 2, 3, 3, 3, 3]
 
 
 OUTSIDE: list[Any] = []
@@ -200,6 +261,10 @@ def shared(s: Any, x: Tensor) -> Any:
 APART: list[tuple[Callable[..., Any], Callable[..., Any], Callable[[int], dict[str, Any]]]] = [
     (by_place, in_turn, lambda k: {"place": k}),
     (by_place, in_turn, lambda k: {"place": float(k) if k else k}),
+    (by_vars, in_turn, lambda k: {"place": k}),
+    (by_copy, in_turn, lambda k: {"place": k}),
+    (by_name, in_turn, lambda k: {"place": k}),
+    (sets, in_turn, lambda k: {"place": k}),
     (keeps, with_list, lambda k: {}),
     (writes, over, lambda k: {}),
     (counts, in_turn, lambda k: {"count": 0}),
