@@ -30,6 +30,7 @@ from .language.statements import Kind, Offload, Recompute
 __all__ = ["Cases"]
 
 LOOKS = 3  # besides the first
+BEYOND = 1e-3  # of seconds, by which a look aims higher than is enough: at that height rounding may leave it below
 RESTS: tuple[Kind, ...] = ("grads", "states")
 
 
@@ -170,7 +171,7 @@ def _bound(left: Measured, share: float, enough: float) -> float:
     if plan is None or found.bound >= enough:
         return found.bound
     climb = Climb(found.bound, start, (plan,))
-    known = min(enough, plan.cost)
+    known = min(enough * (1 + BEYOND), plan.cost)
     return climbed(look, climb, None, LOOKS, known=lambda: known, enough=lambda bound: bound >= enough).bound
 
 
