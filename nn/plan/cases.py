@@ -17,9 +17,12 @@ from ...sbp import B, S, Sbp, Split
 from ...sbp.joint.formulate import Formulated
 from ...sbp.joint.pins import allows
 from ...sbp.joint.solver.best import Best, best_of
+from ...sbp.joint.solver.eliminate import components
 from ...sbp.joint.solver.fold import Folded, fold
 from ...sbp.joint.solver.measured import Drawn, Measured, measured
+from ...sbp.joint.solver.messages import above
 from ...sbp.joint.solver.multipliers import At, Climb, climbed
+from ...sbp.joint.solver.presolve import Model, presolve
 from ...sbp.joint.solver.table import Table
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, Source
@@ -163,7 +166,10 @@ def _bound(left: Measured, share: float, enough: float) -> float:
     """The highest bound that a few looks find, or one that is enough."""
 
     def look(at: At) -> tuple[Best, Drawn | None]:
-        found = best_of(left.problem(*at))
+        model = left.problem(*at)
+        if enough < inf and (low := _quickly(model)) >= enough:
+            return Best((), inf, low, "bounded", ()), None
+        found = best_of(model)
         return found, left.drawn(found.choice) if found.choice else None
 
     start = At(share, 0.0)
@@ -173,6 +179,12 @@ def _bound(left: Measured, share: float, enough: float) -> float:
     climb = Climb(found.bound, start, (plan,))
     known = min(enough * (1 + BEYOND), plan.cost)
     return climbed(look, climb, None, LOOKS, known=lambda: known, enough=lambda bound: bound >= enough).bound
+
+
+def _quickly(model: Model) -> float:
+    """A bound that takes a fifth of the time of the best choice, and is a few hundredths below it."""
+    presolve(model)
+    return model.constant if model.dead else model.constant + sum(above(model, each)[0] for each in components(model))
 
 
 def _entries(made: Assignment, kind: Kind, source: Source) -> dict[str, Sbp | None]:
