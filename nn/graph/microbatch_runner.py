@@ -23,6 +23,7 @@ from .pieces import Pieces, Sized
 from .plan import Planned
 from .run.pipeline import seeds_of
 from .run.weights.chunk_weights import ChunkWeights
+from .run.weights.weight_versions import WeightVersions
 
 __all__ = ["MicroBatchRunner"]
 
@@ -47,6 +48,7 @@ class MicroBatchRunner:
         self.validation: PostValidation | None = None
         if isinstance(weights, ChunkWeights) and weights.validated:
             self.validation = PostValidation(model, weights.names)
+        self.late = weights if isinstance(weights, WeightVersions) else None
         self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
     @staticmethod
@@ -69,6 +71,9 @@ class MicroBatchRunner:
             self.validation.begin()
         elif self.streams:
             self.model.hold()
+        means = self.model.late_means(() if self.late is None else self.late.corrected)
+        if self.late is not None:
+            self.late.goes_on(means)
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)

@@ -52,6 +52,7 @@ class StraightRunner:
     def run(self, given: Mapping[str, Tensor]) -> Any:
         """One step on the tensors of its arguments."""
         shards = self.model.shards()
+        self.model.late_means(())
         for name, cut in self.cut.items():
             shards[name] = cut(given[name] if name in given else self.constants[name]())
         with torch.no_grad():

@@ -14,14 +14,15 @@ from ....sbp.state import State
 from ...files.reading import Reading
 from ...files.values import Pieced
 from ...graph.choose.parameters import exact_of
-from ...graph.optimizer.adopt import served, states_at_rest
+from ...graph.optimizer.adopt import owner_of, served, states_at_rest
+from ...graph.optimizer.late_mean import put_mean, wide
 from ...graph.optimizer.on_shards import forget
 from ...graph.optimizer.trained import Trained
 from ...model.values.same_values import ranks_of
 from ...tensors.tensor import GlobalTensor
 from ..trees import Json, decoded
 from .owners import HeldParameter
-from .saved_states import MASTER, STATE
+from .saved_states import LATE_MEAN, MASTER, STATE
 
 __all__ = ["LoadedStates", "wide_weight"]
 
@@ -68,8 +69,10 @@ class LoadedStates:
             with torch.no_grad():
                 self._master(value, of, name, files)
                 state = self._state(optimizer, value, name, files)
+                mean = self._late_mean(owner_of(value), name, files)
             if files.error is not None:
                 continue
+            put_mean(owner_of(value), mean)
             if state is None:
                 optimizer.state.pop(value, None)
             else:
@@ -89,6 +92,17 @@ class LoadedStates:
         found = decoded(tree, take)
         mine = not isinstance(value, GlobalTensor) or owned(value.placement)
         return dict(found) if mine else None
+
+    def _late_mean(self, owner: Tensor, name: str, files: Reading) -> Tensor | None:
+        """The mean of a parameter's late updates, as it lies now; whole where it is not global yet."""
+        source = self.tensors.get(f"{STATE}.{name}.{LATE_MEAN}")
+        if source is None:
+            return None
+        if isinstance(owner, GlobalTensor):
+            return files.shards(source.name, (source,), wide(owner))
+        made = torch.empty(source.shape, dtype=torch.promote_types(owner.dtype, torch.float32))
+        files.fill_whole(source.name, (source,), made)
+        return made
 
     def _master(self, value: Tensor, of: Trained | None, name: str, files: Reading) -> None:
         """The exact weight to where there is one beside the parameter."""

@@ -3,6 +3,7 @@ groups by the parameters in these.
 
     optimizer.state.blocks.0.up.weight.exp_avg      a tensor
     optimizer.state.blocks.0.up.weight.master       the exact weight of one that rests in fewer bits
+    optimizer.state.blocks.0.up.weight.late_mean    the mean of its late updates, which a pipeline's backward takes back
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from ....placement import Placement
 from ....placement.world import owned
 from ...graph.choose.parameters import exact_of
 from ...graph.optimizer.adopt import served
+from ...graph.optimizer.late_mean import late_mean
 from ...graph.optimizer.loss_scale import scale_of
 from ...graph.optimizer.trained import Trained
 from ...model.slots import slots, tied
@@ -23,9 +25,9 @@ from ...tensors.tensor import GlobalTensor, wrap
 from ..trees import Json, encoded
 from .owners import HeldParameter, held_by
 
-__all__ = ["HOW", "MASTER", "STATE", "Put", "described", "exact_masters", "trained_of"]
+__all__ = ["HOW", "LATE_MEAN", "MASTER", "STATE", "Put", "described", "exact_masters", "trained_of"]
 
-STATE, MASTER = "optimizer.state", "master"
+STATE, MASTER, LATE_MEAN = "optimizer.state", "master", "late_mean"
 HOW = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}  # how it runs, and not what it does
 
 Put = Callable[[str, Tensor, Placement | None], None]
@@ -44,6 +46,9 @@ def described(optimizers: Sequence[Optimizer], model: nn.Module, put: Put) -> tu
             master = _master(optimizer, each)
             if master is not None:
                 put(f"{STATE}.{each.name}.{MASTER}", master, None)
+            mean = late_mean(each.owner)
+            if mean is not None:
+                put(f"{STATE}.{each.name}.{LATE_MEAN}", mean, None)
         made.append(_description(optimizer, held, len(made), put))
     return made, states
 

@@ -18,6 +18,7 @@ from ...owners.kinds import by_tensor
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import became, building
+from .late_mean import carry_mean
 from .on_shards import ALONE, forget
 from .settle import settle
 from .trained import Trained, alike
@@ -141,6 +142,7 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
                     raise unknown_parameter(optimizer, value)
                 trained = known.get(id(owner)) or (before and before.all.get(id(owner))) or Trained(owner)
                 found[id(owner)] = trained
+                carry_mean(value, owner)
                 held.append(_adopted(optimizer, value, trained))
                 mapped = mapped or trained.mapped
                 if before is not None and id(owner) in before.all:

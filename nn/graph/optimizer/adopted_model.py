@@ -24,6 +24,7 @@ from ..host.states import StateMemory
 from .adopt import adopt, clip, served
 from .followers import Followers
 from .kept_errors import keeps_errors
+from .late_mean import means_of_step
 from .loss_scale import LossScale, overflowed, steps_by, unscaled
 from .nonfinite import SkippedSteps, spoilt
 from .on_shards import step_on_shards
@@ -117,6 +118,10 @@ class AdoptedModel:
         found = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
         found["kept"] = self.errors  # type: ignore[assignment]  # errors of what was encoded
         return found
+
+    def late_means(self, corrected: Collection[str]) -> dict[str, Shards]:
+        """The means of late updates of parameters that the step about to run corrects; others it has none of."""
+        return means_of_step(self.held, corrected) if self.trained and self.optimizers else {}
 
     def skips(self, losses: Sequence[tuple[Placement, Shards]], grads: Mapping[str, Shards]) -> bool:
         """Whether this step is to change nothing, since a loss or a gradient is not finite on some rank. Where losses

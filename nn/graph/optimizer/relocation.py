@@ -8,7 +8,7 @@ Tensors stay the objects that they are: modules, optimizers and users who hold o
 needs and does not hold. Nothing is read on ranks that are lost.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ....sbp import Layout
 from ...tensors.handle import plain
 from ...tensors.moves import own_shards
 from ...tensors.tensor import GlobalTensor, wrap
+from .late_mean import late_mean
 
 __all__ = ["LIMIT", "ModelMove", "carried", "filling", "moves_made", "relocated"]
 
@@ -44,13 +45,21 @@ def moves_made() -> int:
 
 def relocated(values: Iterable[tuple[str, GlobalTensor, Layout]], lost: Collection[int]) -> None:
     """Bring each of these to a layout, in place. What is refused is so before anything is sent."""
-    going = [(name, x, _plain(there)) for name, x, there in values if _plain(x._layout) is not _plain(there)]
+    all_of = [part for each in values for part in (each, *_mean(*each))]
+    going = [(name, x, _plain(there)) for name, x, there in all_of if _plain(x._layout) is not _plain(there)]
     ways = [_way(name, x, there, lost) for name, x, there in going]
     refill(ways, LIMIT, "moved weights")
     global _count
     _count += bool(going)
     for (_, x, there), way in zip(going, ways, strict=True):
         x.data = carried(way, there)
+
+
+def _mean(name: str, x: GlobalTensor, there: Layout) -> Iterator[tuple[str, GlobalTensor, Layout]]:
+    """The mean of late updates, which goes where its parameter does."""
+    mean = late_mean(x)
+    if isinstance(mean, GlobalTensor):
+        yield f"the mean of late updates of {name}", mean, there.with_dtype(mean.dtype)
 
 
 def filling(name: str, x: GlobalTensor, there: Layout, lost: Collection[int]) -> Filling:

@@ -6,8 +6,6 @@ back       weight - gap * velocity: about what it was before the last `gap` upda
 
 from collections.abc import Mapping
 
-import torch
-
 from .....placement.errors import ScheduleError
 from ...compiler.generated_calls import Shards
 from ...lower.segments import Segment, made_by
@@ -19,18 +17,16 @@ LEFT = 0.135  # what is left of an update in the velocity when as many have foll
 
 
 class Velocity:
-    """The mean of the last updates of a chunk's weights, which are read `late` updates late. It goes on from step to
-    step, is of float32 at least, and begins with zero, as it does after a checkpoint was loaded."""
+    """The mean of the last updates of a chunk's weights, which are read `late` updates late: of memory that each step
+    is given, and goes on with."""
 
     def __init__(self, late: int) -> None:
         self.decay = LEFT ** (1 / late)
-        self.mean: dict[str, Shards] = {}
+        self.mean: Mapping[str, Shards] = {}
 
     def before(self, weights: Mapping[str, Shards]) -> None:
         """An update is about to change these."""
         for name, shards in weights.items():
-            if name not in self.mean:
-                self.mean[name] = tuple([torch.zeros_like(x, dtype=_wide(x.dtype)) for x in shards])
             for mean, x in zip(self.mean[name], shards, strict=True):
                 mean.mul_(self.decay).sub_(x, alpha=1 - self.decay)
 
@@ -42,7 +38,7 @@ class Velocity:
 
     def back(self, weights: Mapping[str, Shards], gap: int) -> dict[str, Shards]:
         """The weights as they were about so many updates ago."""
-        if not gap or not self.mean:
+        if not gap:
             return dict(weights)
         return {
             name: tuple([(x - v * gap).to(x.dtype) for x, v in zip(shards, self.mean[name], strict=True)])
@@ -67,7 +63,3 @@ def check_only_read(variant: Variant, schedule: str, name: str) -> None:
             found.update(y.name for y in op.outputs)
         if not isinstance(stage, Segment) and stage.inputs and found.issuperset(stage.inputs):
             found.update(made_by(stage))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -108,7 +108,7 @@ class WeightVersions:
             self.homes[self.chunk_of[register]][weight] = register
         self.seeing: dict[int, Running] = {}
         self.unpinned = schedule.unpinned
-        self.velocity: dict[int, Velocity] = {}  # where weights are corrected; it goes on from step to step
+        self.velocity: dict[int, Velocity] = {}  # where weights are corrected
         self.updates: dict[int, int] = {}  # of each chunk in this step
         self.read: dict[tuple[int, int], int] = {}  # of these, by chunk and micro-batch, those that its forward saw
 
@@ -116,6 +116,16 @@ class WeightVersions:
         """Have chunks that read weights so many updates late corrected, if the schedule does that."""
         if self.unpinned == "corrected":
             self.velocity = {chunk: Velocity(late) for chunk, late in delays.items() if late}
+
+    @property
+    def corrected(self) -> frozenset[str]:
+        """The weights that have a mean of late updates."""
+        return frozenset(name for chunk in self.velocity for name in self.homes.get(chunk, ()))
+
+    def goes_on(self, means: Mapping[str, Shards]) -> None:
+        """Have the next step go on with these means."""
+        for chunk, velocity in self.velocity.items():
+            velocity.mean = {name: means[name] for name in self.homes.get(chunk, ())}
 
     def prepare(self) -> None:
         """Compile what is done once a step, before all micro-batches: that of frozen weights."""
