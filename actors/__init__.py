@@ -14,6 +14,7 @@ from .schedules.published import PUBLISHED, published
 from .schedules.schedule import Schedule
 from .schedules.search.order_tasks import FoundOrder, order_tasks
 from .schedules.search.pipeline_order import FoundSchedule, curve, search
+from .schedules.search.slice_lengths import slice_lengths, sliced_seconds
 from .schedules.search.task_graph import After, DeviceTask, TaskGraph
 
 __all__ = [
@@ -49,4 +50,6 @@ __all__ = [
     "published",
     "search",
     "simulate",
+    "slice_lengths",
+    "sliced_seconds",
 ]
