@@ -8,6 +8,7 @@ from .asynchronous.delayed_rate import DelayedLR
 from .asynchronous.lock_free import LockFreeRun, hogwild
 from .asynchronous.meetings import meet
 from .asynchronous.parameter_server import ParameterServer
+from .asynchronous.servers import to_servers
 from .composites.axis import Axis, AxisValue
 from .composites.registry import composite
 from .eager import functions as _functions
@@ -59,6 +60,7 @@ __all__ = [
     "split_stages",
     "steps_by_tensor",
     "to_global",
+    "to_servers",
 ]
 
 _functions.install()

@@ -36,9 +36,10 @@ Seconds = Sequence[float] | Callable[[int, int], float]
 class ParameterServer:
     """A model on servers, and workers that train it: `run(batches)` has a row for each round, a batch for each worker.
 
-    `model` is global, on the servers, in pieces or as it likes; `optimizer` is of its parameters. A worker pulls the
-    newest weights, computes the gradient of its batch and pushes it; when those of a round are there, the optimizer
-    steps by their mean. Nobody begins round t before t - delay updates: with `delay=0` that is data parallel training.
+    `model` is global, on the servers: in pieces, each parameter on one (`flow.nn.to_servers`), or as it likes;
+    `optimizer` is of its parameters. A worker pulls the newest weights, computes the gradient of its batch and pushes
+    it; when those of a round are there, the optimizer steps by their mean. Nobody begins round t before t - delay
+    updates: with `delay=0` that is data parallel training.
 
     `seconds` are what a round takes each worker, or a function of worker and round; they say who is ahead, also where
     processes run it, so that a run is the same each time. Behind a run nothing is under way: the model and its

@@ -8,7 +8,7 @@ from math import prod
 from ...placement import Placement
 from ...sbp import Layout, State
 
-__all__ = ["cost", "owners", "whole_on"]
+__all__ = ["cost", "owners", "shared_out", "whole_on"]
 
 
 def cost(shape: Sequence[int]) -> int:
@@ -31,11 +31,16 @@ def owners(held: tuple[tuple[Placement, tuple[int, ...]], ...]) -> tuple[int, ..
     >>> owners(((p, (2, 2)), (p, (4, 4)), (p, (3, 4)), (p, (9,))))
     (1, 0, 1, 1)
     """
+    return shared_out([(where, cost(shape)) for where, shape in held])
+
+
+def shared_out(held: Sequence[tuple[Placement, int]]) -> tuple[int, ...]:
+    """The rank of each thing, by where it may be and its weight: the heaviest first, to who has the least so far."""
     load, found = Counter[int](), [0] * len(held)
-    for at in sorted(range(len(held)), key=lambda at: (-cost(held[at][1]), at)):
-        where, shape = held[at]
+    for at in sorted(range(len(held)), key=lambda at: (-held[at][1], at)):
+        where, weight = held[at]
         found[at] = min(where.flat, key=lambda rank: load[rank])
-        load[found[at]] += cost(shape)
+        load[found[at]] += weight
     return tuple(found)
 
 
