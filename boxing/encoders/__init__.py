@@ -2,15 +2,26 @@
 
 encoder        how a tensor is written and read; bits, sparse, quantised, low_rank and phases are those that are shipped
 kept           what is left out, by tensor and rank; packing: payloads as bytes
+encoded_sum    how a sum comes, whole or in pieces, and in how many bytes
 encoded_move   the move of a bucket; hop: of a value that goes to other ranks
 named          encoders by their texts
 """
 
-from .encoder import Dealt, Encoder, EncoderCourse, GatheredPayloads, KeptTensors, Payload, Summed
+from .encoder import (
+    Dealt,
+    Encoder,
+    EncoderCourse,
+    GatheredPayloads,
+    KeptTensors,
+    Payload,
+    PieceCuts,
+    Summed,
+    SummedPieces,
+)
 from .kept import KeptErrors
 from .named import int4, int8, later, low_rank, momentum, sign, topk
 
 __all__ = [
-    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptErrors", "KeptTensors", "Payload", "Summed", "int4",
-    "int8", "later", "low_rank", "momentum", "sign", "topk",
+    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptErrors", "KeptTensors", "Payload", "PieceCuts",
+    "Summed", "SummedPieces", "int4", "int8", "later", "low_rank", "momentum", "sign", "topk",
 ]  # fmt: skip

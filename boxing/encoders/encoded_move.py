@@ -1,14 +1,14 @@
 """Encoded moves: addends of a sum brought together in fewer bytes, many tensors in one exchange.
 
-    src  ->  addends along some axes alone  ->  encoded, exchanged and decoded: whole there  ->  dst
+    src  ->  addends along some axes alone  ->  encoded, exchanged and decoded: whole there, or in pieces  ->  dst
 
 What is exchanged are rows of bytes, one a rank, which move from S(0) to B as any tensor does: so their routes, prices,
-bytes and records are those of all moves. Axes of which the tensor is not an addend have exchanges of their own.
+bytes and records are those of all moves. Bytes of pieces are a row a rank for each that they go to, and move from S(0)
+to S(1). Axes of which the tensor is not an addend have exchanges of their own.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,25 +16,28 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
+from ...placement.world import owned
 from ...sbp import Layout, State
 from ..box import Pending, box, box_async
 from ..plan import BoxingPlan, plan
-from .encoder import Dealt, Encoder, EncoderCourse, GatheredPayloads, KeptTensors, Payload, Request, Summed
-from .kept import KeptErrors
-from .packing import nbytes, packed, unpacked
+from .encoded_sum import EncodedSum, Encoding, rounds
+from .encoder import (
+    Dealt,
+    Encoder,
+    EncoderCourse,
+    GatheredPayloads,
+    KeptTensors,
+    Payload,
+    Request,
+    Summed,
+    SummedPieces,
+)
+from .kept import KeptErrors, unshared
+from .packing import packed, unpacked
 
-__all__ = ["EncodedMove", "Encoding", "FlyingCode", "check_encoding", "encoded_plans", "kept_bytes", "payload_bytes"]
+__all__ = ["EncodedMove", "FlyingCode", "check_encoding", "encoded_plans"]
 
 ShardsHere: TypeAlias = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How a move is encoded: the axes along which addends are, and the name under which errors are kept."""
-
-    encoder: Encoder
-    axes: tuple[int, ...]
-    name: str = ""
 
 
 class Asked(NamedTuple):
@@ -79,11 +82,9 @@ class EncodedMove:
     """The moves of one bucket, encoded alike: by `now`, or begun by `start` and ended by `wait`."""
 
     def __init__(self, pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> None:
-        self.pairs, self.encodings = pairs, encodings
-        self.place, self.axes = pairs[0][0].placement, encodings[0].axes
-        self.mids = [_addends(src, self.axes) for src, _ in pairs]
-        self.wholes = [mid.with_state(State(mid.state.dims)) for mid in self.mids]
-        self.ranks = prod(self.place.shape[a] for a in self.axes)
+        self.encodings = encodings
+        self.sums = [EncodedSum(*pair, e.encoder, e.axes) for pair, e in zip(pairs, encodings, strict=True)]
+        self.place, self.axes, self.ranks = self.sums[0].place, self.sums[0].axes, self.sums[0].ranks
         self.others = tuple(a for a, n in enumerate(self.place.shape) if n > 1 and a not in self.axes)
 
     def now(self, kept: KeptErrors, *members: ShardsHere) -> list[ShardsHere]:
@@ -95,27 +96,27 @@ class EncodedMove:
     def boxes(self, kept: KeptErrors, members: Sequence[ShardsHere]) -> Boxes:
         """The plain moves of it, one after the other; each is asked for, and its result sent."""
         addends = []
-        for shards, (src, _), mid in zip(members, self.pairs, self.mids, strict=True):
-            addends.append(shards if src is mid else (yield Asked(shards, src, mid)))
-        before = [
-            kept.of(e.name, mid, str(e.encoder)) if e.name else [{} for _ in shards]
-            for e, mid, shards in zip(self.encodings, self.mids, addends, strict=True)
-        ]
+        for shards, one in zip(members, self.sums, strict=True):
+            addends.append(shards if one.src is one.mid else (yield Asked(shards, one.src, one.mid)))
         courses = [
-            [e.encoder.course(x, was, self.ranks) for x, was in zip(shards, held, strict=True)]
-            for e, shards, held in zip(self.encodings, addends, before, strict=True)
+            [one.course(x, was, rank) for x, was, rank in zip(shards, _held(kept, one, e), self.here, strict=True)]
+            for e, one, shards in zip(self.encodings, self.sums, addends, strict=True)
         ]
         made = yield from self.exchanged(courses)
-        whole = []
-        for e, mid, rows in zip(self.encodings, self.mids, made, strict=True):
-            whole.append(tuple(value for value, _ in rows))
+        summed = []
+        for e, one, rows in zip(self.encodings, self.sums, made, strict=True):
+            summed.append(tuple(value for value, _ in rows))
             if e.name:
-                kept.put(e.name, mid, str(e.encoder), [left for _, left in rows])
+                kept.put(e.name, one.mid, str(e.encoder), [left for _, left in rows])
         out = []
-        for shards, at, (_, dst) in zip(whole, self.wholes, self.pairs, strict=True):
-            there = dst.with_state(dst.state)
-            out.append(shards if at.state == there.state else (yield Asked(shards, at, there)))
+        for shards, one in zip(summed, self.sums, strict=True):
+            there = one.come.state == one.dst.state
+            out.append(shards if there else (yield Asked(shards, one.come, one.dst)))
         return out
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        return owned(self.place)
 
     def exchanged(
         self, courses: Sequence[Sequence[EncoderCourse]]
@@ -128,15 +129,14 @@ class EncodedMove:
             answers: dict[int, list[Any]] = {}
             for members in _alike(asked):
                 rows = list(zip(*(asked[at] for at in members), strict=True))  # of each rank
-                kind = type(rows[0][0])
-                exchange = self.sums if kind is Summed else self.gathers if kind is GatheredPayloads else self.deals
-                for at, answer in zip(members, zip(*(yield from exchange(rows)), strict=True), strict=True):
+                exchange = EXCHANGES[type(rows[0][0])](self, rows)
+                for at, answer in zip(members, zip(*(yield from exchange), strict=True), strict=True):
                     answers[at] = list(answer)
             asked = {at: _all(courses[at], answers[at], ends[at]) for at in asked}
             asked = {at: each for at, each in asked.items() if each}
         return ends
 
-    def sums(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[Tensor]]]:
+    def summed(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[Tensor]]]:
         lines = tuple(torch.cat([one.value.reshape(-1) for one in row]) for row in rows)
         src, dst = self.line(lines[0].numel(), lines[0].dtype)
         come = yield Asked(lines, src, dst)
@@ -148,19 +148,31 @@ class EncodedMove:
             for line, row in zip(come, rows, strict=True)
         ]
 
-    def gathers(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[list[Payload]]]]:
+    def gathered(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[list[Payload]]]]:
         lines = tuple(packed([one.payload for one in row])[None] for row in rows)
         come = yield Asked(lines, *self.rows(lines[0].shape[1]))
         return [_by_member(list(line), [one.payload for one in row]) for line, row in zip(come, rows, strict=True)]
 
-    def deals(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[list[Payload]]]]:
-        lines = tuple(
-            torch.stack([packed([one.payloads[to] for one in row]) for to in range(self.ranks)])[None] for row in rows
-        )
-        come = yield Asked(lines, *self.dealt(lines[0].shape[2]))
-        return [
-            _by_member(list(line[:, 0]), [one.payloads[0] for one in row]) for line, row in zip(come, rows, strict=True)
-        ]
+    def summed_pieces(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[Tensor]]]:
+        runs = [_each([[x.reshape(-1) for x in one.pieces] for one in row]) for row in rows]
+        lines = tuple(_stacked(row) for row in runs)
+        come = yield Asked(lines, *self.scattered(lines[0].shape[1], lines[0].dtype))
+        found = []
+        for line, row, rank in zip(come, rows, self.here, strict=True):
+            mine = [one.pieces[self.sums[0].place_of(rank)] for one in row]
+            parts = torch.split(line[0, : sum(x.numel() for x in mine)], [x.numel() for x in mine])
+            found.append([part.view(x.shape) for part, x in zip(parts, mine, strict=True)])
+        return found
+
+    def dealt(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[list[Payload]]]]:
+        runs = [[packed(each) for each in zip(*(one.payloads for one in row), strict=True)] for row in rows]
+        lines = tuple(_stacked(row)[None] for row in runs)
+        come = yield Asked(lines, *self.swapped(lines[0].shape[2]))
+        found = []
+        for line, row, rank in zip(come, rows, self.here, strict=True):
+            at = self.sums[0].place_of(rank)
+            found.append(_by_member(list(line[:, 0]), [one.payloads[at] for one in row]))
+        return found
 
     @property
     def apart(self) -> int:
@@ -175,7 +187,12 @@ class EncodedMove:
         src = Layout(self.place, State((self.axes, self.others)), (self.ranks, size * self.apart), torch.uint8)
         return src, src.with_state(State(((), self.others)))
 
-    def dealt(self, size: int) -> tuple[Layout, Layout]:
+    def scattered(self, size: int, dtype: torch.dtype) -> tuple[Layout, Layout]:
+        shape = self.ranks, size * self.apart
+        src = Layout(self.place, State(((), self.others), self.axes), shape, dtype)
+        return src, src.with_state(State((self.axes, self.others)))
+
+    def swapped(self, size: int) -> tuple[Layout, Layout]:
         shape = self.ranks, self.ranks, size * self.apart
         src = Layout(self.place, State((self.axes, (), self.others)), shape, torch.uint8)
         return src, src.with_state(State(((), self.axes, self.others)))
@@ -183,31 +200,41 @@ class EncodedMove:
     @cached_property
     def plans(self) -> tuple[BoxingPlan, ...]:
         """The plans of what is sent, in the long run; nothing is encoded for it."""
-        found = [plan(src, mid) for (src, _), mid in zip(self.pairs, self.mids, strict=True) if src is not mid]
-        asked: list[tuple[Layout, Layout]] = []
-        shape = [mid.local_shape(self.place.flat[0]) for mid in self.mids]
-        rounds = [
-            _rounds(e.encoder.steady, s, m.dtype, self.ranks)
-            for e, s, m in zip(self.encodings, shape, self.mids, strict=True)
-        ]
-        for number in range(max(map(len, rounds), default=0)):
-            sizes: dict[tuple[type[Request], torch.dtype], int] = {}
-            for each in rounds:
-                if number < len(each):
-                    kind, dtype, size = each[number]
-                    sizes[kind, dtype] = sizes.get((kind, dtype), 0) + size
-            for (kind, dtype), size in sizes.items():
-                asked.append(
-                    self.line(size, dtype)
-                    if kind is Summed
-                    else self.rows(size)
-                    if kind is GatheredPayloads
-                    else self.dealt(size)
-                )
-        found += [plan(*pair) for pair in asked]
-        ends = zip(self.wholes, self.pairs, strict=True)
-        last = [plan(at, dst.with_state(dst.state)) for at, (_, dst) in ends if at.state != dst.state]
+        found = [plan(one.src, one.mid) for one in self.sums if one.src is not one.mid]
+        each = [rounds(one.src, one.dst, one.encoder, one.axes) for one in self.sums]
+        for number in range(max(map(len, each), default=0)):
+            together: dict[tuple[type[Request], torch.dtype], list[tuple[int, ...]]] = {}
+            for kind, dtype, sizes in (of[number] for of in each if number < len(of)):
+                together.setdefault((kind, dtype), []).append(sizes)
+            for (kind, dtype), members in together.items():
+                found.append(plan(*self.ends_of(kind, dtype, max(map(sum, zip(*members, strict=True))))))
+        last = [plan(one.come, one.dst) for one in self.sums if one.come.state != one.dst.state]
         return (*found, *(way for way in last if way.sends))
+
+    def ends_of(self, kind: type[Request], dtype: torch.dtype, size: int) -> tuple[Layout, Layout]:
+        """The layouts of an exchange of so many elements or bytes, for each rank where there are several."""
+        if kind is Summed:
+            return self.line(size, dtype)
+        if kind is SummedPieces:
+            return self.scattered(size, dtype)
+        return self.rows(size) if kind is GatheredPayloads else self.swapped(size)
+
+
+EXCHANGES: Mapping[type[Request], Callable[[EncodedMove, Sequence[Any]], Generator[Asked, ShardsHere, Any]]] = {
+    Summed: EncodedMove.summed,
+    SummedPieces: EncodedMove.summed_pieces,
+    GatheredPayloads: EncodedMove.gathered,
+    Dealt: EncodedMove.dealt,
+}
+
+
+def _held(kept: KeptErrors, one: EncodedSum, e: Encoding) -> Sequence[KeptTensors]:
+    """All that is kept of a tensor, for each rank owned here; in pieces a sum has no shares that are encoded again."""
+    here = owned(one.place)
+    if not e.name:
+        return [{} for _ in here]
+    held = kept.of(e.name, one.mid, str(e.encoder))
+    return [unshared(each, one.mid, rank) for each, rank in zip(held, here, strict=True)] if one.cuts else held
 
 
 class FlyingCode:
@@ -239,11 +266,6 @@ def _done(boxes: Boxes, come: ShardsHere | None = None) -> list[ShardsHere]:
         return made
 
 
-def _addends(src: Layout, axes: tuple[int, ...]) -> Layout:
-    """The same as addends along these axes alone."""
-    return src.with_state(State(src.state.dims, tuple(a for a in src.state.partial if a in axes)))
-
-
 def _all(
     rows: Sequence[EncoderCourse], answers: Sequence[Any], ends: list[tuple[Tensor, KeptTensors]]
 ) -> list[Request]:
@@ -262,62 +284,28 @@ def _alike(asked: Mapping[int, Sequence[Request]]) -> list[list[int]]:
     """The members that share an exchange: sums of one dtype, or payloads."""
     found: dict[object, list[int]] = {}
     for at, (first, *_) in asked.items():
-        key = (Summed, first.value.dtype) if isinstance(first, Summed) else type(first)
+        added = (
+            first.value if isinstance(first, Summed) else first.pieces[0] if isinstance(first, SummedPieces) else None
+        )
+        key = type(first), None if added is None else added.dtype
         found.setdefault(key, []).append(at)
     return list(found.values())
+
+
+def _each(members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Runs of all members, one for each rank that they are for."""
+    return [torch.cat(one) for one in zip(*members, strict=True)]
+
+
+def _stacked(runs: Sequence[Tensor]) -> Tensor:
+    """A row for each rank; the shorter ones have zeros behind."""
+    most = max(run.numel() for run in runs)
+    return torch.stack([torch.nn.functional.pad(run, (0, most - run.numel())) for run in runs])
 
 
 def _by_member(runs: Sequence[Tensor], like: Sequence[Payload]) -> list[list[Payload]]:
     each = [unpacked(run, like) for run in runs]
     return [list(member) for member in zip(*each, strict=True)]
-
-
-@lru_cache(4096)
-def _rounds(
-    encoder: Encoder, shape: tuple[int, ...], dtype: torch.dtype, ranks: int
-) -> tuple[tuple[type[Request], torch.dtype, int], ...]:
-    """The exchanges of a tensor: their kinds, and elements of a sum or bytes of a payload."""
-    return _dry_run(encoder, shape, dtype, ranks)[0]
-
-
-def kept_bytes(src: Layout, encoding: Encoding, rank: int) -> int:
-    """The bytes that are kept of a tensor on a rank from one step to the next."""
-    place, encoder = src.placement, encoding.encoder
-    if rank not in place:
-        return 0
-    ranks = prod(place.shape[a] for a in encoding.axes)
-    runs = (_dry_run(each, src.local_shape(rank), src.dtype, ranks)[1] for each in (encoder, encoder.steady))
-    kept = {name: x.nbytes for left in runs for name, x in left.items() if name != "steps"}
-    return sum(kept.values())
-
-
-def _dry_run(
-    encoder: Encoder, shape: tuple[int, ...], dtype: torch.dtype, ranks: int
-) -> tuple[tuple[tuple[type[Request], torch.dtype, int], ...], KeptTensors]:
-    """The exchanges that a tensor asks for at first, and what is kept of it, without values."""
-    found: list[tuple[type[Request], torch.dtype, int]] = []
-    course = encoder.course(torch.empty(shape, dtype=dtype, device="meta"), {}, ranks)
-    answer: Any = None
-    while True:
-        try:
-            asked = next(course) if answer is None else course.send(answer)
-        except StopIteration as end:
-            return tuple(found), end.value[1]
-        if isinstance(asked, Summed):
-            found.append((Summed, asked.value.dtype, asked.value.numel()))
-            answer = asked.value
-        elif isinstance(asked, GatheredPayloads):
-            found.append((GatheredPayloads, torch.uint8, nbytes([asked.payload])))
-            answer = [asked.payload] * ranks
-        else:
-            found.append((Dealt, torch.uint8, nbytes(asked.payloads[:1])))
-            answer = list(asked.payloads)
-
-
-def payload_bytes(encoder: Encoder, shape: tuple[int, ...], dtype: torch.dtype, ranks: int) -> int:
-    """The bytes of a tensor as it is encoded, by which buckets are filled."""
-    sizes = _rounds(encoder.steady, shape, dtype, ranks)
-    return sum(size * (kind_dtype.itemsize if kind is Summed else 1) for kind, kind_dtype, size in sizes)
 
 
 def encoded_plans(pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> tuple[BoxingPlan, ...]:

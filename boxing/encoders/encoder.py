@@ -19,7 +19,10 @@ from torch import Tensor
 
 from ...placement.errors import SbpError
 
-__all__ = ["EncoderCourse", "Dealt", "Encoder", "GatheredPayloads", "KeptTensors", "Payload", "Request", "Summed"]
+__all__ = [
+    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptTensors", "Payload", "PieceCuts", "Request", "Summed",
+    "SummedPieces",
+]  # fmt: skip
 
 Payload: TypeAlias = tuple[Tensor, ...]
 KeptTensors: TypeAlias = Mapping[str, Tensor]  # what is kept of a tensor on a rank from one move to the next
@@ -29,6 +32,12 @@ class Summed(NamedTuple):
     """Asks for the sum of a tensor over the ranks."""
 
     value: Tensor
+
+
+class SummedPieces(NamedTuple):
+    """Has a piece for each rank, and asks for the sum over the ranks of those for this one."""
+
+    pieces: Sequence[Tensor]
 
 
 class GatheredPayloads(NamedTuple):
@@ -43,7 +52,18 @@ class Dealt(NamedTuple):
     payloads: Sequence[Payload]
 
 
-Request: TypeAlias = Summed | GatheredPayloads | Dealt
+class PieceCuts(NamedTuple):
+    """The piece of a sum that each rank is to have, in their order, and the place of this rank among them. Several may
+    be to have one piece."""
+
+    each: tuple[tuple[slice, ...], ...]
+    here: int
+
+    def of(self, value: Tensor) -> list[Tensor]:
+        return [value[cut] for cut in self.each]
+
+
+Request: TypeAlias = Summed | SummedPieces | GatheredPayloads | Dealt
 EncoderCourse: TypeAlias = Generator[Request, Any, tuple[Tensor, KeptTensors]]
 
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -55,7 +75,8 @@ class Encoder:
 
     With `feedback` what a payload leaves out is kept on its rank and added to the next value. With `twice` each rank
     adds up a share of the tensor, encodes it again, and hands it to all: two exchanges whose bytes do not grow with the
-    number of ranks, in the place of one whose do.
+    number of ranks, in the place of one whose do. A sum of which each rank is to have a piece is encoded by pieces, and
+    never twice.
     """
 
     feedback: bool = True
@@ -80,6 +101,27 @@ class Encoder:
         left = {"error": wanted - self.decode(payload, wanted)} if self.feedback else {}
         everybody = yield GatheredPayloads(payload)
         return self.summed(everybody, wanted), left
+
+    def course_in_pieces(self, value: Tensor, kept: KeptTensors, cuts: PieceCuts) -> EncoderCourse:
+        """The way of an addend to this rank's piece of the sum, and what is kept for the next."""
+        wanted = value + kept["error"] if "error" in kept else value
+        pieces = cuts.of(wanted)
+        payloads = [self.encode(x.contiguous()) if x.numel() else (_nothing(x),) for x in pieces]
+        left = {}
+        if self.feedback:
+            error = wanted.clone()
+            for piece, payload, rest in zip(pieces, payloads, cuts.of(error), strict=True):
+                if piece.numel():  # one that several ranks have is sent to each, and left out once
+                    rest.copy_(piece - self.decode(payload, piece))
+            left["error"] = error
+        mine = pieces[cuts.here]
+        come = yield Dealt(payloads)
+        return self.summed(come, mine) if mine.numel() else mine.clone(), left
+
+    @property
+    def cuts(self) -> bool:
+        """Whether pieces of a value can be encoded by themselves; else a sum in pieces is encoded whole, and cut."""
+        return self.hops
 
     def summed(self, payloads: Sequence[Payload], like: Tensor) -> Tensor:
         """The sum of what payloads stand for, rounded once."""
@@ -128,6 +170,10 @@ class Encoder:
             if value != usual
         )
         return f"{self.name or type(self).__name__}({given})"
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty(0, dtype=torch.uint8)
 
 
 def _like(rows: Tensor, value: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ...sbp import Layout, State
 from ..box import box
 from .encoder import KeptTensors
 
-__all__ = ["KeptErrors", "KeptRows", "KeptUnder"]
+__all__ = ["KeptErrors", "KeptRows", "KeptUnder", "unshared"]
 
 
 class KeptRows(NamedTuple):
@@ -138,6 +138,15 @@ def _as(x: Tensor, was: Layout, lies: Layout) -> Tensor:
 def _whole(lies: Layout) -> Layout:
     """How a sum lies where it is added up."""
     return lies.with_state(State(lies.state.dims))
+
+
+def unshared(kept: KeptTensors, lies: Layout, rank: int) -> KeptTensors:
+    """The same, with what was left out of a share of the sum in the error of the addend."""
+    if "share" not in kept:
+        return kept
+    left = _left_out(kept, lies, rank)
+    rest = {name: x for name, x in kept.items() if name not in ("error", "share")}
+    return rest if left is None else {**rest, "error": left}
 
 
 def _left_out(kept: KeptTensors, lies: Layout, rank: int) -> Tensor | None:

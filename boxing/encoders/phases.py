@@ -1,5 +1,6 @@
 """Phases: encoders that begin some steps later, and one that encodes momentum instead of gradients (1-bit Adam)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ...placement.errors import SbpError
 from .bits import SignEncoder
-from .encoder import Encoder, EncoderCourse, KeptTensors, Summed
+from .encoder import Encoder, EncoderCourse, KeptTensors, PieceCuts, Summed, SummedPieces
 
 __all__ = ["LaterEncoder", "MomentumEncoder"]
 
@@ -34,12 +35,24 @@ class LaterEncoder(Encoder):
         _check_steps("later", self.steps)
 
     def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        return (yield from self._phase(kept, Summed(value), lambda inner: self.of.course(value, inner, ranks)))
+
+    def course_in_pieces(self, value: Tensor, kept: KeptTensors, cuts: PieceCuts) -> EncoderCourse:
+        plain = SummedPieces(cuts.of(value))
+        return (yield from self._phase(kept, plain, lambda inner: self.of.course_in_pieces(value, inner, cuts)))
+
+    def _phase(
+        self, kept: KeptTensors, plain: Summed | SummedPieces, then: Callable[[KeptTensors], EncoderCourse]
+    ) -> EncoderCourse:
         count = _count(kept)
         if count < self.steps:
-            return (yield Summed(value)), {"steps": _steps(count + 1)}
-        inner = {name: x for name, x in kept.items() if name != "steps"}
-        total, found = yield from self.of.course(value, inner, ranks)
+            return (yield plain), {"steps": _steps(count + 1)}
+        total, found = yield from then({name: x for name, x in kept.items() if name != "steps"})
         return total, {**found, "steps": _steps(count)}
+
+    @property
+    def cuts(self) -> bool:
+        return self.of.cuts
 
     @property
     def steady(self) -> Encoder:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...placement import Placement
 from ...sbp import Layout, State
-from ..encoders.encoded_move import encoded_plans, payload_bytes
+from ..encoders.encoded_move import encoded_plans
+from ..encoders.encoded_sum import payload_bytes
 from ..encoders.encoder import Encoder
 from ..plan import BoxingPlan, plan
 from .physical import Back, Physical
@@ -64,11 +65,9 @@ def _kind_of(move: Back) -> BucketKind | None:
 
 def _size(move: Back) -> int:
     """The bytes of a gradient in its bucket."""
-    shape, place = move.src.local_shape(move.src.placement.flat[0]), move.src.placement
     if move.encoding is None:
-        return prod(shape) * move.src.dtype.itemsize
-    ranks = prod(place.shape[a] for a in move.encoding.axes)
-    return payload_bytes(move.encoding.encoder, shape, move.src.dtype, ranks)
+        return prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
+    return payload_bytes(move.src, move.dst, move.encoding)
 
 
 class _Filling:

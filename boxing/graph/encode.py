@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout
-from ..encoders.encoded_move import Encoding, check_encoding
+from ..encoders.encoded_move import check_encoding
+from ..encoders.encoded_sum import Encoding
 from ..encoders.encoder import Encoder
 from ..encoders.hop import check_hop
 from .physical import Back, Box, Physical

@@ -20,7 +20,8 @@ from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.call import in_order, leaves
 from ...sbp.logical import OffloadPlace, Origin, Round
-from ..encoders.encoded_move import Encoding, encoded_plans
+from ..encoders.encoded_move import encoded_plans
+from ..encoders.encoded_sum import Encoding
 from ..encoders.encoder import Encoder
 from ..encoders.hop import hop_plan
 from ..plan import BoxingPlan, plan

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ...boxing import box, plan
-from ...boxing.encoders.encoded_move import EncodedMove, Encoding, check_encoding
+from ...boxing.encoders.encoded_move import EncodedMove, check_encoding
+from ...boxing.encoders.encoded_sum import Encoding
 from ...boxing.encoders.encoder import Encoder
 from ...boxing.encoders.hop import EncodedHop, check_hop
 from ...boxing.encoders.kept import KeptErrors, KeptUnder

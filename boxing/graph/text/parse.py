@@ -17,7 +17,7 @@ from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
 from ....sbp.state import Window
-from ...encoders.encoded_move import Encoding
+from ...encoders.encoded_sum import Encoding
 from ...encoders.encoder import Encoder
 from ...encoders.named import encoder_of
 from ..encode import named

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from ....boxing.encoders.encoded_move import Encoding, encoded_plans
+from ....boxing.encoders.encoded_move import encoded_plans
+from ....boxing.encoders.encoded_sum import Encoding
 from ....boxing.encoders.encoder import Encoder
 from ....boxing.plan import BoxingPlan, plan
 from ....placement.world import owned

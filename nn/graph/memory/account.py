@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ....boxing.encoders.encoded_move import kept_bytes
+from ....boxing.encoders.encoded_sum import kept_bytes
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Physical, Source
 from ....boxing.graph.report.facts import Held
@@ -41,10 +41,10 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
 
 def _with_errors(held: dict[int, Held], graph: Physical) -> dict[int, Held]:
     """The same with what encoders keep of gradients."""
-    coded = [(back.src, back.encoding) for back in graph.backs if back.encoding is not None]
+    coded = [(back.src, back.dst, back.encoding) for back in graph.backs if back.encoding is not None]
     if not coded:
         return held
-    errors = {rank: sum(kept_bytes(src, encoding, rank) for src, encoding in coded) for rank in held}
+    errors = {rank: sum(kept_bytes(*each, rank) for each in coded) for rank in held}
     return {
         rank: replace(of, states=of.states + errors[rank], total=of.total + errors[rank]) for rank, of in held.items()
     }

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow import S
+from sbpflow import B, P, S
 from sbpflow.boxing.exchange.execute import transport
 
-__all__ = ["DATA", "batch", "exact_sum", "loss_fn", "net", "sent_bytes", "step_of", "trained", "weights"]
+__all__ = [
+    "DATA", "batch", "encoded_sums", "exact_sum", "loss_fn", "net", "sent_bytes", "step_of", "trained", "weights",
+]  # fmt: skip
 
 DATA = flow.placement("cpu:[0-3] as (data=4)")
 ROWS = {"x": {"data": S(0)}, "y": {"data": S(0)}}
@@ -50,6 +52,23 @@ def sent_bytes(step: Any, at: int = 0) -> int:
     before = transport().sent.bytes.total()
     step(*batch(at))
     return transport().sent.bytes.total() - before
+
+
+def encoded_sums(
+    rounds: list[list[Tensor]], encoder: flow.encoders.Encoder, sbp: Any = B, *, start: Any = P, on: Any = DATA
+) -> tuple[Tensor, Tensor]:
+    """What was sent of addends in all rounds, and what is kept of them in the end, in double precision."""
+    errors, sent = flow.encoders.KeptErrors(), torch.zeros(1, dtype=torch.float64)
+    for addends in rounds:
+        x = flow.from_local([a.clone() for a in addends], placement=on, sbp=start)
+        sent = sent + x.to_global(sbp=sbp, encoder=encoder, kept=errors["w"]).full_tensor()
+    rows = errors.rows_of("w")
+    assert rows is not None
+    kept = torch.stack([each["error"].double() for each in rows.ranks])
+    if "share" in rows.ranks[0]:
+        shares = torch.cat([each["share"].double() for each in rows.ranks])
+        kept[0] += shares[: kept[0].numel()].view(kept[0].shape)
+    return sent, kept
 
 
 def exact_sum(rounds: list[list[Tensor]]) -> Tensor:

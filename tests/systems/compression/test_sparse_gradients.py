@@ -53,11 +53,13 @@ def test_bf16_gradients_are_sent_and_kept_as_they_are() -> None:
     assert torch.equal(torch.stack(sent).float().sum(0).bfloat16(), come.full_tensor())
 
 
-@pytest.mark.parametrize("home", [S(0), B], ids=str)
-def test_gradients_that_rest_in_pieces_are_pieces_of_the_sum(home: flow.sbp.Sbp) -> None:
-    """ZeRO-2 and data parallelism: the same sums, of which each rank keeps its piece."""
-    model = net()
-    flow.nn.shard(model, {"*": B})  # else a small weight may be cut, and its gradient no sum
-    flow.nn.shard(model, {"*": {"data": home}}, kind=("grads", "states"))
-    losses = trained(step_of(model, {"2.*": flow.encoders.topk(fraction=0.1)}), 4)
-    assert losses == pytest.approx(trained(step_of(net(), {"2.*": flow.encoders.topk(fraction=0.1)}), 4), rel=1e-5)
+def test_gradients_that_rest_in_pieces_are_those_pieces_of_the_sum() -> None:
+    """ZeRO-2 and data parallelism: the same sums, of which each rank keeps its piece; all are sent, so that it does not
+    matter that the largest of each piece are others than the largest of all."""
+    losses = []
+    for home in (S(0), B):
+        model = net()
+        flow.nn.shard(model, {"*": B})  # else a small weight may be cut, and its gradient no sum
+        flow.nn.shard(model, {"*": {"data": home}}, kind=("grads", "states"))
+        losses.append(trained(step_of(model, {"2.*": flow.encoders.topk(fraction=1.0)}), 4))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -1,0 +1,154 @@
+"""Sums that are encoded: of which addends, what each rank is to have of them, and in how many bytes that goes.
+
+    whole     every rank has all of the sum: payloads of whole addends go to all
+    pieces    each has its own: a payload for each piece, which goes to who is to have it, as in a reduce_scatter
+
+All of it depends on layouts alone, so that plans, prices and buckets know it before anything runs.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...sbp import Layout, State
+from ..plan import plan
+from .encoder import (
+    Dealt,
+    Encoder,
+    EncoderCourse,
+    GatheredPayloads,
+    KeptTensors,
+    PieceCuts,
+    Request,
+    Summed,
+    SummedPieces,
+)
+from .packing import nbytes
+
+__all__ = ["EncodedSum", "Encoding", "EncodedRound", "kept_bytes", "payload_bytes", "rounds"]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a move is encoded: the axes along which addends are, and the name under which errors are kept."""
+
+    encoder: Encoder
+    axes: tuple[int, ...]
+    name: str = ""
+
+
+class EncodedSum:
+    """A sum from `src` to `dst`: `mid` has addends along the encoded axes alone, `come` is how it comes of them."""
+
+    def __init__(self, src: Layout, dst: Layout, encoder: Encoder, axes: tuple[int, ...]) -> None:
+        self.encoder, self.axes, self.place = encoder, axes, src.placement
+        self.ranks = prod(self.place.shape[a] for a in axes)
+        self.src, self.dst = src, dst.with_state(dst.state)
+        self.mid = src.with_state(State(src.state.dims, tuple(a for a in src.state.partial if a in axes)))
+        self.come = self.pieces if encoder.cuts else self.whole
+
+    @cached_property
+    def whole(self) -> Layout:
+        return self.mid.with_state(State(self.mid.state.dims))
+
+    @cached_property
+    def pieces(self) -> Layout:
+        """The sum cut along the axes as `dst` is, where that has not to be sent on further than the whole; or that."""
+        was = self.mid.state.dims
+        dims = tuple((*a, *(f for f in b if f in self.axes)) for a, b in zip(was, self.dst.state.dims, strict=True))
+        holes = any(a != b and min(b) < 0 for a, b in zip(was, dims, strict=True))
+        if dims == was or holes:  # a rank holds a dim with holes in several runs
+            return self.whole
+        cut = self.mid.with_state(State(dims))
+        return cut if plan(cut, self.dst).total <= plan(self.whole, self.dst).total else self.whole
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[slice, ...], ...]:
+        """The piece of each rank along the axes within what is added up; none where every rank has it whole."""
+        if self.come is self.whole:
+            return ()
+        same = [a == b for a, b in zip(self.come.state.dims, self.mid.state.dims, strict=True)]
+        found: dict[int, tuple[slice, ...]] = {}
+        for rank in self.place.flat:
+            each = zip(self.come.slices(rank), self.mid.slices(rank), same, strict=True)
+            piece = tuple(
+                slice(None) if whole else slice(a.start - b.start, a.stop - b.start) if a.stop else slice(0, 0)
+                for a, b, whole in each
+            )
+            known = found.setdefault(self.place_of(rank), piece)
+            assert known == piece, "addends are as large on all ranks, and so are the pieces of them"
+        return tuple(found[at] for at in range(self.ranks))
+
+    def place_of(self, rank: int) -> int:
+        """The place of a rank among those that add up with it."""
+        at, coords = 0, self.place.coords(rank)
+        for axis in self.axes:
+            at = at * self.place.shape[axis] + coords[axis]
+        return at
+
+    def course(self, value: Tensor, kept: KeptTensors, rank: int, encoder: Encoder | None = None) -> EncoderCourse:
+        by = encoder or self.encoder
+        if self.cuts:
+            return by.course_in_pieces(value, kept, PieceCuts(self.cuts, self.place_of(rank)))
+        return by.course(value, kept, self.ranks)
+
+    def dry_run(self, encoder: Encoder) -> tuple[tuple["EncodedRound", ...], KeptTensors]:
+        """The exchanges that it asks for at first by an encoder, and what is kept of it, without values."""
+        found: list[EncodedRound] = []
+        first = self.place.flat[0]
+        empty = torch.empty(self.mid.local_shape(first), dtype=self.mid.dtype, device="meta")
+        course, answer = self.course(empty, {}, first, encoder), None
+        while True:
+            try:
+                asked = next(course) if answer is None else course.send(answer)
+            except StopIteration as end:
+                return tuple(found), end.value[1]
+            one, answer = _round(asked, self.ranks)
+            found.append(one)
+
+
+class EncodedRound(NamedTuple):
+    """An exchange of one tensor: elements of a sum or bytes of a payload, for each rank where it deals."""
+
+    kind: type[Request]
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+
+def _round(asked: Request, ranks: int) -> tuple[EncodedRound, Any]:
+    """An exchange, and what comes of it on the first rank."""
+    if isinstance(asked, Summed):
+        return EncodedRound(Summed, asked.value.dtype, (asked.value.numel(),)), asked.value
+    if isinstance(asked, SummedPieces):
+        sizes = tuple(x.numel() for x in asked.pieces)
+        return EncodedRound(SummedPieces, asked.pieces[0].dtype, sizes), asked.pieces[0]
+    if isinstance(asked, GatheredPayloads):
+        return EncodedRound(GatheredPayloads, torch.uint8, (nbytes([asked.payload]),)), [asked.payload] * ranks
+    sizes = tuple(nbytes([payload]) for payload in asked.payloads)
+    return EncodedRound(Dealt, torch.uint8, sizes), [asked.payloads[0]] * ranks
+
+
+@lru_cache(4096)
+def rounds(src: Layout, dst: Layout, encoder: Encoder, axes: tuple[int, ...]) -> tuple[EncodedRound, ...]:
+    """The exchanges of a sum in the long run."""
+    return EncodedSum(src, dst, encoder, axes).dry_run(encoder.steady)[0]
+
+
+def payload_bytes(src: Layout, dst: Layout, encoding: Encoding) -> int:
+    """The bytes of a tensor as it is encoded, by which buckets are filled."""
+    each = rounds(src, dst, encoding.encoder, encoding.axes)
+    return sum(sum(one.sizes) * one.dtype.itemsize for one in each)
+
+
+def kept_bytes(src: Layout, dst: Layout, encoding: Encoding, rank: int) -> int:
+    """The bytes that are kept of a tensor on a rank from one step to the next."""
+    if rank not in src.placement:
+        return 0
+    made = EncodedSum(src, dst, encoding.encoder, encoding.axes)
+    runs = (made.dry_run(each)[1] for each in (encoding.encoder, encoding.encoder.steady))
+    kept = {name: x.nbytes for left in runs for name, x in left.items() if name != "steps"}
+    return sum(kept.values())
