@@ -34,16 +34,14 @@ def listed(held: Spans) -> list[int]:
 
 
 @pytest.mark.parametrize("factors", NESTS, ids=str)
-@pytest.mark.parametrize("size", LENGTHS)
-def test_spans_are_the_nested_tensor_splits(size: int, factors: Factors) -> None:
-    for where in WHERE:
+def test_spans_are_the_nested_tensor_splits(factors: Factors) -> None:
+    for size, where in product(LENGTHS, WHERE):
         assert listed(spans(size, factors, where, SIZES)) == indices(size, factors, where)
 
 
 @pytest.mark.parametrize("factors", NESTS, ids=str)
-@pytest.mark.parametrize("size", LENGTHS)
-def test_spans_are_ascending_apart_and_not_empty(size: int, factors: Factors) -> None:
-    for where in WHERE:
+def test_spans_are_ascending_apart_and_not_empty(factors: Factors) -> None:
+    for size, where in product(LENGTHS, WHERE):
         held = spans(size, factors, where, SIZES)
         assert all(0 <= lo < hi <= size for lo, hi in held)
         assert all(a[1] < b[0] for a, b in pairwise(held))
@@ -68,25 +66,23 @@ def test_one_cut_gives_early_ranks_the_remainder(size: int) -> None:
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("factors", [f for f in NESTS if all(x >= 0 for x in f)], ids=str)
-@pytest.mark.parametrize("size", LENGTHS)
-def test_dropping_an_axis_joins_what_its_ranks_held(size: int, factors: Factors, axis: int) -> None:
+def test_dropping_an_axis_joins_what_its_ranks_held(factors: Factors, axis: int) -> None:
     left = drop(factors, frozenset({axis}), SIZES)
     assert axis not in left
     assert not left or left[-1] >= 0
-    for where in WHERE:
+    for size, where in product(LENGTHS, WHERE):
         peers = [(*where[:axis], i, *where[axis + 1 :]) for i in range(SIZES[axis])]
         joined = set(chain.from_iterable(indices(size, factors, peer) for peer in peers))
         assert set(listed(spans(size, left, where, SIZES))) == joined
 
 
 @pytest.mark.parametrize("factors", [(), (1,), (-2, 1), (1, -2, 2), (-2, -2, 1)], ids=str)
-@pytest.mark.parametrize("size", LENGTHS)
-def test_filling_cuts_what_a_rank_holds_further(size: int, factors: Factors) -> None:
+def test_filling_cuts_what_a_rank_holds_further(factors: Factors) -> None:
     found = fill(factors, 0, SIZES)
     assert len(found) == 1 + factors.count(-2)
     for after in found:
         assert after.count(0) == 1
-        for where in WHERE:
+        for size, where in product(LENGTHS, WHERE):
             assert set(indices(size, after, where)) <= set(indices(size, factors, where))
 
 
@@ -134,12 +130,12 @@ def test_a_state_is_a_value() -> None:
 
 
 @pytest.mark.parametrize("factors", NESTS, ids=str)
-@pytest.mark.parametrize("size", LENGTHS)
-def test_the_extent_is_the_longest_piece(size: int, factors: Factors) -> None:
-    longest = max(len(indices(size, factors, where)) for where in WHERE)
-    found = extent(size, factors, SIZES)
-    assert longest <= found <= size
-    assert found == longest or any(f < 0 for f in factors)  # of pieces of pieces all may not be longest at once
+def test_the_extent_is_the_longest_piece(factors: Factors) -> None:
+    for size in LENGTHS:
+        longest = max(len(indices(size, factors, where)) for where in WHERE)
+        found = extent(size, factors, SIZES)
+        assert longest <= found <= size
+        assert found == longest or any(f < 0 for f in factors)  # of pieces of pieces all may not be longest at once
 
 
 def test_the_dual_of_the_dual_is_the_lie_again() -> None:
