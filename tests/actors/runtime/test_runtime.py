@@ -69,7 +69,7 @@ def test_two_tasks_at_once_are_for_a_simulation(name: str) -> None:
         Runtime(network, idle(network))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", RUN)
 def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
     network = made(name, 4, 8, 1.0)
@@ -82,7 +82,7 @@ def test_every_queue_runs_in_the_order_of_the_simulation(name: str) -> None:
     }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("p", [2, 8])
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_simulated_at_one_time_runs_at_one_time(name: str, p: int) -> None:
@@ -125,7 +125,7 @@ def random_network(seed: int) -> Network:
     return Network(tuple(actors), tuple(registers), f"random {seed}")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.sweep] if n >= 30 else []) for n in range(200)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.sweep] if n >= 16 else []) for n in range(200)])
 def test_random_networks_go_as_far_as_in_the_simulation_under_random_delays(seed: int) -> None:
     network = random_network(seed)
     run = simulate(network)

@@ -201,7 +201,7 @@ def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     assert astray(Hosts(fresh), cases) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("axes", [(2, 2, 2), (2, 4)], ids=str)
 def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool | None) -> None:
@@ -309,6 +309,7 @@ EXTREMES = [
 ]
 
 
+@pytest.mark.sampled(10)
 @WAYS
 @pytest.mark.parametrize(("here", "there", "kind"), EXTREMES, ids=str)
 def test_extremes_of_ranks(ranks4: Ranks, here: Nested, there: Nested, kind: Reduction, native: bool | None) -> None:
@@ -355,6 +356,7 @@ def in_flight(cases: Sequence[Pair], seed: int) -> list[dict[int, Image]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @WAYS
 @pytest.mark.parametrize("seed", range(3))
 def test_several_moves_under_way_do_not_meet(ranks4: Ranks, seed: int, native: bool | None) -> None:

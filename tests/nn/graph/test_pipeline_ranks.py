@@ -54,6 +54,7 @@ def learn(kind: str, schedule: str, stages: str, way: str, steps: int) -> None:
         trains(model, words_loss, text, schedule=schedule, steps=steps, tolerance=tolerance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("schedule", "stages", "way"),
     often([("1f1b", "4", "alone"), ("zb_h1", "pairs", "zero")], [("interleaved", "pairs", "tensor")]),
@@ -72,44 +73,44 @@ def small(schedule: str, stages: str) -> None:
     trains(staged(mlp().double(), STAGES[stages], schedule), schedule=schedule)
 
 
-def all_schedules(stages: str) -> None:
-    for schedule in SYNCHRONOUS:
-        if PUBLISHED[schedule].v == 1 or stages != "4":
-            small(schedule, stages)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [(name, stages) for name in SYNCHRONOUS for stages in STAGES if PUBLISHED[name].v == 1 or stages != "4"],
+)
+def test_every_schedule_trains(ranks4: Ranks, schedule: str, stages: str) -> None:
+    ranks4(small, schedule, stages)
 
 
-@pytest.mark.parametrize("stages", often(["pairs"], ["2", "4", "1 to 3", "3 to 1"]))
-def test_every_schedule_trains(ranks4: Ranks, stages: str) -> None:
-    ranks4(all_schedules, stages)
+def runs(at: int, schedule: str) -> None:
+    trains(on(RUNS[at]), schedule=schedule)
 
 
-def all_runs(schedule: str) -> None:
-    for run in RUNS:
-        trains(on(run), schedule=schedule)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("schedule", ["zb_h1", "1f1b"])
+@pytest.mark.parametrize("at", range(len(RUNS)), ids=[run.__name__ for run in RUNS])
+def test_values_go_from_any_stage_to_any_later_one(ranks4: Ranks, at: int, schedule: str) -> None:
+    ranks4(runs, at, schedule)
 
 
-@pytest.mark.parametrize("schedule", often(["zb_h1"], ["1f1b"]))
-def test_values_go_from_any_stage_to_any_later_one(ranks4: Ranks, schedule: str) -> None:
-    ranks4(all_runs, schedule)
+def sized(rows: int, micro_batches: int) -> None:
+    trains(staged(mlp().double(), ALONE4), batches=lambda at: numbers(at, rows), micro_batches=micro_batches)
 
 
-def all_sizes() -> None:
-    for rows, micro_batches in [(8, 1), (8, 2), (8, 8), (5, 4), (7, 3)]:
-        model = staged(mlp().double(), ALONE4)
-        trains(model, batches=lambda at, n=rows: numbers(at, n), micro_batches=micro_batches)  # type: ignore[misc]
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("rows", "micro_batches"), [(8, 1), (8, 2), (8, 8), (5, 4), (7, 3)])
+def test_any_number_of_micro_batches_is_the_batch(ranks4: Ranks, rows: int, micro_batches: int) -> None:
+    ranks4(sized, rows, micro_batches)
 
 
-def test_any_number_of_micro_batches_is_the_batch(ranks4: Ranks) -> None:
-    ranks4(all_sizes)
+def lost(name: str) -> None:
+    trains(staged(Weighted(), ALONE2), LOSSES[name], lambda at: labelled(at, 9))
 
 
-def some_losses() -> None:
-    for name in ("ignored", "weights", "sum", "masked", "decayed"):
-        trains(staged(Weighted(), ALONE2), LOSSES[name], lambda at: labelled(at, 9))
-
-
-def test_a_loss_is_that_of_the_batch(ranks4: Ranks) -> None:
-    ranks4(some_losses)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["ignored", "weights", "sum", "masked", "decayed"])
+def test_a_loss_is_that_of_the_batch(ranks4: Ranks, name: str) -> None:
+    ranks4(lost, name)
 
 
 def the_rest() -> None:

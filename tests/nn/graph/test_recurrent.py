@@ -88,6 +88,7 @@ def test_a_recurrent_layer_is_one_op_that_code_can_run(kind: str) -> None:
     assert step.planned.plan.program.reasons == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences_train_in_a_graph(kind: str) -> None:
     for first in (True, False):
@@ -104,6 +105,7 @@ def staged(model: Net) -> Net:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("many", [2, 4])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_recurrent_nets_train_in_a_pipeline(kind: str, many: int) -> None:

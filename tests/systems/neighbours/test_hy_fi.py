@@ -33,6 +33,7 @@ def _double() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 def test_a_convolution_of_split_rows_sends_half_a_kernel_of_rows_a_side(kernel: int) -> None:
     x, weight = torch.randn(2, 3, 32, 6), torch.randn(4, 3, kernel, kernel)
