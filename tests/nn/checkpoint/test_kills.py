@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
@@ -30,6 +30,8 @@ from tests.ranks import Fresh
 
 STEPS, EVERY = 12, 2
 RANKS = 4
+FEW_OR_ALL = pytest.mark.parametrize("ranks", [2, pytest.param(RANKS, marks=pytest.mark.sweep)])
+Wanted: TypeAlias = tuple[dict[int, float], list[Tensor]]  # losses by step, and the weights in the end
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def training(folder: str, kill: Kill | None, ranks: int = RANKS) -> None:
+def training(folder: str, kill: Kill | None, ranks: int) -> None:
     """A run as a user would write it: it takes up where the newest checkpoint is."""
     flow.init(timeout=25.0)  # who dies is noticed at once; this is for a machine on which much else runs
     home = Path(folder)
@@ -147,25 +149,26 @@ def result(home: Path) -> list[Tensor]:
     return [x.detach() for x in model.parameters()]
 
 
-@cache
-def unbroken(fresh: Fresh, home: Path) -> tuple[dict[int, float], list[Tensor]]:
-    home.mkdir()
-    assert all(ended.code == 0 for ended in fresh(RANKS, training, str(home), None))
-    return dict(map(json.loads, (home / "log.jsonl").read_text().splitlines())), result(home)
-
-
 @pytest.fixture(scope="module")
-def wanted(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], list[Tensor]]:
-    return unbroken(fresh, tmp_path_factory.mktemp("unbroken") / "run")
+def unbroken(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Wanted]:
+    """What so many ranks come to that nobody kills."""
+
+    @cache
+    def found(ranks: int) -> Wanted:
+        home = tmp_path_factory.mktemp("unbroken")
+        assert all(ended.code == 0 for ended in fresh(ranks, training, str(home), None, ranks))
+        return dict(map(json.loads, (home / "log.jsonl").read_text().splitlines())), result(home)
+
+    return found
 
 
-def survived(fresh: Fresh, home: Path, kills: list[Kill], wanted: tuple[dict[int, float], list[Tensor]]) -> int:
+def survived(fresh: Fresh, home: Path, kills: list[Kill], wanted: Wanted, ranks: int) -> int:
     """Have a run killed so often, and compare it; how many of the kills met somebody."""
     home.mkdir()
     met = 0
     for kill in [*kills, None]:
         before = flow.newest(home)
-        ended = fresh(RANKS, training, str(home), kill, timeout=60.0)
+        ended = fresh(ranks, training, str(home), kill, ranks, timeout=60.0)
         died = [each.code for each in ended].count(-signal.SIGKILL)
         assert died <= 1, ended  # nobody else hung until he was killed
         assert kill is not None or all(each.answer and not each.answer.error for each in ended), ended
@@ -189,36 +192,40 @@ PHASES = ["forward", "backward", "update", "snapshot", "write", "manifest", "ren
 
 
 @pytest.mark.filterwarnings("ignore:flow.newest")
-def test_a_rank_dies_in_each_phase(fresh: Fresh, tmp_path: Path, wanted: Any) -> None:
+@FEW_OR_ALL
+def test_a_rank_dies_in_each_phase(fresh: Fresh, tmp_path: Path, unbroken: Callable[[int], Wanted], ranks: int) -> None:
     """All phases in one run; the manifest and its name are the first rank's."""
     kills = [
-        Kill(0 if phase in ("manifest", "rename") else at % RANKS, phase, 1 + at % 2) for at, phase in enumerate(PHASES)
+        Kill(0 if phase in ("manifest", "rename") else at % ranks, phase, 1 + at % 2) for at, phase in enumerate(PHASES)
     ]
-    assert survived(fresh, tmp_path / "run", kills, wanted) >= 6
+    assert survived(fresh, tmp_path / "run", kills, unbroken(ranks), ranks) >= 6
 
 
-def at_random(seed: int) -> list[Kill]:
+def at_random(seed: int, ranks: int) -> list[Kill]:
     dice = Random(seed)
-    return [Kill(dice.randrange(RANKS), seconds=dice.uniform(0.02, 0.9)) for _ in range(4)]
+    return [Kill(dice.randrange(ranks), seconds=dice.uniform(0.02, 0.9)) for _ in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore:flow.newest")
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("seed", range(50))
-def test_a_rank_dies_at_any_moment(fresh: Fresh, tmp_path: Path, wanted: Any, seed: int) -> None:
+@FEW_OR_ALL
+@pytest.mark.parametrize("seed", range(25))
+def test_a_rank_dies_at_any_moment(
+    fresh: Fresh, tmp_path: Path, unbroken: Callable[[int], Wanted], ranks: int, seed: int
+) -> None:
     """Fifty runs, each killed up to four times."""
-    survived(fresh, tmp_path / "run", at_random(seed), wanted)
+    survived(fresh, tmp_path / "run", at_random(seed, ranks), unbroken(ranks), ranks)
 
 
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:flow.newest")
-def test_a_run_goes_on_with_fewer_ranks(fresh: Fresh, tmp_path: Path, wanted: Any) -> None:
+def test_a_run_goes_on_with_fewer_ranks(fresh: Fresh, tmp_path: Path, unbroken: Callable[[int], Wanted]) -> None:
     home = tmp_path / "run"
     home.mkdir()
-    ended = fresh(RANKS, training, str(home), Kill(1, "update", 7))
+    ended = fresh(RANKS, training, str(home), Kill(1, "update", 7), RANKS)
     assert [each.code for each in ended].count(-signal.SIGKILL) == 1
     assert all(each.code == 0 for each in fresh(RANKS - 1, training, str(home), None, RANKS - 1))
-    losses, weights = wanted
+    losses, weights = unbroken(RANKS)
     lines = dict(map(json.loads, (home / "log.jsonl").read_text().splitlines()))
     assert lines.keys() == losses.keys()
     assert all(abs(lines[step] - losses[step]) < 1e-5 for step in losses)
