@@ -192,7 +192,7 @@ def test_losses_on_float32_are_those_of_one_device(name: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REAL)
 def test_real_ranks_see_the_same_losses_and_weights(name: str, ranks4: Ranks) -> None:
     for run in ranks4(case_run, name):
@@ -246,6 +246,7 @@ def test_data_parallel_sends_nothing_but_gradients() -> None:
     assert sent <= 1 + sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["data parallel, transformer", "data x tensor, transformer"])
 def test_autocast_is_that_of_one_device(name: str) -> None:
     case = CASES[name]
@@ -259,6 +260,7 @@ def test_autocast_is_that_of_one_device(name: str) -> None:
     assert wanted != pytest.approx(exact[:8], rel=1e-5)  # or nothing was cast
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["data parallel, transformer", "data x tensor, transformer"])
 def test_recomputing_the_blocks_changes_nothing(name: str) -> None:
     """Dropout draws the same numbers when a block runs again."""

@@ -133,6 +133,7 @@ def test_without_a_graph(say: Callable[[Net], None], fused: bool) -> None:
     same(learnt(model, eager, values()), learnt(plain, eager, values()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("say", WAYS)
 def test_with_global_tensors(say: Callable[[Net], None]) -> None:
     plain, model = (Net(2).double() for _ in range(2))
