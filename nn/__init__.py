@@ -17,6 +17,7 @@ from .files import joint_file as _joint_file
 from .files import torch_protocol as _torch_protocol
 from .graph import Graph
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
+from .graph.frozen_cache import FrozenCache
 from .graph.optimizer.kept_errors import StepErrors
 from .model.annotate import place, shard
 from .model.balance import pipeline
@@ -37,6 +38,7 @@ __all__ = [
     "AxisValue",
     "CallReport",
     "DelayedLR",
+    "FrozenCache",
     "Graph",
     "LayerLoad",
     "StageSplit",
