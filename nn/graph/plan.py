@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.text.text import to_text
-from ...placement.errors import SbpError, ScheduleError
+from ...placement.errors import SbpError, ScheduleError, ShortageError
 from ...sbp import Layout
 from ...sbp.logical import Logical
 from ..model.cast import Types, types_of
@@ -24,6 +24,7 @@ from ..tensors.tensor import GlobalTensor
 from .capture.arguments import input_flows, input_titles, tensors_by_path
 from .captures import Captures
 from .choose.choose import Decided
+from .choose.offload_fix import with_fix
 from .choose.parameters import named_values, said_of
 from .choose.stage_balance import Balance, even_stages
 from .microbatch.batch import Batch
@@ -101,7 +102,7 @@ def plan_step(
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
     passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale, move)
-    captures = captures or Captures()
+    alone, captures = captures is None, captures or Captures()
     logical = captures.of(passes, build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:
         raise SbpError(
@@ -129,7 +130,13 @@ def plan_step(
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is None:
-        decided = passes.decided(logical, inputs, options.memory, enough=captures.enough)
+        try:
+            decided = passes.decided(logical, inputs, options.memory, enough=captures.enough)
+        except ShortageError as error:
+            if not alone or options.memory is None or passes.whole or options.post_validation:
+                raise  # who plans many tries this itself; and optimizers that step whole tensors have other needs
+            limit = options.memory
+            raise with_fix(error, logical, limit, lambda other: passes.decided(other, inputs, limit)) from None
         graph = bucketed(decided.graph)
         passes.dump("physical", lambda: to_text(graph))
     else:
