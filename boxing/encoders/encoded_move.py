@@ -199,17 +199,22 @@ class EncodedMove:
 
     @cached_property
     def plans(self) -> tuple[BoxingPlan, ...]:
-        """The plans of what is sent, in the long run; nothing is encoded for it."""
-        found = [plan(one.src, one.mid) for one in self.sums if one.src is not one.mid]
+        """The plans of what is sent, in the long run."""
+        ways = [plan(*pair) for pair in self.ends]
+        return tuple(way for way in ways if way.sends) or tuple(ways[:1])
+
+    @cached_property
+    def ends(self) -> tuple[tuple[Layout, Layout], ...]:
+        """The layouts of all its plain moves in the long run; nothing is encoded for it."""
+        found = [(one.src, one.mid) for one in self.sums if one.src is not one.mid]
         each = [rounds(one.src, one.dst, one.encoder, one.axes) for one in self.sums]
         for number in range(max(map(len, each), default=0)):
             together: dict[tuple[type[Request], torch.dtype], list[tuple[int, ...]]] = {}
             for kind, dtype, sizes in (of[number] for of in each if number < len(of)):
                 together.setdefault((kind, dtype), []).append(sizes)
             for (kind, dtype), members in together.items():
-                found.append(plan(*self.ends_of(kind, dtype, max(map(sum, zip(*members, strict=True))))))
-        last = [plan(one.come, one.dst) for one in self.sums if one.come.state != one.dst.state]
-        return (*found, *(way for way in last if way.sends))
+                found.append(self.ends_of(kind, dtype, max(map(sum, zip(*members, strict=True)))))
+        return (*found, *((one.come, one.dst) for one in self.sums if one.come.state != one.dst.state))
 
     def ends_of(self, kind: type[Request], dtype: torch.dtype, size: int) -> tuple[Layout, Layout]:
         """The layouts of an exchange of so many elements or bytes, for each rank where there are several."""

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout
-from ..encoders.encoded_move import check_encoding
+from ..encoders.encoded_move import EncodedMove, check_encoding
 from ..encoders.encoded_sum import Encoding
 from ..encoders.encoder import Encoder
 from ..encoders.hop import check_hop
@@ -24,6 +23,17 @@ class SaidEncoder(NamedTuple):
     encoder: Encoder
     over: tuple[str, ...] | None = None
     pattern: str = ""
+
+    def moves(self, src: Layout, dst: Layout) -> tuple[tuple[Layout, Layout], ...]:
+        """The moves that a gradient makes by it, by which it is priced; none if it goes as it is, or is refused."""
+        axes = _ends(src, dst, self)
+        if not axes or not src.numel:
+            return ()
+        try:
+            check_encoding(src, dst, self.encoder, axes, "")
+        except SbpError:  # what is chosen is checked again, and told by its name
+            return ()
+        return EncodedMove([(src, dst)], [Encoding(self.encoder, axes)]).ends
 
 
 def encoded(
@@ -63,19 +73,18 @@ def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> 
     said = grads.get(back.into)
     if said is None or back.src.placement is not back.dst.placement or not back.src.numel:
         return None
-    axes = _meant(back.src, back.src.placement, said)
-    ends = tuple(a for a in axes if a not in back.dst.state.partial)
+    ends = _ends(back.src, back.dst, said)
     if not ends:
         return None
     check_encoding(back.src, back.dst, said.encoder, ends, f"the gradient of {back.into}")
     return replace(back, encoding=Encoding(said.encoder, ends))
 
 
-def _meant(src: Layout, place: Placement, said: SaidEncoder) -> tuple[int, ...]:
-    """The axes of which the gradient is an addend, of those that are meant."""
-    if said.over is None:
-        return src.state.partial
-    return tuple(a for a in src.state.partial if place.names and place.names[a] in said.over)
+def _ends(src: Layout, dst: Layout, said: SaidEncoder) -> tuple[int, ...]:
+    """The axes along which a move adds up a gradient, of those that are meant."""
+    names = src.placement.names or ()
+    axes = (a for a in src.state.partial if a not in dst.state.partial)
+    return tuple(a for a in axes if said.over is None or (names and names[a] in said.over))
 
 
 def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidEncoder]) -> None:

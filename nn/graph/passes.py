@@ -190,6 +190,7 @@ class Passes:
             name=self.name,
             arguments_everywhere=self.options.piped,  # a rank of a pipeline takes them from its caller
             uses=self.uses,
+            encoders=compressed_grads(self.modules, self.options.compress),
             enough=enough,
         )
         made = replace(made, graph=self.encoded(made.graph))

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from ..layout import Layout
 from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
-__all__ = ["Demands", "RestPins", "Said", "SourcePin"]
+__all__ = ["Demands", "EncodedWay", "RestPins", "Said", "SourcePin"]
 
 SourcePin: TypeAlias = Entries | State
 Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number; None: to be chosen
@@ -22,13 +23,22 @@ class RestPins(NamedTuple):
     states: Said | None = None
 
 
+class EncodedWay(Protocol):
+    """How a parameter's gradient goes home in fewer bytes; equal ones are equal keys."""
+
+    def moves(self, src: Layout, dst: Layout) -> tuple[tuple[Layout, Layout], ...]:
+        """The plain moves of which the encoded one is made; none if it goes as it is."""
+
+    def __hash__(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Demands:
     """Demands on a choice: what it has to respect, and what it may do.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
-    once, by the type of device.
+    once, by the type of device, and `encoders` what they are encoded by.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -36,3 +46,4 @@ class Demands:
     sharded: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
     rests: Mapping[str, RestPins] = field(default_factory=dict)  # of parameters, by name
+    encoders: Mapping[str, EncodedWay] = field(default_factory=dict)  # of parameters' gradients, by name

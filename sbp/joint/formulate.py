@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...placement import Cluster, Placement
@@ -22,9 +23,9 @@ from ..logical import Logical, LogicalOp
 from ..state import Factors, Lie, State
 from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
-from .demands import Demands, RestPins
+from .demands import Demands, EncodedWay, RestPins
 from .fixed import options_of
-from .move_cost import crossed, local_bytes, moved
+from .move_cost import crossed, encoded_seconds, local_bytes, moved
 from .op_cost import is_view, seconds
 from .options import Reach
 from .pins import is_pin_alone, pinned, pins_by_op
@@ -47,6 +48,7 @@ class Lies(NamedTuple):
     each: tuple[Lie, ...]
     back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
     grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
+    encoded: tuple[EncodedWay, torch.dtype] | None = None  # how it goes home, and of which numbers
 
 
 @dataclass
@@ -121,7 +123,7 @@ class _Formulation:
 
     def made(self) -> Formulated:
         calls = [
-            (_on(self.logical.call(op), there), op.inputs, op.numbers)
+            (replace(self.logical.call(op), sizes=there.shape), op.inputs, op.numbers)
             for op, there in zip(self.logical.ops, self.where.ops, strict=True)
         ]
         wished = wishes(calls)
@@ -158,14 +160,16 @@ class _Formulation:
         shape = tuple(source.fake.shape)
         trained = source.kind == "parameter" and source.requires_grad
         types = source.fake.dtype, source.grads, source.states
-        asked = tuple(wished), pinned, rest, source.offload
+        by = self.demands.encoders.get(source.name) if trained else None
+        asked = tuple(wished), pinned, rest, source.offload, by
         key = "source", shape, types, there, trained, source.kind, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
             device, links = self.cluster(there).device_of(there), self.links(there)
             made = stored(source, wished, pinned, rest, states, sharded, device, links)
-            grain = source.grads.itemsize if source.grads is not None else 0
-            lying = Lies(tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates), grain)
+            encoded = (by, source.grads or source.fake.dtype) if by is not None else None
+            ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)
+            lying = Lies(*ends, source.grads.itemsize if source.grads is not None else 0, encoded)
             self.known[key] = made, lying
         found, lies = self.known[key]
         at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))
@@ -349,6 +353,9 @@ class _Formulation:
                 )
             duals, homes = [lie.dual.state for lie in columns], [home.state for _, home in rows]
             home, whole = self._moved(duals, homes, fake, q, p, have.grain)
+            for plain, links in ((home, self.links(p).without_latency), (whole, self.links(p))):
+                if have.encoded is not None and p is q:
+                    plain[:] = encoded_seconds(plain, *have.encoded, duals, homes, tuple(fake.shape), p, links)
             small, starts = small + home.T, starts + share * (whole - home).T
         return small[np.ix_(at, to)], starts[np.ix_(at, to)]
 
@@ -382,14 +389,8 @@ class _Formulation:
     def _result_lies(self, number: int) -> Lies:
         """Single numbers are to be whole; others stay as they are but for addends."""
         states = self.states[number]
-        key = "result", id(states)
-        if key not in self.known:
-            self.known[key] = Lies(tuple(Lie(state) for state in states), ())
-        return self.known[key]  # type: ignore[no-any-return]
-
-
-def _on(call: Call, placement: Placement) -> Call:
-    return replace(call, sizes=placement.shape)
+        lies = Lies(tuple(Lie(state) for state in states), ())
+        return self.known.setdefault(("result", id(states)), lies)  # type: ignore[no-any-return]
 
 
 def _distinct(items: Sequence[Hashable]) -> tuple[list[Any], list[int]]:

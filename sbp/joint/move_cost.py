@@ -13,12 +13,16 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from ...placement import Placement
 from ...placement.links import Links
+from ..layout import Layout
 from ..state import Factors, State, local_numel, overlap
+from .demands import EncodedWay
 from .problem import Vector
 
-__all__ = ["crossed", "each_moved", "local_bytes", "moved", "seen_seconds"]
+__all__ = ["crossed", "each_moved", "encoded_seconds", "local_bytes", "moved", "seen_seconds"]
 
 
 def local_bytes(states: Sequence[State], shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> Vector:
@@ -65,6 +69,26 @@ def halo_numel(state: State, shape: tuple[int, ...], sizes: tuple[int, ...]) -> 
         kept = prod(sum(n for _, _, n in overlap(a, b)) for a, b in zip(own, wide, strict=True))
         most = max(most, held - kept)
     return most
+
+
+def encoded_seconds(
+    plain: Vector,
+    by: EncodedWay,
+    dtype: torch.dtype,
+    src: Sequence[State],
+    dst: Sequence[State],
+    shape: tuple[int, ...],
+    place: Placement,
+    links: Links,
+) -> Vector:
+    """The same with seconds of the payloads' moves, where a gradient goes encoded from a state to another."""
+    found = plain.copy()
+    for (i, a), (j, b) in product(enumerate(src), enumerate(dst)):
+        moves = by.moves(Layout(place, a, shape, dtype), Layout(place, b, shape, dtype)) if a != b else ()
+        if moves:
+            each = (moved([x.state], [y.state], x.shape, x.dtype.itemsize, links) for x, y in moves)
+            found[i, j] = sum(float(one[0, 0]) for one in each)
+    return found
 
 
 Codes: TypeAlias = npt.NDArray[np.int64]

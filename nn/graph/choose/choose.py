@@ -15,7 +15,7 @@ from ....boxing.graph.physical import Physical
 from ....boxing.picture.palette import duration
 from ....placement import Placement, default_cluster
 from ....placement.errors import SbpError, ShortageError
-from ....sbp.joint.demands import Demands, RestPins, SourcePin
+from ....sbp.joint.demands import Demands, EncodedWay, RestPins, SourcePin
 from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
 from ....sbp.joint.move_cost import local_bytes
 from ....sbp.joint.placements import Homes, homes
@@ -62,6 +62,7 @@ def decide(
     name: str = "graph",
     arguments_everywhere: bool = False,
     uses: Uses = MappingProxyType({}),
+    encoders: Mapping[str, EncodedWay] = MappingProxyType({}),
     enough: float = inf,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
@@ -70,8 +71,9 @@ def decide(
     gradients and what an optimizer keeps of them must. With a limit in bytes a rank, all these may lie in pieces, and
     the backward runs blocks again where that is not enough, or takes less. `regather` says whether what was gathered of
     parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
-    its caller, and `uses` which modules compute by composites. The best of what takes `enough` seconds is not looked
-    for: with a limit, where nothing less fits, there is no plan; without, any will do.
+    its caller, `uses` which modules compute by composites, and `encoders` how gradients go home in fewer bytes. The
+    best of what takes `enough` seconds is not looked for: with a limit, where nothing less fits, there is no plan;
+    without, any will do.
     """
     first = homes(logical, placement)
     if uses:
@@ -84,7 +86,7 @@ def decide(
     where = homes(logical, placement)
     places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
     pinned = pins(places)
-    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places))
+    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places), encoders)
     key = _key(logical, where, demands, (limit, regather, enough), name)
     known = _known.get(key)
     if known is not None:
@@ -168,7 +170,7 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name
     )
     ends = str(logical.result), logical.losses, tuple(logical.writes.items())
     clusters = tuple(default_cluster(place) for place in dict.fromkeys((*where.sources, *where.ops)))
-    said = tuple(demands.pins.items()), tuple(demands.rests.items()), demands.states
+    said = tuple(demands.pins.items()), tuple(demands.rests.items()), demands.states, tuple(demands.encoders.items())
     return sources, ops, ends, where, said, limit, clusters, name
 
 
