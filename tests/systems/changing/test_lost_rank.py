@@ -9,35 +9,16 @@ from torch import Tensor, nn, optim
 
 import sbpflow as flow
 from sbpflow.placement.errors import SbpError
+from tests.systems.changing.layered import Layered, batch, loss_fn
 
 STAGES = "grid cpu:[0-3] as (pipe=2, data=2)\npipe layers over pipe by 1f1b, 2 micro-batches\n"
 THREE = "grid cpu:[0-2] as (data=3)\n"
 PIECES = "grid cpu:[0-3] as (data=4)\n**: data=S(0)\n"
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
-        self.head = nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.head(self.layers(x))
-        return made
-
-
-def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(x), y)
-
-
-def batch(at: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(at)
-    return torch.randn(12, 16, generator=draw).double(), torch.randint(8, (12,), generator=draw)
-
-
-def made() -> tuple[Net, optim.Optimizer]:
+def made() -> tuple[Layered, optim.Optimizer]:
     torch.manual_seed(0)
-    model = Net().double()
+    model = Layered(4, lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh())).double()
     return model, optim.AdamW(model.parameters(), lr=1e-2)
 
 

@@ -4,32 +4,17 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 import sbpflow as flow
 from sbpflow.boxing.record import Moves
+from tests.systems.changing.layered import Layered, batch, loss_fn
 
 RANKS, BATCH = 4, 16
 
 
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(8)))
-        self.head = nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.head(self.layers(x))
-        return made
-
-
-def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(model(x), y)
-
-
-def batch(at: int) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(at)
-    return torch.randn(BATCH, 16, generator=draw).double(), torch.randint(8, (BATCH,), generator=draw)
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
 
 
 def plan(stages: int) -> str:
@@ -44,7 +29,7 @@ class Pair:
 
     def __init__(self, stages: int) -> None:
         torch.manual_seed(0)
-        self.alone = Layers().double()
+        self.alone = Layered(8, wide).double()
         self.model = copy.deepcopy(self.alone)
         self.adams = [optim.AdamW(each.parameters(), lr=1e-2) for each in (self.alone, self.model)]
         self.step = flow.compile(self.model, loss_fn, self.adams[1], plan=plan(stages))
@@ -57,7 +42,7 @@ class Pair:
 
     def train(self, steps: int = 2) -> Moves:
         for _ in range(steps):
-            x, y = batch(self.at)
+            x, y = batch(self.at, BATCH)
             self.at += 1
             self.adams[0].zero_grad()
             wanted = loss_fn(self.alone, x, y)
@@ -151,4 +136,4 @@ def test_a_model_of_which_all_is_frozen_is_refused() -> None:
     pair.train(1)
     pair.model.requires_grad_(False)
     with pytest.raises(flow.SbpError, match="depends on nothing that requires grad"):
-        pair.step(*batch(0))
+        pair.step(*batch(0, BATCH))

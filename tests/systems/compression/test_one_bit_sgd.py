@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from sbpflow import B, P
 from tests.ranks import Ranks
-from tests.systems.compression.runs import DATA, batch, exact_sum, net, sent_bytes, step_of, trained, weights
+from tests.systems.compression.runs import (
+    DATA,
+    batch,
+    encoded_sums,
+    exact_sum,
+    net,
+    sent_bytes,
+    step_of,
+    trained,
+    weights,
+)
 
 SIGNS = [
     flow.encoders.sign(),
@@ -21,19 +30,9 @@ SIGNS = [
 
 @pytest.mark.parametrize("encoder", SIGNS, ids=str)
 def test_sums_that_were_sent_and_errors_are_the_sums_of_gradients(encoder: flow.encoders.Encoder) -> None:
-    errors = flow.encoders.KeptErrors()
     rounds = [[torch.randn(33, 8) for _ in DATA] for _ in range(6)]
-    sent = torch.zeros(33, 8, dtype=torch.float64)
-    for addends in rounds:
-        x = flow.from_local([a.clone() for a in addends], placement=DATA, sbp=P)
-        sent += x.to_global(sbp=B, encoder=encoder, kept=errors["w"]).full_tensor()
-    rows = errors.rows_of("w")
-    assert rows is not None
-    kept = sum((each["error"].double() for each in rows.ranks), torch.zeros(33, 8, dtype=torch.float64))
-    shares = [each["share"].double() for each in rows.ranks if "share" in each]
-    if shares:
-        kept = kept + torch.cat(shares)[: 33 * 8].view(33, 8)
-    assert (sent + kept - exact_sum(rounds)).abs().max() < 1e-4  # of sums rounded to float32
+    sent, kept = encoded_sums(rounds, encoder)
+    assert (sent + kept.sum(0) - exact_sum(rounds)).abs().max() < 1e-4  # of sums rounded to float32
 
 
 def test_a_gradient_takes_a_thirty_second_of_its_bytes() -> None:

@@ -7,21 +7,15 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, P, S
-from tests.systems.compression.runs import DATA, batch, exact_sum, net, sent_bytes, step_of, trained
+from tests.systems.compression.runs import DATA, batch, encoded_sums, exact_sum, net, sent_bytes, step_of, trained
 
 
 def test_sent_and_kept_are_the_total_to_the_bit() -> None:
     """In integers, which float32 adds exactly; and each element of an addend is either sent or kept."""
-    errors, encoder = flow.encoders.KeptErrors(), flow.encoders.topk(fraction=0.05)
     rounds = [[torch.randint(-99, 99, (40, 25)).float() for _ in DATA] for _ in range(5)]
-    sent = torch.zeros(40, 25, dtype=torch.float64)
-    for addends in rounds:
-        x = flow.from_local([a.clone() for a in addends], placement=DATA, sbp=P)
-        sent += x.to_global(sbp=B, encoder=encoder, kept=errors["w"]).full_tensor()
-    rows = errors.rows_of("w")
-    assert rows is not None
-    assert torch.equal(sent + sum(each["error"].double() for each in rows.ranks), exact_sum(rounds))
-    assert all((each["error"] == 0).sum() >= ceil(0.05 * 1000) for each in rows.ranks)
+    sent, kept = encoded_sums(rounds, flow.encoders.topk(fraction=0.05))
+    assert torch.equal(sent + kept.sum(0), exact_sum(rounds))
+    assert all((error == 0).sum() >= ceil(0.05 * 1000) for error in kept)
 
 
 def test_the_bytes_are_those_of_twice_k_numbers() -> None:
