@@ -2,12 +2,15 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["Reader", "held_out", "letters", "reader", "read_loss"]
+import sbpflow as flow
+
+__all__ = ["Reader", "held_out_loss", "letters", "reader", "read_loss"]
 
 BACK, WIDTH, LAYERS = 6, 48, 4
 LICENCE = Path(__file__).resolve().parents[3] / "LICENSE"
@@ -59,9 +62,12 @@ def letters(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return _at(torch.randint(len(text) * 9 // 10 - BACK, (samples,), generator=torch.Generator().manual_seed(seed)))
 
 
-def held_out() -> tuple[Tensor, Tensor]:
-    """Places in the last tenth."""
-    return _at(torch.arange(len(_text()) * 9 // 10, len(_text()) - BACK, 3))
+def held_out_loss(model: nn.Module) -> float:
+    """The loss at places in the last tenth; of a global model, that of its weights on one device."""
+    weights: dict[str, Any] = model.state_dict()
+    alone = reader()
+    alone.load_state_dict({n: x.full_tensor() if isinstance(x, flow.GlobalTensor) else x for n, x in weights.items()})
+    return read_loss(alone, *_at(torch.arange(len(_text()) * 9 // 10, len(_text()) - BACK, 3))).item()
 
 
 def _at(places: Tensor) -> tuple[Tensor, Tensor]:

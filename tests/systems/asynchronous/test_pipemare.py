@@ -16,7 +16,7 @@ from sbpflow.actors import Schedule, published
 from sbpflow.nn.graph.run.weights import weight_versions
 from tests.ranks import Ranks
 
-from .letters import held_out, letters, read_loss, reader
+from .letters import held_out_loss, letters, read_loss, reader
 from .stages import WIDTH, cut, layers, numbers, ranks, squares, staged, whole
 
 LATE = Schedule("late", act="p-s", low_b="p-s-1", versions="1", unpinned="newest")
@@ -140,9 +140,7 @@ def learned(schedule: str, steps: int, m: int = 32) -> float:
     )
     for at in range(steps):
         step(*letters(16 * m, at))
-    alone = reader()
-    alone.load_state_dict({name: x.full_tensor() for name, x in model.state_dict().items()})
-    return read_loss(alone, *held_out()).item()
+    return held_out_loss(model)
 
 
 def alone(steps: int, m: int = 32) -> float:
@@ -153,7 +151,7 @@ def alone(steps: int, m: int = 32) -> float:
             optimizer.zero_grad()
             read_loss(model, x, y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return read_loss(model, *held_out()).item()
+    return held_out_loss(model)
 
 
 def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
