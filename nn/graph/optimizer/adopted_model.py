@@ -14,6 +14,7 @@ from ....placement.world import owned
 from ....sbp import Layout
 from ...model.annotate import LayerMoves
 from ...model.balance import settle
+from ...model.slots import slots
 from ...tensors.factories import whole_everywhere
 from ...tensors.handle import has_grad
 from ...tensors.tensor import GlobalTensor, wrap
@@ -70,6 +71,7 @@ class AdoptedModel:
         settle(moved)
         values = named_values(modules)
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in kept}  # type: ignore[misc]
+        self.slots = [(slot.table, slot.name, slot.value) for slot in slots(modules) if slot.full in kept]
         self.sources = {s.value.name: s for s in graph.sources}
         mapped = bool(optimizers and graph.losses) and any(s.offload == "disk" for s in graph.sources)
         folder = Folder(graph.name) if mapped else None
@@ -103,7 +105,9 @@ class AdoptedModel:
         return Trained(value, source.home, source.master, _host(source, folder))
 
     def in_place(self) -> bool:
-        """Whether all values still lie as the graph has them, and no other has moved them."""
+        """Whether modules still hold these values, and all lie as the graph has them and no other has moved them."""
+        if any(table.get(name) is not value for table, name, value in self.slots):
+            return False
         if self.moves != moves_made():
             if any(not _lies_so(value, self.sources[name].value.layout) for name, value in self.held.items()):
                 return False
