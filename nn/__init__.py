@@ -10,6 +10,7 @@ from .asynchronous.meetings import meet
 from .asynchronous.parameter_server import ParameterServer
 from .asynchronous.servers import to_servers
 from .composites.axis import Axis, AxisValue
+from .composites.experts import experts, experts_of
 from .composites.registry import composite
 from .eager import functions as _functions
 from .explanations.explanation import CallReport
@@ -49,6 +50,8 @@ __all__ = [
     "cast",
     "compress",
     "composite",
+    "experts",
+    "experts_of",
     "flow",
     "hogwild",
     "inside",

@@ -100,13 +100,15 @@ class Seen:
 class Fixed:
     """The signature of a call on the axes of its round, as a composite says it; on others it is chosen.
 
-    Each tensor has an entry for each of these axes. Inputs lie so once they were sent on: `turns`, one for each.
+    Each tensor has an entry for each of these axes. Inputs lie so once they were sent on: `turns`, one for each. Of
+    those with a number in `shares` only filled rows are sent, and that part of all is expected to be.
     """
 
     inputs: tuple[tuple[Sbp | Stripes | Seen, ...], ...]
     outputs: tuple[tuple[Sbp | Stripes | Seen, ...], ...]
     turns: tuple[AxisTurn | AxisSwap | None, ...]
     round: Round
+    shares: tuple[float | None, ...] = ()
 
     def place(self, slot: int, where: Placement) -> Placement:
         """The placement of an input of a call that runs at `where`."""

@@ -17,6 +17,7 @@ from ...sbp import Layout, State
 from ..box import box
 from ..plan import BoxingPlan, plan
 from .encoder import Encoder, Payload
+from .filled_rows import FilledRowsEncoder
 from .packing import nbytes, packed, unpacked
 
 __all__ = ["EncodedHop", "check_hop", "hop_plan"]
@@ -107,5 +108,7 @@ def _hop(src: Layout, dst: Layout, encoder: Encoder) -> EncodedHop:
 
 
 def hop_plan(src: Layout, dst: Layout, encoder: Encoder) -> BoxingPlan:
-    """The plan of the bytes of a hop."""
+    """The plan of the bytes of a hop; of filled rows, of those that are expected."""
+    if isinstance(encoder, FilledRowsEncoder):
+        return encoder.expected(src, dst)
     return plan(*_hop(src, dst, encoder).code)

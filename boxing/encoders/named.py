@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ...placement.errors import SbpError
 from .bits import SignEncoder
 from .encoder import Encoder
+from .filled_rows import FilledRowsEncoder
 from .low_rank import LowRankEncoder
 from .phases import LaterEncoder, MomentumEncoder
 from .quantised import Int4Encoder, Int8Encoder
@@ -16,7 +17,7 @@ __all__ = ["encoder_of", "int4", "int8", "later", "low_rank", "momentum", "sign"
 sign, topk, low_rank, int8, int4 = SignEncoder, TopKEncoder, LowRankEncoder, Int8Encoder, Int4Encoder
 later, momentum = LaterEncoder, MomentumEncoder
 SHIPPED: dict[str, type[Encoder]] = {
-    each.name: each for each in (sign, topk, low_rank, int8, int4, later, momentum)
+    each.name: each for each in (sign, topk, low_rank, int8, int4, later, momentum, FilledRowsEncoder)
 }  # users' own are found under their classes' names
 
 

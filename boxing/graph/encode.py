@@ -45,7 +45,7 @@ def encoded(
     boxes = {box.output.name: box.encoder for box in graph.boxes}
     if hops:
         made = _coming(graph, hops)
-        boxes = {box.output.name: made.get(box.output.name) for box in graph.boxes}
+        boxes = {box.output.name: made.get(box.output.name, box.encoder) for box in graph.boxes}
         steps = tuple(replace(s, encoder=boxes[s.output.name]) if isinstance(s, Box) else s for s in graph.steps)
         graph = replace(graph, steps=steps)
     backs = [_homeward(graph, back, grads) or replace(back, encoder=boxes.get(back.of)) for back in graph.backs]

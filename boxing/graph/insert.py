@@ -20,6 +20,8 @@ from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
 from ...sbp.state import Lie
+from ..encoders.encoder import Encoder
+from ..encoders.filled_rows import FilledRowsEncoder
 from .physical import Box, GraphStep, Op, Physical, Source, Value, Var
 from .transpose import with_backs
 
@@ -141,13 +143,22 @@ class _Insertion:
     def taken(self, scope: _Scope, op: LogicalOp, slot: int, lie: Lie, there: Placement, origin: Origin) -> str:
         """The name of an input as an op takes it: some go round an axis before."""
         number, fixed = op.inputs[slot], op.fixed
-        name = self.wanted(scope, number, lie, there, origin)
+        share = fixed.shares[slot] if fixed and fixed.shares else None
+        name = self.wanted(scope, number, lie, there, origin, FilledRowsEncoder(share=share) if share else None)
         turn = fixed.turns[slot] if fixed else None
         for on in turn.path(there) if turn else ():
             name = self._move(scope.names[number], name, _like(self.values[name].layout, lie, on), origin)
         return name
 
-    def wanted(self, scope: _Scope, number: int, lie: Lie, there: Placement, origin: Origin = NOWHERE) -> str:
+    def wanted(
+        self,
+        scope: _Scope,
+        number: int,
+        lie: Lie,
+        there: Placement,
+        origin: Origin = NOWHERE,
+        encoder: Encoder | None = None,
+    ) -> str:
         """The name of a value as it is wanted, moved if it does not lie so."""
         name = scope.names[number]
         value = self.values[name]
@@ -159,9 +170,9 @@ class _Insertion:
             if not value.grad:
                 between = between._replace(grads=())
             name = self._move(name, name, _like(value.layout, between, at), origin)
-        return self._move(scope.names[number], name, _like(value.layout, lie, there), origin)
+        return self._move(scope.names[number], name, _like(value.layout, lie, there), origin, encoder)
 
-    def _move(self, of: str, source: str, to: Layout, origin: Origin) -> str:
+    def _move(self, of: str, source: str, to: Layout, origin: Origin, encoder: Encoder | None = None) -> str:
         """One move of `source`, which is the value `of` in some layout; what is there already is taken."""
         if self.values[of].layout is to:
             return of
@@ -170,7 +181,7 @@ class _Insertion:
             value = Value(self._fresh(f"{of}@1"), to, self.values[of].grad)
             self.values[value.name] = value
             gathers = self.values[source].layout.state.split - to.state.split
-            self.steps.append(Box(source, value, origin, bool(gathers) and source in self.pieces))
+            self.steps.append(Box(source, value, origin, bool(gathers) and source in self.pieces, encoder))
             known = self.moved[of, to] = value.name
         return known
 

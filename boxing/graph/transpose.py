@@ -37,7 +37,8 @@ def _backs(graph: Physical) -> Iterator[Back]:
                 direct.update(wanting)
             elif wanting:
                 src = graph.gradient(step.output.name)
-                yield Back(step.output.name, step.source, src, _target(graph, sources, step.source))
+                target = _target(graph, sources, step.source)
+                yield Back(step.output.name, step.source, src, target, encoder=step.encoder)
         for source in ends.get(at, ()):
             of = source.value
             if source.kind == "parameter" and of.name in direct and graph.gradient(of.name) != source.home:

@@ -8,9 +8,10 @@ window_attention            of a mask that is a band, so that neighbours have al
 heads_and_ring              attention by splitting heads in the place of the sequence, and with the ring
 merged_attention            attention of few queries: what each rank's keys say is merged
 summa                       products of matrices in blocks over two axes and three
+dropless                    experts to whom tokens are sent as they choose; experts: the op of a layer of them
 attention_blocks            attention of a block of queries and one of keys, forward and backward
 """
 
-from ..composites import chunked, heads_and_ring, merged_attention, ring_attention, summa, window_attention
+from ..composites import chunked, dropless, heads_and_ring, merged_attention, ring_attention, summa, window_attention
 
-__all__ = ["chunked", "heads_and_ring", "merged_attention", "ring_attention", "summa", "window_attention"]
+__all__ = ["chunked", "dropless", "heads_and_ring", "merged_attention", "ring_attention", "summa", "window_attention"]

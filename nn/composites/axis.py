@@ -51,6 +51,7 @@ class AxisValue:
     sbp: LineEntries = B
     turn: AxisTurn | AxisSwap | None = None  # of this axis of the grid; -1: of the only one
     name: str = ""  # of a parameter, buffer or argument
+    share: float | None = None  # of its rows, those expected to hold something, where no others are sent
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class AxisValue:
 
     def lying(self, sbp: LineEntriesLike) -> "AxisValue":
         """The same value, moved to lie so on the axis, or on each of several; dims may be counted from the end."""
-        return replace(self, sbp=_counted(sbp, self.ndim), turn=None)
+        return replace(self, sbp=_counted(sbp, self.ndim), turn=None, share=None)
 
     def striped(self, dim: int, count: int) -> "AxisValue":
         """The same value with a dim cut in so many stripes, of each of which every rank has its piece."""
@@ -93,6 +94,13 @@ class AxisValue:
         """
         self._check_pieces(axis, "change hands", "swapped(distance)")
         return replace(self, turn=AxisSwap(-1 if axis is None else axis.at, distance))
+
+    def filled(self, share: float) -> "AxisValue":
+        """The same value, moved so that only rows that hold something are sent, of whatever the last dim is long.
+
+        How many these are is known only as it runs; by `share`, the part of all that is expected, it is priced.
+        """
+        return replace(self, share=share)
 
     def _check_pieces(self, axis: AxisLine | None, what: str, word: str) -> None:
         on = _on(self.sbp, axis)
@@ -171,6 +179,7 @@ class Axis:
             tuple(map(self._entries, lies)),
             tuple(self._turn(x.turn) for x in inputs),
             Round(tuple(axis.at for axis in self.axes), round),
+            tuple(x.share for x in inputs) if any(x.share for x in inputs) else (),
         )
         slots = {(x.number, x.sbp, x.turn): slot for slot, x in reversed(list(enumerate(inputs)))}
         args, kwargs = mapped((args, kwargs), HeldIndices, lambda of: self._slot(of, slots))

@@ -86,3 +86,20 @@ def of_8_bits(call: Call) -> Match:
         for name, size in (("inner", weight.shape[1]), ("columns", weight.shape[0]))
     )
     return labelled(call, [[*rows, inner], [columns, inner]], [[*rows, columns]], reduced={"inner": "sum"})
+
+
+@register("sbpflow::experts")
+def experts(call: Call) -> Match:
+    """Tokens split, and choices, of which it is the sum; also what is inside, where no gate is beside what it opens."""
+    up, down = call.bound["up"], call.bound["down"]
+    inner = "inner" if up.shape[2] == down.shape[1] else None
+    labels: dict[str, list[Hashable]] = {
+        "x": ["tokens", None],
+        "chosen": ["tokens", "choices"],
+        "share": ["tokens", "choices"],
+        "up": [None, None, inner],
+        "down": [None, inner, "out"],
+    }
+    linear = [(position(call, name),) for name in ("share", "down")]
+    sums: dict[Hashable, str] = {"choices": "sum", "inner": "sum"}
+    return labelled(call, named(call, **labels), [["tokens", "out"]], reduced=sums, linear=linear, hollow=True)

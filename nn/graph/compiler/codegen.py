@@ -15,6 +15,7 @@ import torch
 from ....boxing import box, box_async
 from ....boxing.encoders.encoded_move import EncodedMove
 from ....boxing.encoders.hop import EncodedHop
+from ....boxing.exchange.filled_rows import box_filled
 from ....placement.errors import SbpError
 from ....placement.world import owned
 from ....sbp.logical import OffloadPlace
@@ -345,7 +346,8 @@ class _SourceWriter:
             self.line(f"{self.targets(do.writes[0])} = {self.held(do.reads[0])}")
         else:
             src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
-            self.line(f"{self.targets(do.writes[0])} = box({self.held(do.reads[0])}, {src}, {dst}, op={do.reads[0]!r})")
+            by, x = self.bind(box_filled, "box_filled") if transfer.encoder else "box", do.reads[0]
+            self.line(f"{self.targets(do.writes[0])} = {by}({self.held(x)}, {src}, {dst}, op={x!r})")
 
     def do_start(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]

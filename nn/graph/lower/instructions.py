@@ -126,6 +126,11 @@ class Transfer:
         return any(owned(of.placement) for of in self.pairs[0])
 
     @property
+    def at_once(self) -> bool:
+        """Whether it is more than an exchange, and so made in one go: of a maximum, or of filled rows."""
+        return self.saves or self.saved or self.encoder is not None
+
+    @property
     def together(self) -> bool:
         """Whether it is a bucket, and not a plain move."""
         return len(self.pairs) > 1 or bool(self.encodings)

@@ -34,7 +34,7 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
                 begin += 1
             end = min([readers[at], *(w + 1 for w in work[here + AHEAD - 1 : here + AHEAD])])
             beside = bisect_left(work, end) > bisect_left(work, begin)
-            if beside and transfer.sends and (always or transfer.pays) and not (transfer.saves or transfer.saved):
+            if beside and transfer.sends and (always or transfer.pays) and not transfer.at_once:
                 pending = LocalRegister("moving", number=do.number)
                 starts.setdefault(begin, []).append(Instruction("start", do.number, do.reads, (pending,)))
                 waits.setdefault(end, []).append(Instruction("wait", do.number, (pending,), do.writes))
