@@ -241,3 +241,12 @@ def test_experts_of_transformers_are_sent_their_tokens(kind: str) -> None:
     assert len(sent) == 4
     assert max(sent) < 48 * 32 * 8 * 3 * 2 // 3  # no more than two of four ranks have experts of a token
     assert [len(held) for held in model.model.layers[0].mlp.experts.down_proj.to_local()] == [2] * 4
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
+def test_the_rule_of_a_layer_of_experts_holds_and_lacks_nothing(gated: bool) -> None:
+    torch.manual_seed(0)
+    up, down = (torch.randn(5, *shape, dtype=F64) for shape in ((3, 4 * (1 + gated)), (4, 3)))
+    given = torch.randn(6, 3, dtype=F64), torch.randint(5, (6, 2)), torch.rand(6, 2, dtype=F64)
+    found = flow.check_rule("sbpflow::experts", *given, up, down, "silu")
+    assert str(found) == "every listed signature holds, and no other"
