@@ -9,7 +9,12 @@ BESIDE = {  # of what rows have in common
     "actors": {"test_added.py", "test_loader.py", "test_routes.py", "test_together.py"},
     "asynchronous": {"test_frozen_stages.py"},
     "changing": {"test_lost_rank.py", "test_rebalance.py"},
-    "compression": {"test_compressed_gradients.py", "test_compressed_hops.py", "test_compressed_outer_steps.py"},
+    "compression": {
+        "test_compressed_gradients.py",
+        "test_compressed_hops.py",
+        "test_compressed_outer_steps.py",
+        "test_encoded_prices.py",
+    },
     "experts": {"test_without_rooms.py"},
     "neighbours": {"test_gspmd.py", "test_sliding_window.py"},
     "orders": {"test_pipedream_partition.py"},
