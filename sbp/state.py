@@ -29,8 +29,8 @@ from typing import NamedTuple, TypeAlias
 from .signature import B, P, Reduction, S, Sbp
 
 __all__ = [
-    "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "overlap", "pieces",
-    "spans", "state_of", "trim",
+    "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "nth_part",
+    "overlap", "pieces", "spans", "state_of", "trim",
 ]  # fmt: skip
 
 Factors: TypeAlias = tuple[int, ...]
@@ -194,9 +194,9 @@ def spans(size: int, factors: Factors, coords: tuple[int, ...], sizes: tuple[int
     held = [(0, size)]
     for f in factors:
         if f >= 0:
-            held = [_piece(lo, hi, coords[f], sizes[f]) for lo, hi in held]
+            held = [nth_part(lo, hi, coords[f], sizes[f]) for lo, hi in held]
         else:
-            held = [_piece(lo, hi, i, -f) for lo, hi in held for i in range(-f)]
+            held = [nth_part(lo, hi, i, -f) for lo, hi in held for i in range(-f)]
     return _joined(held)
 
 
@@ -211,8 +211,13 @@ def _joined(held: Iterable[tuple[int, int]]) -> Spans:
     return tuple(joined)
 
 
-def _piece(lo: int, hi: int, index: int, ranks: int) -> tuple[int, int]:
-    base, extra = divmod(hi - lo, ranks)
+def nth_part(lo: int, hi: int, index: int, count: int) -> tuple[int, int]:
+    """One of so many nearly equal parts of a range: the first ones are longer by one where it does not divide.
+
+    >>> [nth_part(0, 8, index, 3) for index in range(3)]
+    [(0, 3), (3, 6), (6, 8)]
+    """
+    base, extra = divmod(hi - lo, count)
     start = lo + index * base + min(index, extra)
     return start, start + base + (index < extra)
 
@@ -309,5 +314,5 @@ def _picked(size: int, picked: tuple[range, ...], counts: tuple[int, ...]) -> Sp
     held = [(0, size)]
     for picks, count in zip(picked, counts, strict=True):
         assert all((hi - lo) % count == 0 for lo, hi in held), (size, counts)
-        held = [_piece(lo, hi, i, count) for lo, hi in held for i in picks]
+        held = [nth_part(lo, hi, i, count) for lo, hi in held for i in picks]
     return _joined(held)

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from ...sbp import Layout
-from ...sbp.state import Spans, overlap
+from ...sbp.state import Spans, nth_part, overlap
 
 __all__ = ["PieceCut", "PeerBoxes", "RankProgram", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
 
@@ -143,10 +143,7 @@ def flat_gather(numel: int, group: tuple[int, ...], rank: int) -> RankProgram:
 
 
 def _chunk(numel: int, group: tuple[int, ...], rank: int) -> Spans:
-    base, extra = divmod(numel, len(group))
-    i = group.index(rank)
-    lo = i * base + min(i, extra)
-    hi = lo + base + (i < extra)
+    lo, hi = nth_part(0, numel, group.index(rank), len(group))
     return ((lo, hi),) if lo < hi else ()
 
 

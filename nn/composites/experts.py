@@ -5,13 +5,13 @@ computes what is inside once more, so that only tokens and what came out of the 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...placement.errors import SbpError, ShapeError
+from ...sbp.state import nth_part
 
 __all__ = ["experts", "experts_of", "experts_part", "for_ranks", "from_ranks"]
 
@@ -202,9 +202,8 @@ def _experts(x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor,
 
 def _goes(chosen: Tensor, count: int, ranks: int) -> Tensor:
     """Whether a token chose an expert of a rank, of so many that share so many experts, [ranks, tokens, 1]."""
-    each, more = divmod(count, ranks)  # early ranks have one more
-    starts = [i * each + min(i, more) for i in range(ranks + 1)]
-    return torch.stack([((chosen >= first) & (chosen < end)).any(-1) for first, end in pairwise(starts)])[..., None]
+    theirs = [nth_part(0, count, rank, ranks) for rank in range(ranks)]  # as S(0) cuts their weights
+    return torch.stack([((chosen >= first) & (chosen < end)).any(-1) for first, end in theirs])[..., None]
 
 
 def _for_ranks(x: Tensor, chosen: Tensor, count: int, ranks: int) -> Tensor:

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 
 from ...sbp import Layout
-from ...sbp.state import Spans
+from ...sbp.state import Spans, nth_part
 from .values import Region
 
 __all__ = ["SMALL", "Shares", "boxes", "cut", "intersection", "sizes_of"]
@@ -63,10 +63,8 @@ def cut(region: Region, parts: int) -> list[Region]:
         return [region]
     even = sizes[0] % parts == 0 or sizes[0] >= 16 * parts
     d = 0 if even and sizes[0] else max(range(len(sizes)), key=lambda d: sizes[d])
-    lo, parts = region[d][0], min(parts, max(sizes[d], 1))
-    base, more = divmod(sizes[d], parts)
-    ends = [lo + part * base + min(part, more) for part in range(parts + 1)]
-    return [(*region[:d], (ends[i], ends[i + 1]), *region[d + 1 :]) for i in range(parts)]
+    (lo, hi), parts = region[d], min(parts, max(sizes[d], 1))
+    return [(*region[:d], nth_part(lo, hi, i, parts), *region[d + 1 :]) for i in range(parts)]
 
 
 class Shares:
