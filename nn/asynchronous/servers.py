@@ -1,6 +1,5 @@
 """Servers of a model's weights: each has some of them, whole, and all have about as many bytes."""
 
-from math import prod
 from typing import TypeVar
 
 import torch
@@ -37,7 +36,7 @@ def to_servers(model: M, servers: Placement) -> M:
         if not first.value.is_meta:
             check_values(first.value, f"to_servers of {first.full}")
     held = [Layout(servers, State(((),) * of.value.ndim), tuple(of.value.shape), of.value.dtype) for of, *_ in groups]
-    ranks = shared_out(tuple((servers, prod(of.shape) * of.dtype.itemsize) for of in held))
+    ranks = shared_out([(servers, of.nbytes) for of in held])
     lies = {id(of.value): whole_on(rank, there) for (of, *_), rank, there in zip(groups, ranks, held, strict=True)}
     fix = "make the optimizer after flow.nn.to_servers(model, ...)"
     make_global({"": model}, lies, torch.device(servers.type), "to_servers", fix)

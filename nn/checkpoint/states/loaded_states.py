@@ -15,7 +15,7 @@ from ...files.reading import Reading
 from ...files.values import Pieced
 from ...graph.choose.parameters import exact_of
 from ...graph.optimizer.adopt import owner_of, served, states_at_rest
-from ...graph.optimizer.late_mean import put_mean, wide
+from ...graph.optimizer.late_mean import put_mean, wide, wide_dtype
 from ...graph.optimizer.on_shards import forget
 from ...graph.optimizer.trained import Trained
 from ...model.values.same_values import ranks_of
@@ -100,7 +100,7 @@ class LoadedStates:
             return None
         if isinstance(owner, GlobalTensor):
             return files.shards(source.name, (source,), wide(owner))
-        made = torch.empty(source.shape, dtype=torch.promote_types(owner.dtype, torch.float32))
+        made = torch.empty(source.shape, dtype=wide_dtype(owner))
         files.fill_whole(source.name, (source,), made)
         return made
 

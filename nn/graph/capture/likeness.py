@@ -80,12 +80,12 @@ def attributes_noted(classes: Iterable[type], note: Callable[[Any, str], object]
                 cls.__getattribute__ = own  # type: ignore[method-assign]
 
 
-def read_name(name: str, frame: FrameType | None = None) -> str:
+def read_name(name: str) -> str:
     """The attribute that a read of this one is about, where `attributes_noted` tells of it: torch's own look into the
     dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict."""
     if name not in _WHOLE:
         return name
-    frame = frame or sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name == "noted" and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     if name == "__dict__" and frame is not None and frame.f_code in _OWN:

@@ -14,7 +14,7 @@ from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..compiler.generated_calls import Shards
 
-__all__ = ["carry_mean", "late_mean", "means_of_step", "put_mean", "wide"]
+__all__ = ["carry_mean", "late_mean", "means_of_step", "put_mean", "wide", "wide_dtype"]
 
 MEAN = "_late_mean"  # the attribute
 
@@ -68,4 +68,9 @@ def means_of_step(held: Mapping[str, GlobalTensor], corrected: Collection[str]) 
 def wide(parameter: GlobalTensor) -> Layout:
     """How a parameter's mean lies: as it does itself, of float32 at least."""
     of = parameter._layout
-    return Layout(of.placement, of.state, of.shape, torch.promote_types(of.dtype, torch.float32), order=of.order)
+    return Layout(of.placement, of.state, of.shape, wide_dtype(parameter), order=of.order)
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """That of a parameter's mean."""
+    return torch.promote_types(parameter.dtype, torch.float32)
