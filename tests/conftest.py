@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: to look through it for what nobody has takes seconds, which many tests ask for."""
+    """Freeze all that is loaded by now: to look through it for garbage takes seconds, which many tests ask for."""
     gc.collect()
     gc.freeze()
 
@@ -120,7 +120,7 @@ def children() -> set[str]:
 
 
 def living(found: AbstractSet[str]) -> dict[str, str]:
-    """What they are called, without those that do not count: of multiprocessing's own, and those that have ended."""
+    """Their names, without those that do not count: of multiprocessing's own, and those that have ended."""
     threads = {f"thread {t.ident}": t.name for t in threading.enumerate()}
     names = {what: command(what) if what.startswith("process") else threads.get(what, "") for what in found}
     return {what: name for what, name in names.items() if name is not None}

@@ -127,7 +127,7 @@ def test_the_map_in_the_docs_is_that_of_the_house() -> None:
 
 
 def foreign(path: Path) -> set[str]:
-    """What it imports by a name that is not ours to use: a room's, and in the rooms the facade's."""
+    """The imports of a file by a name that is not ours to use: a room's, and in the rooms the facade's."""
     forbidden = {*FLOORS, "sbpflow"} if path in ROOM_CODE else {*FLOORS}
     return {found.target for found in imports(path) if not found.level and found.target.split(".")[0] in forbidden}
 

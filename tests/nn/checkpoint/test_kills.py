@@ -151,7 +151,7 @@ def result(home: Path) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def unbroken(fresh: Fresh, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Wanted]:
-    """What so many ranks come to that nobody kills."""
+    """The end of a run of so many ranks that nobody kills."""
 
     @cache
     def found(ranks: int) -> Wanted:

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 import sbpflow as flow
 from sbpflow.actors import Schedule
 
-__all__ = ["WIDTH", "layers", "numbers", "ranks", "squares", "staged", "whole"]
+__all__ = ["WIDTH", "Odd", "layers", "numbers", "ranks", "squares", "staged", "whole"]
 
 WIDTH = 8
 
@@ -19,6 +19,19 @@ def layers(count: int) -> nn.Sequential:
     torch.manual_seed(0)
     made = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
     return nn.Sequential(*made).double()
+
+
+class Odd(nn.Module):
+    """Two layers, of which weights are tied and a bias is frozen, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.spare = layers(2), nn.Linear(2, 2)
+        self.body[1][0].weight = self.body[0][0].weight  # type: ignore[index]
+        self.body[0][0].bias.requires_grad_(False)  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(x)
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from sbpflow import B, S
 from tests.ranks import Ranks
 
 from .letters import held_out_loss, letters, read_loss, reader
-from .stages import layers, numbers, squares, whole
+from .stages import Odd, layers, numbers, squares, whole
 
 Rows = list[list[tuple[Tensor, Tensor]]]
 
@@ -129,16 +129,6 @@ def test_workers_of_several_ranks_and_servers_that_are_workers() -> None:
 
 
 def test_frozen_tied_and_unused_weights() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.spare = layers(2), nn.Linear(2, 2)
-            self.body[1][0].weight = self.body[0][0].weight  # type: ignore[index]
-            self.body[0][0].bias.requires_grad_(False)  # type: ignore[index]
-
-        def forward(self, x: Tensor) -> Any:
-            return self.body(x)
-
     def began() -> Odd:
         torch.manual_seed(3)
         return Odd().double()

@@ -13,7 +13,7 @@ from sbpflow import S
 from tests.ranks import Ranks
 
 from .letters import reader
-from .stages import layers, squares, whole
+from .stages import Odd, layers, squares, whole
 from .test_parameter_server import in_step, rows
 
 WORKERS = [flow.placement("cpu", [i]) for i in range(2)]
@@ -99,16 +99,6 @@ def test_a_checkpoint_goes_to_other_servers(tmp_path: Path) -> None:
 
 
 def test_tied_frozen_and_missing_weights() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.spare = layers(2), nn.Linear(2, 2)
-            self.body[1][0].weight = self.body[0][0].weight  # type: ignore[index]
-            self.body[0][0].bias.requires_grad_(False)  # type: ignore[index]
-
-        def forward(self, x: Tensor) -> Any:
-            return self.body(x)
-
     torch.manual_seed(0)
     model, _, server = made([2, 3, 4], of=Odd().double())
     assert model.body[1][0].weight is model.body[0][0].weight

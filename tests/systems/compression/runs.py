@@ -57,7 +57,7 @@ def sent_bytes(step: Any, at: int = 0) -> int:
 def encoded_sums(
     rounds: list[list[Tensor]], encoder: flow.encoders.Encoder, sbp: Any = B, *, start: Any = P, on: Any = DATA
 ) -> tuple[Tensor, Tensor]:
-    """What was sent of addends in all rounds, and what is kept of them in the end, in double precision."""
+    """The sum of all that was sent of addends, and of what is kept of them in the end, in double precision."""
     errors, sent = flow.encoders.KeptErrors(), torch.zeros(1, dtype=torch.float64)
     for addends in rounds:
         x = flow.from_local([a.clone() for a in addends], placement=on, sbp=start)
