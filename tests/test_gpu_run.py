@@ -20,6 +20,7 @@ def test_all_parts_together_take_less_than_nine_minutes() -> None:
     assert [each.name for each in gpu.PARTS] == ["tests", *parts.PARTS]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["eager", "graph", "pipeline", "examples"])
 def test_a_part_goes_its_way_on_a_cpu(name: str) -> None:
     found = parts.PARTS[name]("cpu", True)

@@ -44,7 +44,7 @@ def pairs_of(layouts: list[Layout], count: int | None = None, seed: object = 0) 
     return pairs if count is None else sample(pairs, count, seed)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @UNDER_ALL_PRICES
@@ -117,6 +117,7 @@ def test_tensors_of_no_dim_and_one_keep_the_value(axes: tuple[int, ...], shape: 
     assert broken(pairs_of(layouts, 100, (axes, shape)), keeps_the_value) == []
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("axes", [(2, 1), (1, 3), (1,), (2, 1, 2)], ids=str)
 @OF_ALL_SIZES
 def test_an_axis_of_one_rank_holds_all_whatever_it_is_called(axes: tuple[int, ...], size: str) -> None:

@@ -94,7 +94,7 @@ def test_many_gradients_of_gradients_are_the_move_again(axes: tuple[int, ...], s
     assert broken(pairs_of(layouts, 1000, (axes, size)), passes_its_second_gradient_back) == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @pytest.mark.parametrize("kind", [MAX, MIN], ids=str)

@@ -261,6 +261,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=lambda value: str(value))
 def test_an_optimizer_steps_as_on_one_device_also_on_addends(name: str, options: dict[str, Any]) -> None:
     def steps(make: Maker) -> Any:
@@ -270,6 +271,7 @@ def test_an_optimizer_steps_as_on_one_device_also_on_addends(name: str, options:
     assert not differs(steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
 @pytest.mark.parametrize("first", ["global", "parametrized"])
 def test_parametrized_weights_train_as_on_one_device(kind: str, first: str) -> None:

@@ -179,12 +179,13 @@ def test_the_models_learn(model: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_weights_are_those_of_one_device(name: str) -> None:
     check(case_run(name), alone(CASES[name].model, CASES[name].rows))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REAL)
 def test_losses_on_float32_are_those_of_one_device(name: str) -> None:
     losses, _ = case_run(name, torch.float32)
@@ -192,7 +193,7 @@ def test_losses_on_float32_are_those_of_one_device(name: str) -> None:
     assert losses == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", REAL)
 def test_real_ranks_see_the_same_losses_and_weights(name: str, ranks4: Ranks) -> None:
     for run in ranks4(case_run, name):
@@ -310,6 +311,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", ["data parallel, uneven", "weights cut up, perceptron"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_of_torch_steps_as_on_one_device(optimizer: str, name: str) -> None:

@@ -106,6 +106,7 @@ def check_law(name: str, p: int, m: int) -> None:
     assert list(peak_slots(run).values()) == held, (name, p, m)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAWS)
 def test_idle_time_and_slots_are_those_of_the_formulas(name: str) -> None:
     for p in range(2, 17):
@@ -155,6 +156,7 @@ def check_vee(name: str, p: int, m: int) -> None:
         assert run.end == 6 * m + (p - 1 if name == "zb_v" else span)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
 def test_the_v_family_keeps_its_memory_and_its_time(name: str) -> None:
     draw = random.Random(name)

@@ -174,6 +174,7 @@ def test_the_bubble_of_1f1b_is_the_published_one(p: int, m: int) -> None:
     assert [step.bubble(rank) for rank in range(p)] == pytest.approx([(p - 1) / (m + p - 1)] * p)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 50.0])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_step_that_runs_as_simulated_parts_nowhere(name: str, unit: float) -> None:

@@ -159,6 +159,7 @@ def pairs(p: Placement, q: Placement | None = None, shape: tuple[int, ...] = (11
     return list(itertools.product(lies(p, shape), lies(q or p, shape)))
 
 
+@pytest.mark.sampled(8)
 @WAYS
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (), (3,), (5, 2, 3)], ids=str)
 def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: bool | None) -> None:
@@ -172,6 +173,7 @@ def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -
     assert astray(ranks4, every_pair(public(grid(2, 2), SHAPES[size])), native) == []
 
 
+@pytest.mark.sampled(4)
 @WAYS
 @pytest.mark.parametrize("size", SHAPES)
 def test_moves_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool | None) -> None:
@@ -185,7 +187,7 @@ def test_every_move_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str,
     assert astray(ranks4, pairs(grid(2, 2), shape=SHAPES[size]), native) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("prices", ["flat", "two_level"])
 def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool | None) -> None:
@@ -201,7 +203,7 @@ def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     assert astray(Hosts(fresh), cases) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @WAYS
 @pytest.mark.parametrize("axes", [(2, 2, 2), (2, 4)], ids=str)
 def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool | None) -> None:
@@ -242,7 +244,7 @@ RELATIONS: dict[str, tuple[Nested, Nested]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_move_between_placements(ranks4: Ranks, relation: str, native: bool | None) -> None:
@@ -268,7 +270,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @WAYS
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
@@ -277,7 +279,7 @@ def test_every_dtype_with_sums_makes_every_move(ranks4: Ranks, dtype: torch.dtyp
     assert astray(ranks4, cases, native) == []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @WAYS
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_every_dtype_without_sums_makes_every_other_move(
@@ -309,7 +311,7 @@ EXTREMES = [
 ]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 @WAYS
 @pytest.mark.parametrize(("here", "there", "kind"), EXTREMES, ids=str)
 def test_extremes_of_ranks(ranks4: Ranks, here: Nested, there: Nested, kind: Reduction, native: bool | None) -> None:

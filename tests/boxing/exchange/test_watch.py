@@ -134,7 +134,7 @@ DIFFERENT: Mapping[str, Callable[[int], tuple[list[Move], list[Move]]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
@@ -239,7 +239,7 @@ def lose_before(victim: int, how: Death, limit: float) -> list[Told]:
     return [told(limit, lambda: make([move_], rank)) for _ in range(2)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("how", ["exit", "kill"])
 @pytest.mark.parametrize("size", [2, 4])
@@ -262,7 +262,7 @@ def lose_inside(how: Death, size: int, limit: float, native: bool | None) -> lis
     return [told(limit, lambda: make([move(size, "P", "B")] * 2, rank), native) for _ in range(2)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["exit", "kill"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
@@ -383,7 +383,7 @@ def misfit(kind: str, pause: float, limit: float) -> list[Told]:
     return [first, told(limit, lambda: box([piece], src, dst))]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", MISFITS)
 @pytest.mark.parametrize("pause", [0.0, 0.5])
 def test_a_shard_that_does_not_fit_on_one_rank_is_told_to_all(fresh: Fresh, kind: str, pause: float) -> None:
@@ -519,7 +519,7 @@ def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: st
         assert_broken(after)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts) -> None:

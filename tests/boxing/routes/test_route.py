@@ -273,6 +273,7 @@ ENDS: list[tuple[Sbp, ...]] = [
 ]
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("dst", ENDS, ids=str)
 @pytest.mark.parametrize("src", ENDS, ids=str)
 def test_a_placement_of_many_axes_is_planned_without_a_search_and_keeps_the_value(

@@ -10,7 +10,7 @@ from tests.nn.checkpoint import plans
 from tests.nn.graph import pipes
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("after", plans.NAMES)
 @pytest.mark.parametrize("before", plans.NAMES)
 @pytest.mark.parametrize("kind", ["gpt", "llama"])

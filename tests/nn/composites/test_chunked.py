@@ -50,6 +50,7 @@ def learns(where: Placement, sbp: Any, *shape: int, bias: bool = True) -> None:
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "shape"),
     [(2, (2, 8)), (4, (2, 32)), (4, (2, 13)), (4, (3,)), (3, (1, 1)), (1, (2, 4))],

@@ -243,6 +243,7 @@ def test_experts_of_transformers_are_sent_their_tokens(kind: str) -> None:
     assert [len(held) for held in model.model.layers[0].mlp.experts.down_proj.to_local()] == [2] * 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
 def test_the_rule_of_a_layer_of_experts_holds_and_lacks_nothing(gated: bool) -> None:
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ def three(length: int, *, heads: int = 2, shared: int | None = None, keys: int |
     return [numbers(*shape, seed=n) for n, shape in enumerate(shapes)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(
     ("ranks", "length"),
@@ -79,7 +79,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "kind"), list(product(MASKS, [torch.bool, F64])))
 def test_masks_hide_and_shift(shape: str, kind: torch.dtype) -> None:
     mask = numbers(*MASKS[shape], seed=5)

@@ -29,6 +29,7 @@ class Unrolled(nn.Module):
         return out
 
 
+@pytest.mark.sampled(2)
 @CELLS
 @WHERE
 def test_cells_write_to_no_leaf(cell: type[nn.Module], where: flow.Placement) -> None:

@@ -202,6 +202,7 @@ def test_a_dataclass_and_a_models_own_output_as_arguments_and_results(where: flo
     assert compiled(step) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hints", [{"*": B}, {"*": S(0)}, {}], ids=["bucketed", "gathered again", "chosen"])
 @pytest.mark.parametrize("prices", ["flat", "cpu"])
 def test_what_a_step_says_that_it_sends_is_what_it_sends(hints: dict[str, Any], prices: str) -> None:

@@ -154,7 +154,7 @@ SAMPLE = [  # of the sweep, which has every model
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "where", "way"), SAMPLE)
 def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name: str, where: str, way: str) -> None:
     check(trained(name, where, way))

@@ -79,7 +79,7 @@ def learns(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) 
         trains(model, words_loss, text, make=make, schedule=schedule, steps=10, tolerance=tolerance)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), SAMPLE)
 def test_a_model_learns_as_on_one_device(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) -> None:
     learns(kind, schedule, stages, way, dtype)
@@ -177,6 +177,7 @@ def unused_part(a: Any, b: Any, c: Any, d: Any, x: Tensor) -> Tensor:
 RUNS = [straight, around_one, to_the_end, to_all, two_edges, inputs_anywhere, unused_part]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", often(["zb_h1"], ["1f1b", "gpipe_lifo"]))
 @pytest.mark.parametrize("run", RUNS)
 def test_values_go_from_any_stage_to_any_later_one(run: Any, schedule: str) -> None:

@@ -106,7 +106,7 @@ NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than
 }
 
 
-@pytest.mark.sampled(25)  # in one process tests/nn/graph/microbatch/test_peel.py has them all
+@pytest.mark.sampled(8)  # in one process tests/nn/graph/microbatch/test_peel.py has them all
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_is_that_of_the_batch(loss: str) -> None:
     trains(staged(Weighted(), ALONE2), LOSSES[loss], labelled)
@@ -115,6 +115,7 @@ def test_a_loss_is_that_of_the_batch(loss: str) -> None:
 RAGGED = ["ignored", "weights", "sum by length", "inputs centred, then scaled"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", often(RAGGED, [name for name in LOSSES if name not in RAGGED]))
 def test_a_loss_is_that_of_a_ragged_batch(loss: str) -> None:
     if loss == "sum by the number of rows":
@@ -122,6 +123,7 @@ def test_a_loss_is_that_of_a_ragged_batch(loss: str) -> None:
     trains(staged(Weighted(), ALONE2), LOSSES[loss], lambda at: labelled(at, 9), micro_batches=4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", ["sum", "ignored", "weights", "decayed", "masked", "none, by counted"])
 def test_a_loss_is_that_of_micro_batches_of_one(loss: str) -> None:
     trains(staged(Weighted(), ALONE2), LOSSES[loss], labelled, micro_batches=8)
@@ -159,6 +161,7 @@ def scored(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
             "shape": tuple(x.shape), "columns": logits.sum(0), "turned": logits.t()}  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("schedule", "rows"), [("1f1b", 8), ("zb_h1", 9), ("gpipe_lifo", 9)])
 def test_several_results_are_those_of_the_batch(schedule: str, rows: int) -> None:
     trains(staged(mlp().double(), ALONE2, schedule), scored, lambda at: labelled(at, rows), schedule=schedule)
@@ -204,6 +207,7 @@ def test_a_mask_has_no_samples() -> None:
 # Inference.
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [9, 4])
 def test_inference_goes_through_the_pipeline(rows: int) -> None:
     model = staged(of("gpt"), ALONE4)

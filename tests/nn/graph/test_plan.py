@@ -60,6 +60,7 @@ class Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", [LINE, CUDA], ids=["cpu", "cuda"])
 def test_planning_a_model_on_meta_makes_no_weights_and_compiles_nothing(
     where: flow.Placement, monkeypatch: pytest.MonkeyPatch
@@ -83,6 +84,7 @@ def test_planning_a_model_on_meta_makes_no_weights_and_compiles_nothing(
     assert step.optimizer.param_groups[0]["params"] == list(before.values())  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("type_", ["cpu", "cuda"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "pipedream"])
 def test_a_pipeline_on_meta_is_looked_at_before_it_runs(type_: Any, schedule: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ WAYS: dict[str, tuple[int, Any, float]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_masters_train_as_by_hand(way: str) -> None:
     ranks, hints, tol = WAYS[way]
@@ -35,7 +36,7 @@ def test_masters_train_as_by_hand(way: str) -> None:
         assert torch.equal(p.full_tensor(), q.full_tensor().to(BF16))  # rounded once
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("states", [None, S(0)], ids=["replicated", "ZeRO-1"])
 def test_gradients_of_ranks_are_added_in_their_type(ranks: int, states: Any) -> None:
@@ -62,6 +63,7 @@ def test_gradients_of_ranks_are_added_in_their_type(ranks: int, states: Any) -> 
         assert (off < 1e-5) is (grads == "fp32"), off
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Adafactor", "SGD", "NAdam"])
 def test_optimizers_change_the_master(kind: str) -> None:
     """Those that look at more than an element too, whose pieces are brought together for the step."""

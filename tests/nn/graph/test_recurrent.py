@@ -71,7 +71,7 @@ def learns(model: nn.Module, args: tuple[Any, ...], plain: nn.Module, theirs: tu
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["code", "autograd"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_recurrent_nets_train_in_a_graph(kind: str, backend: str) -> None:
@@ -80,6 +80,7 @@ def test_recurrent_nets_train_in_a_graph(kind: str, backend: str) -> None:
         learns(made(kind, first), (x,), made(kind, first), (x,), placement=GRID, backend=backend)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recurrent_layer_is_one_op_that_code_can_run(kind: str) -> None:
     step = flow.compile(made(kind), lambda model, x: model(x), placement=PAIR, backend="code").plan(values())
@@ -88,7 +89,7 @@ def test_a_recurrent_layer_is_one_op_that_code_can_run(kind: str) -> None:
     assert step.planned.plan.program.reasons == ()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences_train_in_a_graph(kind: str) -> None:
     for first in (True, False):
@@ -105,7 +106,7 @@ def staged(model: Net) -> Net:
     return model
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("many", [2, 4])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_recurrent_nets_train_in_a_pipeline(kind: str, many: int) -> None:

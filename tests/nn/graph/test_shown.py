@@ -170,6 +170,7 @@ def pipeline_of(layers: int, stages: int, odd: int | None = None, schedule: str 
     return step.plan(torch.zeros(32, dtype=torch.long)).physical
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layers", "stages", "odd", "drawn"),
     [

@@ -83,6 +83,7 @@ def test_sequence_parallel_is_two_all_gathers_and_two_reduce_scatters_a_layer() 
     assert sorted(way for way in moves(graph, "1") if way != ("B", "P")) == [("P", "S(1)")] * 2 + [("S(1)", "B")] * 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "where", [TENSOR, flow.placement("cpu:[0-1] as (tensor=2)"), flow.placement("cpu:[0] as (tensor=1)")], ids=str
 )
@@ -253,6 +254,7 @@ def test_a_new_word_makes_a_new_plan() -> None:
     assert step(x).sbp == (S(1),)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "inputs", [{"x": {"data": S(0), "context": S(1)}}, {"0": ("?", S(1))}, {"x": "{data: S(0)}"}], ids=str
 )

@@ -103,6 +103,7 @@ def test_splits_of_what_eight_bits_hold_exactly_change_nothing(how: str) -> None
     assert len(results) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", EIGHTS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_model_trains_in_a_plan_nearly_as_in_32_bits(how: str, plan: str) -> None:

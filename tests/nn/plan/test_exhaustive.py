@@ -1,4 +1,5 @@
-"""The planner against every plan of a small space: 4 layers on 4 ranks, 8 ways for each layer, 4,096 in all."""
+"""The planner against every plan of a small space: 4 layers on 4 ranks, in a line or two by two, 8 ways for each layer,
+4,096 in all."""
 
 import random
 from collections.abc import Iterator
@@ -23,23 +24,32 @@ from sbpflow.nn.plan.notes import kept_notes, noted
 from sbpflow.nn.plan.planner import FoundPlan
 from sbpflow.placement.errors import SbpError
 
-GRID = "grid (data=4)"
-RESTS = {
-    "whole": "",
-    "gradients in pieces": "{{grads,states}} layers.{n}.**: data=S(0)\n",
-    "rows": "layers.{n}.**: data=S(0)\n",
-    "tensor parallel": "layers.{n}.up.*: data=S(0)\nlayers.{n}.down.*: data=S(1)\n",
+LINE, TWO_BY_TWO = "grid (data=4)", "grid (data=2, tensor=2)"
+RESTS = {  # by grid
+    LINE: {
+        "whole": "",
+        "gradients in pieces": "{{grads,states}} layers.{n}.**: data=S(0)\n",
+        "rows": "layers.{n}.**: data=S(0)\n",
+        "tensor parallel": "layers.{n}.up.*: data=S(0)\nlayers.{n}.down.*: data=S(1)\n",
+    },
+    TWO_BY_TWO: {
+        "whole": "",
+        "rows": "layers.{n}.**: data=S(0)\n",
+        "tensor parallel": "layers.{n}.up.*: tensor=S(0)\nlayers.{n}.down.*: tensor=S(1)\n",
+        "tensor parallel, rows": "layers.{n}.up.*: data=S(1), tensor=S(0)\nlayers.{n}.down.*: data=S(0), tensor=S(1)\n",
+    },
 }
-WAYS = [*product(RESTS, (False, True))]  # of a layer: how it rests, and whether it is run again
 LIMITS = [None, 0.9, 0.75, 0.6]  # of what the cheapest plan takes
 NEAR = 1.03  # what the planner finds within a limit takes no more than so many times the seconds of the best that fits
-MODELS = {  # by widths of layers, and rows: what is computed, or what rests, takes most
-    "equal": ((256,) * 4, 512),
-    "equal, many rows": ((256,) * 4, 4096),
-    "unequal": ((64, 512, 128, 256), 512),
-    "unequal, many rows": ((512, 64, 256, 128), 4096),
+SPACES = {  # by grid, widths of layers, and rows: what is computed, or what rests, takes most
+    "equal": (LINE, (256,) * 4, 512),
+    "equal, many rows": (LINE, (256,) * 4, 4096),
+    "unequal": (LINE, (64, 512, 128, 256), 512),
+    "unequal, many rows": (LINE, (512, 64, 256, 128), 4096),
+    "two by two, equal": (TWO_BY_TWO, (256,) * 4, 512),
+    "two by two, unequal, many rows": (TWO_BY_TWO, (512, 64, 256, 128), 4096),
 }
-Combination = tuple[tuple[str, bool], ...]
+Combination = tuple[tuple[str, bool], ...]  # by layer how it rests, and whether it is run again
 
 
 class Layer(nn.Module):
@@ -76,7 +86,7 @@ class Space:
     """A model's plans: what each costs, and what the planner finds within each limit."""
 
     def __init__(self, name: str) -> None:
-        widths, rows = MODELS[name]
+        self.grid, widths, rows = SPACES[name]
         with torch.device("meta"):
             self.model, self.x = Net(widths), torch.empty(rows, 64)
 
@@ -96,11 +106,11 @@ class Space:
     @cache  # noqa: B019  # as long as the session
     def found(self, share: float | None) -> FoundPlan:
         limit = None if share is None else self.limit(share)
-        return flow.plan(self.model, self.x, plan=GRID, memory=limit, loss_fn=loss_fn)
+        return flow.plan(self.model, self.x, plan=self.grid, memory=limit, loss_fn=loss_fn)
 
     def checked(self, ways: Combination) -> Cost:
         """As `check` has it of the text."""
-        found = flow.Plan.read(text(ways)).check(self.model, self.x, loss_fn=loss_fn)
+        found = flow.Plan.read(self.text(ways)).check(self.model, self.x, loss_fn=loss_fn)
         return Cost(found.seconds, found.memory)
 
     def cost(self, ways: Combination) -> Cost:
@@ -113,20 +123,24 @@ class Space:
 
     @cache  # noqa: B019
     def captured(self, again: tuple[bool, ...]) -> Step:
-        plan = flow.Plan.read(text(tuple(("whole", each) for each in again)))
+        plan = flow.Plan.read(self.text(tuple(("whole", each) for each in again)))
         return planned_step(plan, self.model, self.x, loss_fn=loss_fn)
 
     @contextmanager
     def said(self, ways: Combination) -> Iterator[None]:
-        plan = flow.Plan.read(text(ways))
+        plan = flow.Plan.read(self.text(ways))
         with kept_notes(self.model):
             noted(assignment(plan, self.model, grids_of(plan)), self.model)
             yield
 
+    def text(self, ways: Combination) -> str:
+        rests = "".join(RESTS[self.grid][rest].format(n=n) for n, (rest, _) in enumerate(ways))
+        again = "".join(f"recompute layers.{n}\n" for n, (_, again) in enumerate(ways) if again)
+        return f"{self.grid}\n{rests}{again}"
 
-def text(ways: Combination) -> str:
-    rests = "".join(RESTS[rest].format(n=n) for n, (rest, _) in enumerate(ways))
-    return f"{GRID}\n{rests}" + "".join(f"recompute layers.{n}\n" for n, (_, again) in enumerate(ways) if again)
+    def drawn(self, seed: str, many: int) -> list[Combination]:
+        draw, ways = random.Random(seed), [*product(RESTS[self.grid], (False, True))]
+        return [tuple(draw.choice(ways) for _ in range(4)) for _ in range(many)]
 
 
 @cache
@@ -134,17 +148,13 @@ def space(name: str) -> Space:
     return Space(name)
 
 
-def drawn(seed: str, many: int) -> list[Combination]:
-    draw = random.Random(seed)
-    return [tuple(draw.choice(WAYS) for _ in range(4)) for _ in range(many)]
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("at", range(10))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SPACES)
 def test_a_combination_costs_what_its_text_does(name: str, at: int) -> None:
-    (ways,) = drawn(f"{name} {at}", 1)
-    found, checked = space(name).cost(ways), space(name).checked(ways)
+    of = space(name)
+    (ways,) = of.drawn(f"{name} {at}", 1)
+    found, checked = of.cost(ways), of.checked(ways)
     assert found.seconds == pytest.approx(checked.seconds, rel=1e-9)
     assert found.memory == checked.memory
 
@@ -153,7 +163,7 @@ def test_no_combination_of_a_sample_that_fits_takes_less() -> None:
     of = space("equal, many rows")
     limit, found = of.limit(0.75), of.found(0.75)
     assert found.checked.memory <= limit
-    costs = [of.cost(ways) for ways in drawn("sample", 8)]
+    costs = [of.cost(ways) for ways in of.drawn("sample", 8)]
     assert all(found.checked.seconds <= cost.seconds * NEAR for cost in costs if cost.memory <= limit)
     assert 0 < found.gap < 0.2
     assert f"{found.gap:.1%} less" in found.table()
@@ -162,8 +172,9 @@ def test_no_combination_of_a_sample_that_fits_takes_less() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("first", RESTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "first"), [(name, first) for name, (grid, *_) in SPACES.items() for first in RESTS[grid]]
+)
 def test_the_planner_is_as_good_as_all_combinations(name: str, first: str) -> None:
     of = space(name)
     answers = of.answers()
@@ -177,7 +188,7 @@ def priced(of: Space, first: str, most: float) -> Iterator[tuple[Combination, Co
     split over all ranks, and what else it moves again comes on top."""
     plain = of.cost((("whole", False),) * 4).seconds
     each = [of.cost(tuple(("whole", n == at) for n in range(4))).seconds - plain for at in range(4)]
-    for rests in product([first], RESTS, RESTS, RESTS):
+    for rests in product([first], *[RESTS[of.grid]] * 3):
         least = 0.0
         for again in sorted(product((False, True), repeat=4), key=sum):
             if least + sum(compress(each, again)) < most:

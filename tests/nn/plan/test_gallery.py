@@ -133,7 +133,7 @@ def alone(name: str) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_of_the_gallery_trains_as_one_device_does(name: str) -> None:
     trains(name)

@@ -33,6 +33,7 @@ CLASSED: list[tuple[str, Tensor, Tensor]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
 @pytest.mark.parametrize("call", PAIRS, ids=lambda call: call[0])
 def test_the_rule_is_right_and_complete(call: tuple[Any, ...], reduction: int) -> None:

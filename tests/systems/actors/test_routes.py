@@ -30,7 +30,7 @@ def led(step: Any, names: tuple[str, ...], ranks: str = "device 0") -> None:
     step.add(Added(network, work, {f"way of {name}": ranks for name in here}))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", WHOLE)
 def test_every_schedule_does_what_it_did(schedule: str) -> None:
     way = PUBLISHED[schedule]

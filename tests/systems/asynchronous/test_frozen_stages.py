@@ -28,6 +28,7 @@ def trained(schedule: str, frozen: tuple[str, ...], *, pairs: bool) -> tuple[lis
     return after, {name for (name, _), new, old in pairs_of if not torch.equal(new, old)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["pipedream", "2bw", "pipemare_corrected"])
 @pytest.mark.parametrize("frozen", [("0",), ("0.0.bias", "3")], ids=str)
 def test_frozen_weights_stay_and_others_learn(schedule: str, frozen: tuple[str, ...]) -> None:

@@ -83,6 +83,7 @@ def sharded(plan: str, make: type[Lamb], steps: int = 3) -> list[Tensor]:
     return [x.detach() for x in whole(model)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [Lamb, OwnedLamb])
 @pytest.mark.parametrize("lies", LIES)
 def test_sharded_is_unsharded(lies: str, make: type[Lamb]) -> None:

@@ -164,6 +164,7 @@ TURN = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().man
 TURN[:, 0] *= torch.det(TURN).sign()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("again", [False, True])
 def test_rates_that_begin_smaller_where_weights_are_late_go_further(again: bool) -> None:
     """T1 of the paper, on a turn of the plane that four linear layers learn together."""

@@ -155,6 +155,7 @@ def test_zero2_sends_each_rank_the_payloads_of_its_piece() -> None:
     assert step.kept.error("2.weight").shape == (32, 32)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", [{}, {"micro_batches": 4}, {"backend": "autograd"}, {"clip_grad_norm": 5.0}], ids=str)
 def test_zero2_learns_as_float32_does(how: dict[str, Any]) -> None:
     plain, coded = (trained(zero2(by, **how), 40) for by in (None, E.int4()))

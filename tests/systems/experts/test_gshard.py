@@ -33,7 +33,7 @@ def trained(model: Sparse, room: int, plan: str = PLAN) -> tuple[Any, list[tuple
     return missing, sent(moves)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("room", [2, TOKENS])
 def test_two_all_to_alls_forward_and_two_backward_a_layer(layers: int, room: int) -> None:

@@ -56,6 +56,7 @@ def loss_fn(model: nn.Module, words: Tensor) -> Tensor:
     return F.cross_entropy(model(words).flatten(0, 1), words.roll(-1, 1).flatten())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("length", [64, 50], ids=["even", "uneven"])
 def test_it_trains_as_on_one_device_and_sends_windows_alone(length: int) -> None:
     model = Mistral().double()

@@ -26,6 +26,7 @@ def test_time_falls_with_memory_from_one_published_point_to_the_next() -> None:
     assert found[6].gap == found[8].gap == 0  # no order is shorter
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["v_min", "v_half", "zb_v"])
 @pytest.mark.parametrize("times", [(1, 1, 1, 0), (3, 2.5, 1.5, 0.2)])
 def test_a_search_is_not_worse_than_the_published_orders(name: str, times: tuple[float, float, float, float]) -> None:

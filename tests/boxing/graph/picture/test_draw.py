@@ -298,6 +298,7 @@ def test_placements_have_frames_side_by_side_with_what_comes_in_there() -> None:
     assert len(re.findall("constraint=false", text)) == 2  # there, and the gradient back
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [12, 96])
 def test_an_overview_is_about_a_screen_whatever_the_number_of_layers(layers: int) -> None:
     nodes = overview(gpt(layers)).nodes

@@ -35,6 +35,7 @@ def total(step: Any) -> int:
     return int(max(held.total for held in step.explain().memory.ranks.values()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("share", "many"), [(1.0, 0), (0.8, 2), (0.4, 6)])
 def test_as_few_as_it_takes(share: float, many: int) -> None:
     limit = share * total(planned(deep(), None))

@@ -50,6 +50,7 @@ def free() -> float:
     return most(step)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.65])
 def test_a_limit_is_kept_by_the_account_that_explain_shows(share: float) -> None:
     limit = share * free()

@@ -135,7 +135,7 @@ def learn(kind: str, stages: Sequence[Sequence[int]], schedule: str) -> None:
 KINDS = ["llama", "bert", "biased"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_made_of_arguments_do_not_travel_between_stages(kind: str, schedule: str) -> None:

@@ -64,13 +64,14 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 4, dtype=F64, generator=draw), torch.randint(3, (8,), generator=draw)
 
 
-@pytest.mark.sampled(26)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("micro_batches", [3, 4])
 @pytest.mark.parametrize("name", MIDDLE)
 def test_what_goes_sample_by_sample(name: str, micro_batches: int) -> None:
     same_piecewise(layers(MIDDLE[name]), batch(), micro_batches)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", often(["samples repeated", "two in turn", "token.repeat(8, 1, 1)"], list(MIDDLE)))
 def test_what_goes_sample_by_sample_in_a_pipeline(name: str) -> None:
     model = Between(MIDDLE[name])
@@ -115,7 +116,7 @@ UNEVEN = [(3, 8), (5, 8), (3, 9), (4, 9), (9, 9)]
 OF_EIGHT = {"sum by the number of rows"}  # which it writes down
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("loss", "micro_batches", "rows"),
     [(loss, m, rows) for loss in LOSSES for m, rows in UNEVEN if rows == 8 or loss not in OF_EIGHT],
@@ -124,6 +125,7 @@ def test_a_loss_is_that_of_the_batch(loss: str, micro_batches: int, rows: int) -
     same_piecewise(Step(Weighted(), LOSSES[loss]), labelled(0, rows), micro_batches)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("micro_batches", "rows"), often([(3, 8)], [(5, 8), (3, 9), (4, 5)]))
 @pytest.mark.parametrize(("kind", "tolerance"), [("gpt", 1e-12), ("llama", 1e-6)])  # which computes angles in float32
 def test_models_are_what_they_are_on_one_device(kind: str, tolerance: float, micro_batches: int, rows: int) -> None:

@@ -66,6 +66,7 @@ def close(name: str) -> float:
     return 1e-8 if name == "ASGD" else 1e-10  # torch keeps its rate in float32, one by one and all at once otherwise
 
 
+@pytest.mark.sampled(8)
 @EVERY
 @WHERE
 def test_steps_are_those_of_one_device(name: str, where: flow.Placement) -> None:
@@ -77,7 +78,7 @@ def test_steps_are_those_of_one_device(name: str, where: flow.Placement) -> None
     same_model(model, one, close(name))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @EVERY
 @WHERE
 def test_pieces_are_stepped_alike(name: str, where: flow.Placement) -> None:
@@ -102,6 +103,7 @@ def test_pieces_are_clipped_together(where: flow.Placement) -> None:
     same_model(model, one)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("clip", [None, 0.1])
 @WHERE
 def test_pieces_are_stepped_after_the_hooks_of_their_parameters(where: flow.Placement, clip: float | None) -> None:
@@ -130,6 +132,7 @@ def test_pieces_are_stepped_after_the_hooks_of_their_parameters(where: flow.Plac
     same_model(model, one)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [8, 4])
 def test_other_shapes_step_the_same_pieces(rows: int) -> None:
     model, one = wide(), wide()

@@ -106,7 +106,7 @@ def by_plans(plans: Sequence[str], kind: str, tied: bool, folder: Path | None) -
     return run
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["AdamW", "groups", "two", "Adafactor"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("more", MORE)

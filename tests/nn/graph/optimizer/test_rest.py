@@ -67,7 +67,7 @@ def cut(where: flow.Placement, *tensors: Tensor) -> list[Tensor]:
     return [flow.tensor(t, placement=where, sbp={"data": S(0)}) for t in tensors]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @EVERY
 @pytest.mark.parametrize("where", [DATA, GRID], ids=["line", "grid"])
 def test_a_step_is_that_of_one_device(rest: str, where: flow.Placement) -> None:
@@ -118,7 +118,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, where: flow.Placement) -> dict[int, in
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @EVERY
 @pytest.mark.parametrize("where", [DATA, GRID], ids=["line", "grid"])
 def test_what_ranks_hold_is_what_the_plan_says(rest: str, where: flow.Placement, monkeypatch: Any) -> None:
@@ -135,6 +135,7 @@ def test_what_ranks_hold_is_what_the_plan_says(rest: str, where: flow.Placement,
         assert gradients[rank] == plan.gradients
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rest", ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
 @pytest.mark.parametrize("sizes", [(4, 8, 4), (4, 13, 6, 3)], ids=["even", "uneven"])
 def test_adam_in_float32_takes_so_many_bytes_a_parameter(rest: str, sizes: tuple[int, ...]) -> None:
@@ -196,6 +197,7 @@ def trained(rest: str, name: str) -> tuple[list[Tensor], dict[int, AtRest], list
     return weights, held, [memory.ranks[rank].states for rank in held]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MAKES)
 def test_real_ranks_train_as_one_device(ranks4: Ranks, name: str) -> None:
     """Of three rows one of four ranks has none."""

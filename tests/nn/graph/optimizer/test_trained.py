@@ -84,6 +84,7 @@ def small(params: Any) -> optim.Optimizer:
     return optim.AdamW(params, lr=3e-4)
 
 
+@pytest.mark.sampled(1)
 @EVERY
 def test_steps_are_those_of_copies_on_one_device(rest: str, wide: None) -> None:
     model, one = laid(rest), Mixed(net(), small)
@@ -104,6 +105,7 @@ def test_steps_are_those_of_copies_on_one_device(rest: str, wide: None) -> None:
     assert held.states == 12 * share  # a copy and two moments, of 4 bytes each
 
 
+@pytest.mark.sampled(1)
 @EVERY
 def test_digits_stay_where_graphs_take_turns(rest: str, wide: None) -> None:
     model, one = laid(rest), Mixed(net(), small)

@@ -30,6 +30,7 @@ def planned(layers: nn.Sequential, stages: int, schedule: str, m: int = 4) -> fl
     return step.plan(torch.zeros(SAMPLES, WIDTH))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("schedule", "stages"),
     [("1f1b", 2), ("gpipe", 3), ("zb_h1", 4), ("interleaved", 2), ("zb_v", 2), ("chimera", 2), ("pipedream", 2)],

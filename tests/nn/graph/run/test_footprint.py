@@ -35,6 +35,7 @@ def peaks(schedule: str, pieces: int, width: int, rows: int, pairs: bool = False
     return live.peak + sum(x.nbytes for x in held), step.planned.memory()[rank].total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pieces", [4, 8])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "gpipe"])
 def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, schedule: str, pieces: int) -> None:

@@ -57,7 +57,7 @@ def alike(rest: str, schedule: str | None, steps: int = 5, **options: Any) -> fl
     return step
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", [None, "1f1b", "zb_v", "interleaved"])
 @EVERY
 def test_micro_batches_train_as_one_device(rest: str, schedule: str | None) -> None:

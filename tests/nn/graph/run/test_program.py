@@ -18,7 +18,7 @@ from tests.ranks import Ranks
 from ..graphs import F64, GRAPHS, LINE, Build, aten, check, sharded_parameters, sharded_states, shards_of, wholes
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("backend", ["autograd", "code"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_values_and_gradients_are_those_of_one_device(name: str, backend: Backend) -> None:
@@ -58,6 +58,7 @@ def run_all(names: list[str], backend: Backend, overlap: bool | None) -> None:
         check(graph, Program(graph, backend=backend, overlap=overlap))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "overlap"), [("autograd", None), ("code", True)])
 def test_real_ranks_agree_with_one_device(ranks4: Ranks, backend: Backend, overlap: bool | None) -> None:
     ranks4(run_all, list(GRAPHS), backend, overlap)
@@ -184,6 +185,7 @@ def test_factories_make_their_part() -> None:
     assert torch.equal(gather(outcome.grads["x"], graph.sources[0].home), torch.arange(6, dtype=F64))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [sharded_parameters, sharded_states, *map(GRAPHS.get, ("data parallel", "attention"))])
 @pytest.mark.parametrize("limit", [1, 700, 1 << 20])
 def test_buckets_send_the_same_bytes_in_fewer_moves(make, limit) -> None:  # type: ignore[no-untyped-def]

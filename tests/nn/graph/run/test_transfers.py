@@ -69,6 +69,7 @@ def bounded(few: Alive, many: Alive, told: int) -> bool:
     return many.left == few.left == 0 and many.sent <= told and many.come <= few.come + 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved"])
 def test_buffers_of_hops_do_not_wait_for_the_end_of_a_step(ranks4: Ranks, schedule: str) -> None:
     few, many = ranks4(on_a_rank, schedule, 8), ranks4(on_a_rank, schedule, 16)

@@ -143,7 +143,7 @@ def test_with_global_tensors(say: Callable[[Net], None]) -> None:
     same(learnt(model, eager, x), learnt(plain, eager, values()))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", [ONE, GRID], ids=["alone", "grid"])
 @pytest.mark.parametrize("say", WAYS)
 def test_in_a_graph(say: Callable[[Net], None], where: Placement) -> None:
@@ -212,6 +212,7 @@ def test_only_attention_is_all_between_query_key_value_and_context(fused: bool) 
     assert len({region for _, region in found}) == 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 def test_only_attention_of_transformers(kind: str) -> None:
     """Their cores are functions, not modules."""
@@ -243,6 +244,7 @@ def peak(model: nn.Module, run: Callable[[], Any]) -> int:
     return int(live.peak)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_what_attention_makes_is_let_go(graph: bool) -> None:
     """Of six tokens and width 16 little is the core's; of 128 tokens most is."""
@@ -289,6 +291,7 @@ class Twice(nn.Module):
         return y
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", [(), "mm", ("batch_norm", "linear")], ids=str)
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_structures_names_statistics_and_two_calls(graph: bool, keep: Any) -> None:

@@ -14,6 +14,7 @@ from sbpflow.sbp.joint.solver.solve import Solver, solve
 from tests.sbp.joint.graphs import GRAPHS, plans, small, transformer
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
 def test_plans_fit_and_are_within_their_gap_of_the_best(tied: bool) -> None:
     exact = tried = 0
@@ -38,6 +39,7 @@ def test_plans_fit_and_are_within_their_gap_of_the_best(tied: bool) -> None:
     assert exact > 0.9 * tried > 60
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
 def test_what_ended_a_search_starts_another_with_other_bytes(tied: bool) -> None:
     exact = tried = 0

@@ -79,7 +79,7 @@ APART = Schedule("apart", split=True, act="p-s", low_b="p-s-1", versions="p-s")
 LATE = Schedule("late", split=True, act="p-s", stash="p", dy="s+1", low_w="s", versions="p", update="2")
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize(
     ("schedule", "stages", "micro_batches"),
@@ -106,6 +106,7 @@ def test_a_schedule_without_a_flush_is_its_recurrence_to_the_bit(
         assert torch.equal(ours.full_tensor(), theirs)  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["chimera", "chimera_full", "gems"])
 @pytest.mark.parametrize(("stages", "micro_batches", "samples"), [(2, 4, 8), (4, 5, 11), (4, 1, 3)])
 def test_two_routes_train_as_one_device(schedule: str, stages: int, micro_batches: int, samples: int) -> None:
