@@ -24,6 +24,11 @@ LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", 
 GRACE = 2.0  # seconds a thread or process that was told to stop may still take
 
 
+def pytest_configure() -> None:
+    """Look for garbage seldom: tracing makes many objects, and to look at them all took a sixth of the time."""
+    gc.set_threshold(100_000, 50, 100)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="also run the exhaustive grids (marker `sweep`)")
 

@@ -193,6 +193,7 @@ def nurse(control: int) -> None:
         warnings.simplefilter("ignore")  # its modules warn of each other
         from transformers import LlamaForCausalLM  # noqa: F401
 
+    gc.set_threshold(100_000, 50, 100)  # as in tests/conftest.py
     gc.freeze()  # else a rank that ends copies all pages that hold objects: 0.8 s rather than 0.2
     line, orders = socket.socket(fileno=control), Connection(os.dup(control))
     while True:

@@ -4,8 +4,6 @@ import copy
 import gc
 import pickle
 import random
-import subprocess
-import sys
 import weakref
 from itertools import product
 from math import prod
@@ -16,6 +14,7 @@ import torch
 from sbpflow.placement import Placement, placement
 from sbpflow.placement.errors import SbpError, SbpflowError, ShapeError
 from sbpflow.sbp import B, Layout, P, S, Sbp, SbpLike, State, layout
+from tests.ranks import Fresh
 
 GRID = placement("cpu:[0-3] as (data=2, tensor=2)")
 LINE = placement("cpu:[0-3]")
@@ -118,13 +117,14 @@ def test_other_layouts_are_other_objects() -> None:
     assert lies != layout(GRID.with_names(None), (S(0), B), (4, 6))
 
 
-def test_a_pickle_from_another_process_is_our_object() -> None:
-    code = (
-        "import pickle, sys; from sbpflow import *; p = placement('cpu:[0-3] as (data=2, tensor=2)');"
-        "sys.stdout.buffer.write(pickle.dumps(layout(p, (S(1), B), (4, 6), grad_sbp=(S(1), P))))"
-    )
-    there = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    assert pickle.loads(there.stdout) is layout(GRID, (S(1), B), (4, 6), grad_sbp=(S(1), P))
+def a_layout() -> Layout:
+    return layout(placement("cpu:[0-3] as (data=2, tensor=2)"), (S(1), B), (4, 6), grad_sbp=(S(1), P))
+
+
+def test_a_pickle_from_another_process_is_our_object(fresh: Fresh) -> None:
+    (there,) = fresh(1, a_layout)
+    assert there.answer is not None
+    assert there.answer.value is a_layout()
 
 
 def test_a_layout_nobody_holds_is_forgotten() -> None:

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +10,7 @@ from sbpflow import sbp
 from sbpflow.placement import SbpflowError
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Broadcast, P, Partial, S, Sbp, Split
+from tests.ranks import Fresh
 
 EVERY: list[Sbp] = [S(0), S(1), S(7), S(-1), B, P, P("max"), P("min")]
 TYPED = ["S(0)", "S(1)", "S(7)", "S(-1)", "B", "P", 'P("max")', 'P("min")']
@@ -30,10 +29,14 @@ def test_copies_and_pickles_are_the_same_object(entry: Sbp) -> None:
     assert copy.deepcopy([entry, entry])[1] is entry
 
 
-def test_a_pickle_from_another_process_is_our_object() -> None:
-    code = "import pickle, sys; from sbpflow import S, B, P; sys.stdout.buffer.write(pickle.dumps([S(3), B, P('min')]))"
-    there = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    assert [a is b for a, b in zip(pickle.loads(there.stdout), [S(3), B, P("min")], strict=True)] == [True] * 3
+def entries() -> list[Sbp]:
+    return [S(3), B, P("min")]
+
+
+def test_a_pickle_from_another_process_is_our_object(fresh: Fresh) -> None:
+    (there,) = fresh(1, entries)
+    assert there.answer is not None
+    assert [a is b for a, b in zip(there.answer.value, entries(), strict=True)] == [True] * 3
 
 
 def test_threads_that_make_the_same_signature_get_one_object() -> None:

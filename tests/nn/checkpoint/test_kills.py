@@ -207,7 +207,7 @@ def at_random(seed: int, ranks: int) -> list[Kill]:
 
 
 @pytest.mark.filterwarnings("ignore:flow.newest")
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @FEW_OR_ALL
 @pytest.mark.parametrize("seed", range(25))
 def test_a_rank_dies_at_any_moment(
