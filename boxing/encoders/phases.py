@@ -1,7 +1,7 @@
 """Phases: encoders that begin some steps later, and one that encodes momentum instead of gradients (1-bit Adam)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,8 @@ def _steps(count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LaterEncoder(Encoder):
-    """Another encoder from some step on; before that, sums are sent as they are."""
+    """Another encoder from some step on; before that, sums are sent as they are. `twice` and `feedback=False` are the
+    other's too."""
 
     steps: int = 1
     of: Encoder = field(default_factory=SignEncoder)
@@ -33,6 +34,7 @@ class LaterEncoder(Encoder):
 
     def __post_init__(self) -> None:
         _check_steps("later", self.steps)
+        _hand_on(self)
 
     def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
         return (yield from self._phase(kept, Summed(value), lambda inner: self.of.course(value, inner, ranks)))
@@ -64,7 +66,8 @@ class MomentumEncoder(Encoder):
     """The mean of gradients over steps in the place of the gradient: all ranks have it, each adds its own gradient, and
     the sum of that is encoded. For some steps before, it is kept of plain sums, which are what comes out.
 
-    So the optimizer gets gradients while it warms up, and then the momentum: it must have none of its own then.
+    So the optimizer gets gradients while it warms up, and then the momentum: it must have none of its own then. `twice`
+    and `feedback=False` are of the encoder that encodes that sum too.
     """
 
     beta: float = 0.9
@@ -77,6 +80,7 @@ class MomentumEncoder(Encoder):
         _check_steps("momentum", self.steps)
         if not 0 <= self.beta < 1:
             raise SbpError(f"momentum(beta={self.beta!r})\n  it is the share of the last momentum that stays, below 1")
+        _hand_on(self)
 
     def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
         count, held = _count(kept), kept.get("momentum")
@@ -93,6 +97,13 @@ class MomentumEncoder(Encoder):
     @property
     def steady(self) -> Encoder:
         return self.of.steady
+
+
+def _hand_on(phase: "LaterEncoder | MomentumEncoder") -> None:
+    """Have the encoder of a phase, which is the one that encodes, do as was said of the phase."""
+    of, twice, feedback = phase.of, phase.twice or phase.of.twice, phase.feedback and phase.of.feedback
+    if (twice, feedback) != (of.twice, of.feedback):
+        object.__setattr__(phase, "of", replace(of, twice=twice, feedback=feedback))
 
 
 def _check_steps(name: str, steps: object) -> None:

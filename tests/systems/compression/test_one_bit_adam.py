@@ -9,6 +9,7 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B, P
+from sbpflow.boxing.encoders.named import encoder_of
 from tests.ranks import Ranks
 from tests.systems.compression.runs import DATA, batch, loss_fn, net, sent_bytes, step_of, trained, weights
 
@@ -153,3 +154,31 @@ def test_what_is_done_to_a_gradient_is_not_done_to_the_momentum_that_is_kept() -
     rows = step.kept.kept.rows_of("2.weight")
     assert rows is not None
     assert rows.ranks[0]["momentum"].norm() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [flow.encoders.later, flow.encoders.momentum], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("said", [{"twice": True}, {"feedback": False}], ids=str)
+def test_what_is_said_of_a_phase_is_of_the_encoder_that_it_has(kind: Any, said: dict[str, bool]) -> None:
+    """It was read by nobody: sums were encoded once, and errors were kept, whatever was said."""
+
+    def come(encoder: flow.encoders.Encoder) -> list[Tensor]:
+        errors, found = flow.encoders.KeptErrors(), []
+        for step in range(3):
+            draw = torch.Generator().manual_seed(step)
+            x: Any = flow.from_local([torch.randn(6, 4, generator=draw) for _ in range(4)], placement=DATA, sbp=P)
+            found.append(x.to_global(sbp=B, encoder=encoder, kept=errors["x"]).full_tensor())
+        return found
+
+    sign = flow.encoders.sign
+    outer, inner, plain = (come(each) for each in (kind(**said), kind(of=sign(**said)), kind()))
+    assert all(map(torch.equal, outer, inner))
+    assert not all(map(torch.equal, outer, plain))
+
+
+def test_a_phase_hands_on_what_is_refused_and_is_read_back() -> None:
+    with pytest.raises(flow.SbpError, match="nothing is encoded twice"):
+        flow.encoders.later(steps=1, of=flow.encoders.low_rank(), twice=True)
+    outer = flow.encoders.later(steps=2, of=flow.encoders.momentum(steps=1), twice=True)
+    assert outer.of.of.twice  # type: ignore[attr-defined]
+    assert encoder_of(str(outer)) == outer
+    assert outer.steady == flow.encoders.sign(twice=True)
