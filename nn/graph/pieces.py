@@ -20,6 +20,7 @@ from .compiler.generated_calls import Shards
 from .memory.liveness import RankMemory
 from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
+from .optimizer.late_mean import wide_dtype
 from .options import Options
 from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
@@ -132,7 +133,8 @@ class Pieces:
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
-        return footprint(self.program, regather=self.options.backend != "autograd", states=self.states)
+        regather = self.options.backend != "autograd"
+        return footprint(self.program, regather=regather, states=self.states, mean=wide_dtype)
 
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""

@@ -75,7 +75,9 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
         if key in made:
             ranks[rank] = made[key]
             continue
-        states = sum(n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items())
+        states = held.means + sum(
+            n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items()
+        )
         states += kept * sum(n * _bytes(of, rank) for of, n in owned.items())
         states -= kept * sum(n * _bytes(of, rank) for of, n in elsewhere.items())
         wide, wide_away = (

@@ -31,7 +31,8 @@ class RankMemory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
     and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
     values of the segment that runs when most is live. What is offloaded is `host` bytes of memory and `disk` bytes of
-    files instead, and so many bytes are `stowed` in these in a step."""
+    files instead, and so many bytes are `stowed` in these in a step. Beside that stand `means` of late updates, which
+    stay from step to step as an optimizer's states do."""
 
     parameters: int
     gradients: int
@@ -41,6 +42,7 @@ class RankMemory:
     host: int = 0
     disk: int = 0
     stowed: tuple[int, int] = (0, 0)
+    means: int = 0
 
     @property
     def total(self) -> int:

@@ -10,6 +10,7 @@ from ....placement.world import owned
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor
 from .adopted_model import AdoptedModel
+from .late_mean import late_mean
 
 __all__ = ["AtRest", "at_rest"]
 
@@ -17,8 +18,8 @@ __all__ = ["AtRest", "at_rest"]
 @dataclass(frozen=True)
 class AtRest:
     """Bytes that one rank holds of what a graph uses: parameters and buffers, gradients that are left on them, and what
-    optimizers keep, with their own pieces of parameters where these are no views. Numbers, as counts of steps, are left
-    out."""
+    optimizers keep, with their own pieces of parameters where these are no views, and means of late updates. Numbers,
+    as counts of steps, are left out."""
 
     parameters: int
     gradients: int
@@ -45,6 +46,7 @@ def _gradients(model: AdoptedModel) -> Iterator[GlobalTensor]:
 
 def _states(model: AdoptedModel) -> Iterator[GlobalTensor]:
     yield from (trained.master for trained in model.trained.values())
+    yield from (mean for mean in map(late_mean, model.held.values()) if isinstance(mean, GlobalTensor))
     for optimizer in model.optimizers:
         for x, state in optimizer.state.items():
             for part in state.values():

@@ -68,9 +68,9 @@ def means_of_step(held: Mapping[str, GlobalTensor], corrected: Collection[str]) 
 def wide(parameter: GlobalTensor) -> Layout:
     """How a parameter's mean lies: as it does itself, of float32 at least."""
     of = parameter._layout
-    return Layout(of.placement, of.state, of.shape, wide_dtype(parameter), order=of.order)
+    return Layout(of.placement, of.state, of.shape, wide_dtype(parameter.dtype), order=of.order)
 
 
-def wide_dtype(parameter: Tensor) -> torch.dtype:
-    """That of a parameter's mean."""
-    return torch.promote_types(parameter.dtype, torch.float32)
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of the mean of a parameter of some dtype."""
+    return torch.promote_types(dtype, torch.float32)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import torch
 
 from ....actors.runtime.channel import ahead
 from ....boxing.graph.physical import vars_in
@@ -22,18 +24,21 @@ from .pipeline import Pipelined
 from .tasks import Hop
 from .variant import Variant
 from .weights.chunk_weights import ChunkWeights
+from .weights.weight_versions import WeightVersions
 
 __all__ = ["footprint", "left", "less", "outgrown"]
 
 TASK = re.compile(r"[FBW](\d+)")
+MeanDtype: TypeAlias = Callable[[torch.dtype], torch.dtype]  # of the mean of updates of a weight of some dtype
 
 
-def footprint(program: Pipelined, *, regather: bool, states: int = 0) -> dict[int, RankMemory]:
+def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
     twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead.
     Weights that are gathered once a step count whole; where steps may be taken back, copies of weights and of so many
-    `states` of each stand beside what is added up."""
+    `states` of each stand beside what is added up. Where weights are corrected, there are means of their updates, of
+    the dtype that `mean` says, and what a backward reads in their place."""
     total: dict[int, RankMemory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
@@ -41,7 +46,20 @@ def footprint(program: Pipelined, *, regather: bool, states: int = 0) -> dict[in
             total[rank] = mine if held is None else _sum(held, mine)
     if isinstance(program.weights, ChunkWeights):
         return {rank: _ending(program, program.weights, rank, one, states) for rank, one in total.items()}
+    if isinstance(program.weights, WeightVersions):
+        return {rank: _correcting(program.weights, rank, one, mean) for rank, one in total.items()}
     return total
+
+
+def _correcting(weights: WeightVersions, rank: int, one: RankMemory, mean: MeanDtype) -> RankMemory:
+    """With what corrected weights take on a rank: a mean of each, and those that the backward of one chunk sees."""
+    means = seen = 0
+    for chunk in weights.velocity:
+        layouts = [weights.variant.graph.layout(name) for name in weights.homes.get(chunk, ())]
+        wide = [_bytes(of.with_dtype(mean(of.dtype)), rank) for of in layouts]
+        means += sum(wide)
+        seen = max(seen, sum(_bytes(of, rank) for of in layouts) + 2 * max(wide, default=0))
+    return replace(one, activations=one.activations + seen, means=means)
 
 
 def _ending(program: Pipelined, weights: ChunkWeights, rank: int, one: RankMemory, states: int) -> RankMemory:
@@ -92,9 +110,10 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
 
 def less(held: Held, one: Held, limit: float) -> float:
     """The room for one micro-batch with which all of them fit: each byte that it keeps, they keep so many times."""
-    stays = held.parameters + held.gradients + held.states
-    times = max(1.0, (held.total - stays) / max(1, one.total - stays))
-    return min(one.total - 1.0, stays + (limit - stays) / times)
+    means = held.states - one.states
+    stays = held.parameters + held.gradients + one.states
+    times = max(1.0, (held.total - means - stays) / max(1, one.total - stays))
+    return min(one.total - 1.0, stays + (limit - means - stays) / times)
 
 
 def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:

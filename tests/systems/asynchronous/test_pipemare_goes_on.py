@@ -1,6 +1,7 @@
 """PipeMare's corrected weights: the mean of late updates goes on, from checkpoints, in other plans and other steps."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +119,24 @@ def test_a_model_on_meta_gets_it_with_its_first_step(tmp_path: Path) -> None:
     with torch.device("meta"):
         other.__init__()  # type: ignore[misc]
     assert other.load(tmp_path / "at").on(2, 3).equals(unbroken)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])
+def test_the_account_of_memory_has_it(kind: Any, dtype: torch.dtype) -> None:
+    """It was in no account, though it is as large as the weights, or twice: it is of float32 at least."""
+    told = []
+    for schedule in ("pipemare", CORRECTED):
+        model = layers(2).float()
+        flow.nn.pipeline(model, ranks(2), schedule)
+        flow.nn.cast(model, {"*": dtype})
+        optimizer = kind(model.parameters(), lr=0.02)
+        step: Any = flow.compile(model, squares, optimizer, micro_batches=6, schedule=schedule)
+        x, y = numbers(12)
+        step(x.to(dtype), y.to(dtype))
+        held, rests = step.planned.explain().memory.ranks, step.memory_at_rest()
+        assert {rank: of.states for rank, of in held.items()} == {rank: of.states for rank, of in rests.items()}
+        told.append(held)
+    means = 8 * 9 * max(dtype.itemsize, 4)
+    assert [told[1][rank].states - told[0][rank].states for rank in (0, 1)] == [means, means]
+    assert all(told[1][rank].total >= told[0][rank].total + means for rank in (0, 1))

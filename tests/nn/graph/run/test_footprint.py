@@ -44,6 +44,12 @@ def test_the_footprint_of_a_real_rank_is_not_told_too_small(ranks4: Ranks, sched
         assert seen <= told <= 2 * seen
 
 
+def test_nor_is_that_of_corrected_weights(ranks4: Ranks) -> None:
+    """A backward reads a copy of its stage's weights."""
+    for seen, told in ranks4(peaks, "pipemare_corrected", 4, 64, 16):
+        assert seen <= told <= 2 * seen
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_nor_is_that_of_stages_whose_gradients_come_home_in_buckets(ranks4: Ranks, schedule: str) -> None:
     for seen, told in ranks4(peaks, schedule, 4, 64, 256, True):
