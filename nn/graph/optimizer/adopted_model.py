@@ -25,7 +25,7 @@ from ..host.states import StateMemory
 from .adopt import adopt, clip, served
 from .followers import Followers
 from .kept_errors import keeps_errors
-from .late_mean import means_of_step
+from .late_mean import means_of_step, means_put
 from .loss_scale import LossScale, overflowed, steps_by, unscaled
 from .nonfinite import SkippedSteps, spoilt
 from .on_shards import step_on_shards
@@ -97,6 +97,7 @@ class AdoptedModel:
         for optimizer in optimizers:
             keeps_errors(optimizer, self.errors)
         self.norm: Tensor | None = None
+        self.means = -1  # how many had been put when parameters were last asked for theirs
         self.updating = Lock()
 
     def _trained(self, value: GlobalTensor, source: Source, folder: Folder | None) -> Trained:
@@ -125,7 +126,11 @@ class AdoptedModel:
 
     def late_means(self, corrected: Collection[str]) -> dict[str, Shards]:
         """The means of late updates of parameters that the step about to run corrects; others it has none of."""
-        return means_of_step(self.held, corrected) if self.trained and self.optimizers else {}
+        if not self.trained or not self.optimizers or not (corrected or self.means < means_put()):
+            return {}
+        found = means_of_step(self.held, corrected)
+        self.means = means_put()
+        return found
 
     def skips(self, losses: Sequence[tuple[Placement, Shards]], grads: Mapping[str, Shards]) -> bool:
         """Whether this step is to change nothing, since a loss or a gradient is not finite on some rank. Where losses

@@ -14,9 +14,10 @@ from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
 from ..compiler.generated_calls import Shards
 
-__all__ = ["carry_mean", "late_mean", "means_of_step", "put_mean", "wide", "wide_dtype"]
+__all__ = ["carry_mean", "late_mean", "means_of_step", "means_put", "put_mean", "wide", "wide_dtype"]
 
 MEAN = "_late_mean"  # the attribute
+_count = 0
 
 
 def late_mean(parameter: Tensor) -> Tensor | None:
@@ -27,9 +28,16 @@ def late_mean(parameter: Tensor) -> Tensor | None:
 
 def put_mean(parameter: Tensor, mean: Tensor | None) -> None:
     """Have a parameter go on with this mean, or begin anew."""
+    global _count
     vars(parameter).pop(MEAN, None)
     if mean is not None:
         vars(parameter)[MEAN] = mean
+        _count += 1
+
+
+def means_put() -> int:
+    """How often a parameter got a mean: while it is the same number, those that had none have none."""
+    return _count
 
 
 def carry_mean(before: Tensor, now: GlobalTensor) -> None:

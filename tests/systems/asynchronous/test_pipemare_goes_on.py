@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow.nn.graph.optimizer.late_mean import late_mean
+from sbpflow.nn.graph.optimizer import adopted_model
+from sbpflow.nn.graph.optimizer.late_mean import late_mean, means_of_step
 from tests.ranks import Ranks
 
 from .stages import layers, numbers, ranks, squares, whole
@@ -140,3 +141,28 @@ def test_the_account_of_memory_has_it(kind: Any, dtype: torch.dtype) -> None:
     means = 8 * 9 * max(dtype.itemsize, 4)
     assert [told[1][rank].states - told[0][rank].states for rank in (0, 1)] == [means, means]
     assert all(told[1][rank].total >= told[0][rank].total + means for rank in (0, 1))
+
+
+def test_a_plain_step_looks_for_it_only_where_some_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def look(*given: Any) -> Any:
+        asked.append(0)
+        return means_of_step(*given)
+
+    monkeypatch.setattr(adopted_model, "means_of_step", look)
+    model = layers(2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = flow.compile(model, squares, optimizer, placement=flow.placement("cpu:[0-1]"))
+    for at in range(3):
+        step(*numbers(12, at))
+    assert len(asked) == 1
+    Run().on(0, 1).save(tmp_path / "at")  # others' are looked at once, and are none of its own
+    for at in range(2):
+        step(*numbers(12, at))
+    assert len(asked) == 3
+    flow.load(tmp_path / "at", model, optimizer=optimizer)
+    assert all(late_mean(x) is not None for x in model.parameters())
+    step(*numbers(12))
+    assert all(late_mean(x) is None for x in model.parameters())
+    assert len(asked) == 4
