@@ -29,11 +29,14 @@ class FrozenCache:
     Each process keeps all, whole, in its host's memory. `extend` adds layers that are frozen later: they go on from
     what is kept. Refused are layers that train, draw random numbers, write buffers or mix samples, and a number that
     comes with another sample; where frozen weights changed, nothing is kept any more. `forwards` counts the runs of
-    each part.
+    each part. With `limit` no more bytes are kept than that: what was kept first goes first, and `dropped` counts it.
     """
 
-    def __init__(self, layers: nn.Module, **options: Unpack[GivenOptions]) -> None:
-        self.options = options
+    def __init__(self, layers: nn.Module, *, limit: int | None = None, **options: Unpack[GivenOptions]) -> None:
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise SbpError(f"FrozenCache: limit={limit!r}\n  give it in bytes, as limit=8 * 2**30, or leave it out")
+        self.options, self.limit = options, limit
+        self.nbytes = self.dropped = 0  # bytes that are kept, in each process; and samples that were, and had to go
         self.parts: list[CompiledGraph[Any, ..., Tensor]] = []
         self.forwards: list[int] = []
         self._kept: dict[int, tuple[int, int, Tensor]] = {}  # by sample: its checksum, through how many parts, of that
@@ -46,11 +49,6 @@ class FrozenCache:
         _check_frozen(layers)
         self.parts.append(CompiledGraph(layers, None, None, {**self.options}))
         self.forwards.append(0)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are kept, in each process."""
-        return sum(value.nbytes for *_, value in self._kept.values())
 
     def __call__(self, samples: Sequence[int] | Tensor, x: Tensor) -> Tensor:
         """The results of the layers for a batch; every process calls it with the same."""
@@ -76,10 +74,24 @@ class FrozenCache:
         for at in range(first, len(self.parts)):
             value = self._run(at, value)
         if first < len(self.parts):
-            rows = value.cpu()
-            for at, number in enumerate(numbers):
-                self._kept[number] = sums[at], len(self.parts), rows[at].clone()
+            for number in numbers:  # before any of them is kept anew, so that these make room for no other
+                self._forget(number)
+            for number, mine, row in zip(numbers, sums, value.cpu(), strict=True):
+                self._keep(number, mine, row)
         return value
+
+    def _keep(self, number: int, mine: int, row: Tensor) -> None:
+        """One sample more, or anew, in the place of the first ones where there is no room for all."""
+        self._forget(number)
+        self._kept[number] = mine, len(self.parts), row.clone()
+        self.nbytes += row.nbytes
+        while self.limit is not None and self.nbytes > self.limit:
+            self._forget(next(iter(self._kept)))
+            self.dropped += 1
+
+    def _forget(self, number: int) -> None:
+        if number in self._kept:
+            self.nbytes -= self._kept.pop(number)[2].nbytes
 
     def _run(self, at: int, x: Tensor) -> Tensor:
         part = self.parts[at]
@@ -135,6 +147,7 @@ class FrozenCache:
         common = min(len(sums), len(self._seen))
         if [each for _, each in self._seen[:common]] != sums[:common]:
             self._kept.clear()
+            self.nbytes = 0
         self._seen = list(zip(now, sums, strict=True))
 
 

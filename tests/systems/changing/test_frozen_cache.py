@@ -97,8 +97,8 @@ def test_two_processes_as_one(ranks4: Ranks) -> None:
         assert all(map(torch.equal, weights, expected[2]))
 
 
-def frozen(layers: nn.Module) -> flow.nn.FrozenCache:
-    return flow.nn.FrozenCache(layers.double().requires_grad_(False), placement=ALL)
+def frozen(layers: nn.Module, limit: int | None = None) -> flow.nn.FrozenCache:
+    return flow.nn.FrozenCache(layers.double().requires_grad_(False), limit=limit, placement=ALL)
 
 
 def test_changed_weights_are_seen() -> None:
@@ -118,6 +118,40 @@ def test_batches_that_are_partly_kept() -> None:
     for at in ([0, 1, 2], [2, 3], [3, 2, 2, 0], [1]):
         torch.testing.assert_close(cache(torch.tensor(at), DATA[at]), alone(DATA[at]), rtol=0, atol=1e-12)
     assert cache.forwards == [2]
+
+
+ROW = 8 * 8  # bytes of a sample
+
+
+@pytest.mark.parametrize("rows", [0, 3, 9])
+def test_no_more_is_kept_than_a_limit_and_the_first_go_first(rows: int) -> None:
+    layers = nn.Linear(8, 8)
+    cache, alone = frozen(layers, rows * ROW + ROW // 2), copy.deepcopy(layers)
+    kept, gone, runs = list[int](), 0, 0
+    for at in ([0, 1], [2, 3], [0, 1], [3], [2, 2, 4], [5, 6, 7], [7], [0, 1, 2, 3], [8, 8]):
+        if not set(at) <= set(kept):
+            runs += 1
+            kept = [each for each in kept if each not in at]
+            for number in at:
+                kept = [*(each for each in kept if each != number), number]
+                gone += len(kept) > rows
+                kept = kept[-rows:] if rows else []
+        torch.testing.assert_close(cache(at, DATA[at]), alone(DATA[at]), rtol=0, atol=1e-12)
+        assert (cache.forwards, cache.nbytes, cache.dropped) == ([runs], len(kept) * ROW, gone)
+
+
+def test_a_limit_holds_for_layers_that_freeze_later_and_changed_weights() -> None:
+    first, then = nn.Linear(8, 4), nn.Linear(4, 8)
+    cache = frozen(first, 2 * ROW)
+    cache(range(4), DATA[:4])
+    assert (cache.nbytes, cache.dropped) == (2 * ROW, 0)
+    cache.extend(then.double().requires_grad_(False))
+    found = cache(range(4), DATA[:4])
+    torch.testing.assert_close(found, then(first(DATA[:4])), rtol=0, atol=1e-12)
+    assert (cache.forwards, cache.nbytes, cache.dropped) == ([1, 1], 2 * ROW, 2)
+    first.load_state_dict({name: x * 2 for name, x in first.state_dict().items()})
+    cache([5], DATA[5:6])
+    assert cache.nbytes == ROW
 
 
 class Mixed(nn.Linear):
@@ -147,6 +181,9 @@ def test_what_is_not_the_same_each_time_is_refused(layers: Callable[[], nn.Modul
 
 
 def test_other_refusals() -> None:
+    for limit in (-1, 2.5, True):
+        with pytest.raises(flow.SbpflowError, match=f"limit={limit}"):
+            frozen(nn.Linear(8, 8), limit)  # type: ignore[arg-type]
     with pytest.raises(flow.SbpflowError, match="weight of Linear is not frozen"):
         flow.nn.FrozenCache(nn.Linear(8, 8), placement=ALL)
     cache = frozen(nn.Linear(8, 8))
