@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
+from ...sbp import Layout
+from ..plan import BoxingPlan
 
 __all__ = [
     "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptTensors", "Payload", "PieceCuts", "Request", "Summed",
@@ -153,6 +155,10 @@ class Encoder:
     def hops(self) -> bool:
         """Whether a value can be encoded by itself, as one that hops from stage to stage is."""
         return type(self).course is Encoder.course
+
+    def expected(self, src: Layout, dst: Layout) -> BoxingPlan | None:
+        """The plan by which a value moves that is never bytes, and whose size is known as it goes; of others none."""
+        return None
 
     def check(self, dtype: torch.dtype, of: str) -> None:
         """Refuse a tensor that has no form in fewer bytes."""

@@ -17,7 +17,6 @@ from ...sbp import Layout, State
 from ..box import box
 from ..plan import BoxingPlan, plan
 from .encoder import Encoder, Payload
-from .filled_rows import FilledRowsEncoder
 from .packing import nbytes, packed, unpacked
 
 __all__ = ["EncodedHop", "check_hop", "hop_plan"]
@@ -108,7 +107,5 @@ def _hop(src: Layout, dst: Layout, encoder: Encoder) -> EncodedHop:
 
 
 def hop_plan(src: Layout, dst: Layout, encoder: Encoder) -> BoxingPlan:
-    """The plan of the bytes of a hop; of filled rows, of those that are expected."""
-    if isinstance(encoder, FilledRowsEncoder):
-        return encoder.expected(src, dst)
-    return plan(*_hop(src, dst, encoder).code)
+    """The plan of the bytes of a hop, or of what is expected to go where it is none of bytes."""
+    return encoder.expected(src, dst) or plan(*_hop(src, dst, encoder).code)

@@ -17,7 +17,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ....boxing.encoders.filled_rows import FilledRowsEncoder
 from ....boxing.encoders.hop import EncodedHop
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
@@ -149,7 +148,7 @@ class Writer:
     def coded(self, do: Instruction) -> Iterator[Instruction]:
         """A move, or what it is made of where it hops encoded: before it, itself, and behind it."""
         encoder = self.transfers[do.number].encoder if do.what == "box" else None
-        if encoder is None or isinstance(encoder, FilledRowsEncoder):
+        if encoder is None or encoder.expected(*self.transfers[do.number].pairs[0]) is not None:
             yield do
             return
         leave, arrive = self.code(do)
