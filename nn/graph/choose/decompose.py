@@ -6,7 +6,7 @@ On one rank only what draws random numbers is taken apart, so that these are the
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....sbp import Layout
-from ....sbp.call import Call, Ref, fill, in_order, map_tensors, mapped, refs_in
+from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, mapped, refs_in
 from ....sbp.joint.options import answer_of
 from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
@@ -48,20 +48,29 @@ class _Apart:
         self.rows: set[int] = set()  # values that are the number of their row
         self.next = max(logical.fakes, default=-1) + 1
         self.fakes = dict(logical.fakes)
+        # Of calls by what they are, of which layers have the same: the function, and what is captured of it.
+        self.functions: dict[Hashable, Callable[..., Any] | None] = {}
+        self.known: dict[Hashable, Logical | None] = {}
 
     def put(self, op: LogicalOp, ranks: int) -> None:
         op = op.of(self.same)
         call = Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs)
         if _counts(call) if not op.inputs else op.inputs[0] in self.rows and _keeps_rows(call):
             self.rows.update(op.numbers)
-        function = _formula(call, ranks) if op.fixed is None else None
+        kind = _kind(op, call, ranks)
+        if op.fixed is None and kind not in self.functions:
+            self.functions[kind] = _formula(call, ranks)
+        function = self.functions[kind] if op.fixed is None else None
         if not (function or op.fixed) and ranks > 1 and call.name == "index.Tensor" and op.inputs[1] in self.rows:
             function = _picked(call)
         if function is None:
             self.ops.append(op)
             self.fakes.update(zip(op.numbers, op.outputs, strict=True))
             return
-        seen = _captured(function, call, op)
+        key = kind, function is _of_each_row
+        if key not in self.known:
+            self.known[key] = _captured(function, call, op)
+        seen = self.known[key]
         if seen is None:
             self.ops.append(op)
             return
@@ -74,12 +83,23 @@ class _Apart:
                     names[n] = self.next
                     self.fakes[self.next] = y
                     self.next += 1
+            part = part_of(op, part)
             self.put(part.of(names, numbers=tuple(names[n] for n in part.numbers)), ranks)
         for n, m in zip(op.numbers, refs_in(seen.result), strict=True):
             self.same[n] = self.same.get(names[m], names[m])
 
     def made(self) -> Logical:
         return replace(replace(self.logical, ops=()).map(self.same), ops=tuple(self.ops))
+
+
+def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
+    """All of a call that its formula looks at."""
+    lying = [(tuple(x.shape), x.dtype, _strides(x)) for x in (*call.inputs, *call.outputs)]
+    return op.op, frozen(in_line(op)), tuple(lying), ranks
+
+
+def _strides(x: Tensor) -> Hashable:
+    return x.stride() if x.layout is torch.strided else x.layout
 
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
@@ -150,18 +170,18 @@ def formula_of(op: LogicalOp, call: Call) -> Logical | None:
     seen = _captured(function, call, op)
     if seen is None:
         return None
-    return replace(seen, sources=(Source("x", "input", call.inputs[0], requires_grad=op.grad),))
+    ops = tuple(part_of(op, part) for part in seen.ops)
+    return replace(seen, sources=(Source("x", "input", call.inputs[0], requires_grad=op.grad),), ops=ops)
 
 
 def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Logical | None:
-    """A function on an op's inputs by ops that write nowhere, in the op's place; None if it cannot be captured."""
+    """A function on an op's inputs by ops that write nowhere; None if it cannot be captured."""
     args, kwargs = in_line(op)
     try:
-        seen = opened(function, args, kwargs, call.inputs)
+        return opened(function, args, kwargs, call.inputs)
     except Exception:  # what cannot be captured stays as it is, and runs whole
         _log.info("%s cannot be taken apart", call.name, exc_info=True)
         return None
-    return replace(seen, ops=tuple(part_of(op, part) for part in seen.ops))
 
 
 def part_of(op: LogicalOp, part: LogicalOp) -> LogicalOp:
