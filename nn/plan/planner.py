@@ -5,7 +5,9 @@ Signatures are chosen all together by the graph's own chooser. Beside that the p
 more than one of them that fits.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,7 @@ def plan(
     `plan` may say a part: its grid, and what is not to be chosen. Without one the grid has an axis for each level of
     the cluster. `told` is called with a line for each plan that is tried.
     """
-    with priced_by(cluster):
+    with priced_by(cluster), _uncollected():
         given = _given(plan, cluster, ranks)
         seek = next((s for s in given.statements if isinstance(s, Seek)), None)
         if seek is not None:
@@ -189,6 +191,19 @@ class _Trying:
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Inside, garbage in circles waits: nearly all that a planner makes stays, and each search through all objects that
+    there are would take as long as a plan's choice."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
