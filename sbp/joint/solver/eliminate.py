@@ -75,10 +75,13 @@ def _ordered(
                     found[n] = min(found.get(n, 1) * size, len(model.lives[n]))
         return found
 
+    grown: dict[int, int] = {}  # of nodes, until what lies around them is another
+
     def key(node: int) -> float:
-        cells = prod(result(node).values())
-        grown = cells - sum(prod(table.values()) for table in around[node].values()) if added else cells
-        return grown * (1 + chance * random.random()) if chance else grown
+        if node not in grown:
+            cells = prod(result(node).values())
+            grown[node] = cells - sum(prod(table.values()) for table in around[node].values()) if added else cells
+        return grown[node] * (1 + chance * random.random()) if chance else grown[node]
 
     keys = {n: key(n) for n in part}
     queue = [(value, n) for n, value in keys.items()]
@@ -98,6 +101,8 @@ def _ordered(
                     del around[n][serial]
         if len(reached) > 1:
             put(reached)
+        for n in reached:
+            del grown[n]
         for n in dict.fromkeys([*reached, *(m for r in reached for table in around[r].values() for m in table)]):
             keys[n] = key(n)
             heapq.heappush(queue, (keys[n], n))

@@ -73,8 +73,8 @@ def _eliminate_parted(model: Model, node: int, limit: int) -> None:
 
 
 def _least(table: Table, node: int, model: Model) -> Vector:
-    rows, mine = table.rows(node, model.lives)
-    least: Vector = rows.min(axis=1)[mine]
+    view = table.view(node, model.lives)
+    least: Vector = view.rows.min(axis=1)[view.mine]
     return least
 
 

@@ -228,19 +228,18 @@ def _undominated(node: int, model: Model) -> LiveMask:
     """The live candidates of a node that are to stay.
 
     r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
-    equals the first stays. Two entries of each table, where r is best and where t is worst, refute most pairs at no
-    expense.
+    equals the first stays. Two entries of each table refute most pairs at no expense (`View.apart`).
     """
     live = model.lives[node]
     cost = model.costs[node][live]
     keep = np.isfinite(cost)
-    looks = [table.rows(node, model.lives) for table in model.around[node].values()]
-    for rows, mine in looks:
-        keep &= (rows.min(axis=1) < np.inf)[mine]  # else forbidden whatever the others choose
+    looks = [table.view(node, model.lives) for table in model.around[node].values()]
+    for view in looks:
+        keep &= view.allowed[view.mine]  # else forbidden whatever the others choose
     alive = np.flatnonzero(keep)
     held = model.memory[node][live] if model.memory else np.zeros(len(live))
     if looks and len(alive):
-        alike = [mine[alive] for _, mine in looks]
+        alike = [view.mine[alive] for view in looks]
         if model.memory:
             alike.append(np.unique(held[alive], return_inverse=True)[1].reshape(-1))
         first, group = refined(alike)
@@ -251,18 +250,14 @@ def _undominated(node: int, model: Model) -> LiveMask:
     better[held[alive][None, :] > held[alive][:, None]] = np.inf
     least = better.copy()
     with np.errstate(invalid="ignore"):  # inf - inf: forbidden for both, so no reason against t
-        for rows, mine in looks:
-            at = mine[alive]
-            every = np.arange(len(rows))
-            low, high = rows.argmin(axis=1), rows.argmax(axis=1)
-            here = rows[:, low].T - rows[every, low][:, None]
-            there = rows[every, high][None, :] - rows[:, high]
-            least += np.fmax(here, there)[np.ix_(at, at)]
+        for view in looks:
+            at = view.mine[alive]
+            least += view.apart[at[:, None], at]
         np.fill_diagonal(least, np.inf)
         r, t = np.nonzero(least <= 0)
         total = better[r, t]
-        for rows, mine in looks:
-            total = total + _worst(rows, mine[alive[r]], mine[alive[t]])
+        for view in looks:
+            total = total + _worst(view.rows, view.mine[alive[r]], view.mine[alive[t]])
     beaten = np.zeros(better.shape, dtype=bool)
     beaten[r, t] = total <= 0
     stays = np.ones(len(alive), dtype=bool)

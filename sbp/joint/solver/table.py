@@ -6,14 +6,16 @@ by the third power of their share.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from ..problem import Ints, Vector
 
-__all__ = ["Table", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
+__all__ = ["Table", "View", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
 
 CELLS = 1 << 16  # of a temporary, which then stays in the cache
 NONE = np.zeros(1, dtype=np.intp)  # where a table does not look at a node
@@ -23,12 +25,39 @@ LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it
 
 
 @dataclass(frozen=True, eq=False)
+class View:
+    """A table as one of its nodes sees it, among live candidates: a row for each class of its own, with all that the
+    others may choose; and the row of each of its candidates."""
+
+    lives: tuple[Ints, ...]  # of the table's nodes
+    rows: Vector
+    mine: Ints
+
+    @cached_property
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Of each row, whether the others may choose anything."""
+        found: npt.NDArray[np.bool_] = self.rows.min(axis=1) < np.inf
+        return found
+
+    @cached_property
+    def apart(self) -> Vector:
+        """[row r, row t]: by how much t may cost more than r, at least: where r is best, and where t is worst."""
+        rows, every = self.rows, np.arange(len(self.rows))
+        low, high = rows.argmin(axis=1), rows.argmax(axis=1)
+        with np.errstate(invalid="ignore"):  # inf - inf: forbidden for both
+            here = rows[:, low].T - rows[every, low][:, None]
+            there = rows[every, high][None, :] - rows[:, high]
+        return np.fmax(here, there)
+
+
+@dataclass(frozen=True, eq=False)
 class Table:
     """values[class of node 0, class of node 1, ...]; the classes of candidates that were dropped mean nothing."""
 
     nodes: tuple[int, ...]  # ascending
     values: Vector
     classes: tuple[Ints, ...]  # for each node, candidate -> class
+    views: dict[int, View] = field(default_factory=dict, init=False)  # the last that each node asked for
 
     def of(self, node: int) -> Ints:
         """The class of each candidate of a node."""
@@ -48,16 +77,24 @@ class Table:
         picked: Vector = self.values[index][self.of(node)[candidates]]
         return picked
 
-    def rows(self, node: int, lives: Sequence[Ints]) -> tuple[Vector, Ints]:
-        """[classes of a node, everything that the others may choose], and the row of each live candidate."""
+    def view(self, node: int, lives: Sequence[Ints]) -> View:
+        """What a node sees of it; kept until candidates of its nodes are dropped."""
+        now = tuple(lives[n] for n in self.nodes)
+        known = self.views.get(node)
+        if known is None or any(a is not b for a, b in zip(known.lives, now, strict=True)):
+            known = self.views[node] = self._viewed(node, now)
+        return known
+
+    def _viewed(self, node: int, lives: tuple[Ints, ...]) -> View:
         values, mine, at = self.values, NONE, 0
-        for axis, (n, classes) in enumerate(zip(self.nodes, self.classes, strict=True)):
-            used, inverse = dense(classes[lives[n]])
+        for axis, (n, live, classes) in enumerate(zip(self.nodes, lives, self.classes, strict=True)):
+            used, inverse = dense(classes[live])
             if len(used) < values.shape[axis]:
                 values = values.take(used, axis)
             if n == node:
                 mine, at = inverse, axis
-        return (values if at == 0 else np.moveaxis(values, at, 0)).reshape(values.shape[at], -1), mine
+        rows = (values if at == 0 else np.moveaxis(values, at, 0)).reshape(values.shape[at], -1)
+        return View(lives, rows, mine)
 
 
 def pair(i: int, j: int, matrix: Vector) -> Table:
