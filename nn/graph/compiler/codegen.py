@@ -12,25 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....boxing import box, box_async
-from ....boxing.encoders.encoded_move import EncodedMove
-from ....boxing.encoders.hop import EncodedHop
-from ....boxing.exchange.filled_rows import box_filled
 from ....placement.errors import SbpError
 from ....placement.world import owned
 from ....sbp.logical import OffloadPlace
 from ..host.copies import Copies
-from ..lower.instructions import Instruction, LocalRegister, Transfer
+from ..lower.instructions import Instruction, LocalRegister
 from ..lower.offload import offload_of
 from ..lower.order import Order
 from ..lower.random import Drawer, Numbered
 from ..lower.segments import Draw, Segment
 from .compiled_segments import CompiledSegments
-from .generated_calls import Bucket, hold, no_shards, ones, own, to_holders
+from .generated_calls import ones
+from .move_source import MOVES, MoveWriter
+from .source_text import SourceText, tuple_of
 
 __all__ = ["Bundles", "Running", "function"]
-
-OF_STAGES = ("saved", "stash", "rest", "away", "landed", "coming")  # registers on the ranks of a stage
 
 
 class Bundles(NamedTuple):
@@ -64,44 +60,44 @@ def function(segments: CompiledSegments, plan: Order, bundles: Bundles, name: st
     writer = _SourceWriter(segments, plan, handed)
     text = writer.written(bundles, name)
     # Under this name records take a line of it for ours, and look further out for the user's.
-    exec(compile(text, f"{__file__} ({name})", "exec"), writer.bound)
-    gives = [[n for y in given for n in writer.all_names(y)] for given in bundles.gives if isinstance(given, tuple)]
-    return Running(writer.bound[name], text, tuple(tuple(n not in writer.borrowed for n in names) for names in gives))
+    exec(compile(text, f"{__file__} ({name})", "exec"), writer.text.bound)
+    gives = [
+        [n for y in given for n in writer.text.all_names(y)] for given in bundles.gives if isinstance(given, tuple)
+    ]
+    return Running(
+        writer.text.bound[name], text, tuple(tuple(n not in writer.text.borrowed for n in names) for names in gives)
+    )
 
 
 class _SourceWriter:
     def __init__(self, segments: CompiledSegments, plan: Order, handed: bool) -> None:
         self.graph, self.stages, self.plan, self.handed = segments.graph, segments.stages, plan, handed
         self.compiled, self.again, self.halves = segments.at, segments.again, segments.halves
-        self.bound: dict[str, Any] = {"add": torch.add, "add_": torch.Tensor.add_, "box": box, "own": own}
-        self.numbers: dict[str, int] = {}
-        self.known: dict[int, str] = {}  # what is bound already, by identity
-        self.live: set[str] = set()
-        self.borrowed: set[str] = set()  # gradients whose memory may be somebody else's too
-        self.lines: list[str] = []
+        self.text = SourceText(plan, segments.stages)
+        self.moves = MoveWriter(plan, self.text)
         self.copies: dict[OffloadPlace, Copies] = {}
 
     def written(self, bundles: Bundles, name: str) -> str:
         for source in self.sources(bundles):
             if owned(self.plan.layouts[source].placement):
-                self.line(f"{self.targets(source)} = shards[{source!r}]")
+                self.text.line(f"{self.text.targets(source)} = shards[{source!r}]")
         for at, registers in enumerate(bundles.takes):
-            names = [n for register in registers for n in self.all_names(register)]
-            self.borrowed.update(names)
+            names = [n for register in registers for n in self.text.all_names(register)]
+            self.text.borrowed.update(names)
             if names:
-                self.line(f"{self.makes(names)} = in{at}")
+                self.text.line(f"{self.text.makes(names)} = in{at}")
         for do in self.plan.todo:
-            getattr(self, f"do_{do.what}")(do)
-        for mine in sorted({n for y in self.plan.grads.values() for n in self.names(y)} & self.borrowed):
-            self.line(f"{mine} = own({mine})")  # who gets it may change it in place
+            getattr(self.moves if do.what in MOVES else self, f"do_{do.what}")(do)
+        for mine in sorted({n for y in self.plan.grads.values() for n in self.text.names(y)} & self.text.borrowed):
+            self.text.line(f"{mine} = own({mine})")  # who gets it may change it in place
         takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
-        self.line(f"return {_tuple(map(self.given, bundles.gives))}")
-        return "\n    ".join([f"def {name}(shards{takes}):", *self.lines]) + "\n"
+        self.text.line(f"return {tuple_of(map(self.given, bundles.gives))}")
+        return "\n    ".join([f"def {name}(shards{takes}):", *self.text.lines]) + "\n"
 
     def given(self, registers: tuple[LocalRegister, ...] | Mapping[str, LocalRegister]) -> str:
         if isinstance(registers, tuple):
-            return _tuple(n for register in registers for n in self.all_names(register))
-        return "{" + ", ".join(f"{name!r}: {self.held(register)}" for name, register in registers.items()) + "}"
+            return tuple_of(n for register in registers for n in self.text.all_names(register))
+        return "{" + ", ".join(f"{name!r}: {self.text.held(register)}" for name, register in registers.items()) + "}"
 
     def sources(self, bundles: Bundles) -> list[LocalRegister]:
         """Registers that are read and neither made here nor handed in, in the order of the graph."""
@@ -114,64 +110,24 @@ class _SourceWriter:
         order = {source.value.name: at for at, source in enumerate(self.graph.sources)}
         return sorted(found, key=lambda x: order.get(x, len(order)))
 
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def bind(self, value: Any, hint: str) -> str:
-        """The name under which the function knows an object."""
-        name = self.known.get(id(value))
-        if name is None:
-            name = self.known[id(value)] = f"{hint}{len(self.known)}"
-            self.bound[name] = value  # which also keeps its id from being used again
-        return name
-
-    def name(self, register: str, at: int) -> str:
-        return f"v{self.numbers.setdefault(register, len(self.numbers))}_{at}"
-
-    def on(self, register: str, rank: int, at: int) -> str:
-        """The name of a register on a rank, which is the so manyth owned here of its segment's placement; of what went
-        round an axis the same ranks stand in another order."""
-        layout = self.plan.layouts.get(register)
-        ranks = owned(layout.placement) if layout else ()
-        return self.name(register, ranks.index(rank) if rank in ranks else at)
-
-    def names(self, register: str) -> list[str]:
-        """The names of a register on the ranks owned here; those without a layout are the process's own."""
-        layout = self.plan.layouts.get(register)
-        return [self.name(register, at) for at in range(len(owned(layout.placement)) if layout else 1)]
-
-    def makes(self, names: Iterable[str]) -> str:
-        """Names on the left of an assignment, each with a comma behind."""
-        listed = list(names)
-        self.live.update(listed)
-        return ", ".join(listed) + ","
-
-    def targets(self, register: str) -> str:
-        return self.makes(self.names(register) or ["_"])
-
-    def held(self, register: str) -> str:
-        """A register's shards as a tuple; a token where none is owned."""
-        names = self.names(register)
-        return _tuple(names) if names else self.bind(no_shards(self.plan.layouts[register]), "token")
-
     def do_run(self, do: Instruction) -> None:
         stage = self.stages[do.number]
         assert isinstance(stage, Segment)
         for at, rank in enumerate(owned(stage.placement)):
-            run = self.bind(self.compiled[do.number, rank].forward, "f")
-            makes = [self.name(y, at) for y in do.writes[: len(stage.outputs)]]
+            run = self.text.bind(self.compiled[do.number, rank].forward, "f")
+            makes = [self.text.name(y, at) for y in do.writes[: len(stage.outputs)]]
             kept = next((register for register in do.writes if register.kind == "saved"), None)
-            saved = self.name(kept, at) if kept else "_"
-            given = ", ".join(self.on(x, rank, at) for x in do.reads)
-            self.line(f"{self.makes([*makes, saved])} = {run}({given})")
+            saved = self.text.name(kept, at) if kept else "_"
+            given = ", ".join(self.text.on(x, rank, at) for x in do.reads)
+            self.text.line(f"{self.text.makes([*makes, saved])} = {run}({given})")
             if stage.wants and not kept:
-                self.line("del _")
+                self.text.line("del _")
             apart = self.compiled[do.number, rank].apart
             if do.writes and do.writes[-1].kind == "stash":
                 assert apart is not None
-                stash = self.makes([self.name(do.writes[-1], at)])[:-1]
-                parts = [_tuple([f"{saved}[{n}]" for n in half]) for half in apart.saved]
-                self.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
+                stash = self.text.makes([self.text.name(do.writes[-1], at)])[:-1]
+                parts = [tuple_of([f"{saved}[{n}]" for n in half]) for half in apart.saved]
+                self.text.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
 
     def do_grad(self, do: Instruction) -> None:
         stage = self.stages[do.number]
@@ -181,13 +137,13 @@ class _SourceWriter:
         for at, rank in enumerate(owned(stage.placement)):
             mine = self.compiled[do.number, rank]
             assert mine.backward is not None
-            taken = [self.on(registers[stage.inputs[i]], rank, at) for i in mine.again]
+            taken = [self.text.on(registers[stage.inputs[i]], rank, at) for i in mine.again]
             cotangents = [self.cotangent(register, at) for register in do.reads[len(do.reads) - len(stage.returns) :]]
-            given = ", ".join([f"*{self.name(do.reads[0], at)}", *taken, *cotangents])
-            made = [self.on(register, rank, at) for register in do.writes]
-            self.borrowed.update(name for name, owns in zip(made, mine.owns, strict=True) if not owns)
-            makes = self.makes(made)
-            self.line(f"{makes} = {self.bind(mine.backward, 'b')}({given})")
+            given = ", ".join([f"*{self.text.name(do.reads[0], at)}", *taken, *cotangents])
+            made = [self.text.on(register, rank, at) for register in do.writes]
+            self.text.borrowed.update(name for name, owns in zip(made, mine.owns, strict=True) if not owns)
+            makes = self.text.makes(made)
+            self.text.line(f"{makes} = {self.text.bind(mine.backward, 'b')}({given})")
             self.cast(do.writes, at)
 
     def do_first(self, do: Instruction) -> None:
@@ -206,14 +162,14 @@ class _SourceWriter:
         for at, rank in enumerate(owned(stage.placement)):
             mine = self.compiled[do.number, rank].apart
             assert mine is not None
-            taken = [self.on(registers[stage.inputs[i]], rank, at) for i in mine.again[half]]
+            taken = [self.text.on(registers[stage.inputs[i]], rank, at) for i in mine.again[half]]
             last = [self.cotangent(register, at) for register in do.reads[len(do.reads) - many :]]
-            given = ", ".join([f"*{self.name(do.reads[0], at)}", *taken, *(f"*{x}" if half else x for x in last)])
-            made = [self.on(register, rank, at) for register in do.writes]
+            given = ", ".join([f"*{self.text.name(do.reads[0], at)}", *taken, *(f"*{x}" if half else x for x in last)])
+            made = [self.text.on(register, rank, at) for register in do.writes]
             owns = mine.owns if half else (False,) * len(made)
-            self.borrowed.update(name for name, owned in zip(made, owns, strict=True) if not owned)
-            makes = self.makes(made)
-            self.line(f"{makes} = {self.bind((mine.first, mine.second)[half], 'b')}({given})")
+            self.text.borrowed.update(name for name, owned in zip(made, owns, strict=True) if not owned)
+            makes = self.text.makes(made)
+            self.text.line(f"{makes} = {self.text.bind((mine.first, mine.second)[half], 'b')}({given})")
             self.cast(do.writes, at)
 
     def apart(self, register: LocalRegister) -> tuple[torch.dtype, torch.dtype] | None:
@@ -228,14 +184,14 @@ class _SourceWriter:
         for register in registers:
             types = self.apart(register)
             if types is not None:
-                name = self.name(register, at)
-                self.line(f"{name} = {name}.to({self.bind(types[0], 'dtype')})")
-                self.borrowed.discard(name)
+                name = self.text.name(register, at)
+                self.text.line(f"{name} = {name}.to({self.text.bind(types[0], 'dtype')})")
+                self.text.borrowed.discard(name)
 
     def cotangent(self, register: LocalRegister, at: int) -> str:
         """A gradient as a segment takes it, in the type of its value."""
-        name, types = self.name(register, at), self.apart(register)
-        return name if types is None else f"{name}.to({self.bind(types[1], 'dtype')})"
+        name, types = self.text.name(register, at), self.apart(register)
+        return name if types is None else f"{name}.to({self.text.bind(types[1], 'dtype')})"
 
     def do_draw(self, do: Instruction) -> None:
         stage = self.stages[do.number]
@@ -249,14 +205,15 @@ class _SourceWriter:
             drawn = drawer.again
         elif any(y.kind == "chance" for y in do.writes):
             drawn = drawer.noted
-        given = [self.name(x, 0) if x.kind == "chance" else _tuple(self.names(x)) for x in do.reads]
-        call = f"{self.bind(drawn, 'draw')}({', '.join([*(['shards'] if self.handed else []), *given])})"
+        given = [self.text.name(x, 0) if x.kind == "chance" else tuple_of(self.text.names(x)) for x in do.reads]
+        call = f"{self.text.bind(drawn, 'draw')}({', '.join([*(['shards'] if self.handed else []), *given])})"
         if here:
             targets = [
-                self.makes([self.name(y, 0)])[:-1] if y.kind == "chance" else f"({self.targets(y)})" for y in do.writes
+                self.text.makes([self.text.name(y, 0)])[:-1] if y.kind == "chance" else f"({self.text.targets(y)})"
+                for y in do.writes
             ]
             call = "".join(f"{target}, " for target in targets) + f"= {call}"
-        self.line(call)
+        self.text.line(call)
 
     def before(self, stage: int) -> int:
         """How many draws there are before one: the same whatever is moved in between."""
@@ -264,32 +221,24 @@ class _SourceWriter:
 
     def do_seed(self, do: Instruction) -> None:
         if self.handed:
-            self.line(f"{self.targets(do.writes[0])} = shards['seed {do.number}']")
+            self.text.line(f"{self.text.targets(do.writes[0])} = shards['seed {do.number}']")
             return
-        for name, one in zip(self.names(do.writes[0]), ones(self.plan.layouts[do.writes[0]]), strict=False):
-            self.line(f"{self.makes([name])[:-1]} = {self.bind(one, 'one')}")
-            self.borrowed.add(name)
+        for name, one in zip(self.text.names(do.writes[0]), ones(self.plan.layouts[do.writes[0]]), strict=False):
+            self.text.line(f"{self.text.makes([name])[:-1]} = {self.text.bind(one, 'one')}")
+            self.text.borrowed.add(name)
 
     def do_add(self, do: Instruction) -> None:
         # The first sum is a new tensor, for what it adds to may be somebody else's too.
         call = "add" if do.number == 2 else "add_"
-        for into, part in zip(self.names(do.reads[0]), self.names(do.reads[1]), strict=True):
-            self.line(f"{into} = {call}({into}, {part})")
-            self.borrowed.discard(into)
+        for into, part in zip(self.text.names(do.reads[0]), self.text.names(do.reads[1]), strict=True):
+            self.text.line(f"{into} = {call}({into}, {part})")
+            self.text.borrowed.discard(into)
 
     def do_free(self, do: Instruction) -> None:
-        names = [n for register in do.reads for n in self.all_names(register) if n in self.live]
+        names = [n for register in do.reads for n in self.text.all_names(register) if n in self.text.live]
         if names:
-            self.live.difference_update(names)
-            self.line(f"del {', '.join(names)}")
-
-    def all_names(self, register: LocalRegister) -> list[str]:
-        if register in self.plan.layouts:
-            return self.names(register)
-        stage = self.stages[register.number] if register.kind in OF_STAGES else None
-        if isinstance(stage, Segment):
-            return [self.name(register, at) for at in range(len(owned(stage.placement)))]
-        return [self.name(register, 0)]
+            self.text.live.difference_update(names)
+            self.text.line(f"del {', '.join(names)}")
 
     def do_stow(self, do: Instruction) -> None:
         stage, x = self.stages[do.number], do.reads[0]
@@ -298,9 +247,9 @@ class _SourceWriter:
         value = x in self.plan.layouts
         if not value:
             self.check_saved(x.number)
-        copies = self.bind(self.copies.setdefault(said.to, Copies(said.to, self.graph.name)), "host")
-        for mine, away in zip(self.all_names(x), self.all_names(do.writes[0]), strict=True):
-            self.line(f"{self.makes([away])[:-1]} = {copies}.stow({f'({mine},)' if value else mine})")
+        copies = self.text.bind(self.copies.setdefault(said.to, Copies(said.to, self.graph.name)), "host")
+        for mine, away in zip(self.text.all_names(x), self.text.all_names(do.writes[0]), strict=True):
+            self.text.line(f"{self.text.makes([away])[:-1]} = {copies}.stow({f'({mine},)' if value else mine})")
 
     def check_saved(self, number: int) -> None:
         """Refuse to offload what torch's autograd keeps to itself."""
@@ -317,84 +266,15 @@ class _SourceWriter:
                 )
 
     def do_fetch(self, do: Instruction) -> None:
-        for away, coming in zip(self.all_names(do.reads[0]), self.coming(do.writes[0], do.reads[0]), strict=True):
-            self.line(f"{self.makes([coming])[:-1]} = {away}.fetch()")
+        for away, coming in zip(self.text.all_names(do.reads[0]), self.coming(do.writes[0], do.reads[0]), strict=True):
+            self.text.line(f"{self.text.makes([coming])[:-1]} = {away}.fetch()")
 
     def do_land(self, do: Instruction) -> None:
-        landed = self.all_names(do.writes[0])
+        landed = self.text.all_names(do.writes[0])
         for coming, name in zip(self.coming(do.reads[0], do.writes[0]), landed, strict=True):
-            made = self.makes([name])
-            self.line(f"{made if do.writes[0] in self.plan.layouts else made[:-1]} = {coming}.wait()")
+            made = self.text.makes([name])
+            self.text.line(f"{made if do.writes[0] in self.plan.layouts else made[:-1]} = {coming}.wait()")
 
     def coming(self, register: LocalRegister, like: LocalRegister) -> list[str]:
         """The names of what is on its way back, on the ranks of what it is."""
-        return [self.name(register, at) for at in range(len(self.all_names(like)))]
-
-    def do_box(self, do: Instruction) -> None:
-        transfer = self.plan.transfers[do.number]
-        if not transfer.here:
-            return
-        if not transfer.sends:
-            made = [name for register in do.writes for name in self.names(register)]
-            self.borrowed.update(made if self.borrowed.intersection(self.names(do.reads[-1])) else ())
-        if transfer.saves or transfer.saved:
-            self._extremal(do, transfer)
-        elif transfer.together:
-            bucket, first = self._bucket(transfer)
-            self._call(do, f"{bucket}.now", *first)
-        elif not transfer.plans[0].moves and transfer.pairs[0][0].placement is transfer.pairs[0][1].placement:
-            self.line(f"{self.targets(do.writes[0])} = {self.held(do.reads[0])}")
-        else:
-            src, dst = (self.bind(of, "at") for of in transfer.pairs[0])
-            by, x = self.bind(box_filled, "box_filled") if transfer.encoder else "box", do.reads[0]
-            self.line(f"{self.targets(do.writes[0])} = {by}({self.held(x)}, {src}, {dst}, op={x!r})")
-
-    def do_start(self, do: Instruction) -> None:
-        transfer = self.plan.transfers[do.number]
-        if transfer.here:
-            ends = [] if transfer.together else [self.bind(of, "at") for of in transfer.pairs[0]]
-            call, first = self._bucket(transfer) if transfer.together else (self.bind(box_async, "start"), ())
-            given = ", ".join([*first, *map(self.held, do.reads), *ends])
-            pending = self.makes([self.name(do.writes[0], 0)])[:-1]
-            self.line(f"{pending} = {call}{'.start' if transfer.together else ''}({given})")
-
-    def do_wait(self, do: Instruction) -> None:
-        transfer = self.plan.transfers[do.number]
-        if not transfer.here:
-            return
-        wait = f"{self.name(do.reads[0], 0)}.wait()"
-        targets = [self.targets(register) for register in do.writes]
-        self.line(f"{targets[0] if not transfer.together else ''.join(f'({t}), ' for t in targets)} = {wait}")
-
-    def _bucket(self, transfer: Transfer) -> tuple[str, tuple[str, ...]]:
-        """The bucket of several gradients, or of encoded ones, and what it is handed besides."""
-        if transfer.encodings:
-            return self.bind(EncodedMove(transfer.pairs, transfer.encodings), "encoded"), ("shards['kept']",)
-        return self.bind(Bucket(transfer), "bucket"), ()
-
-    def do_encode(self, do: Instruction) -> None:
-        """One end of a hop, on its ranks."""
-        transfer = self.plan.transfers[do.number]
-        assert transfer.encoder is not None
-        if owned(transfer.pairs[0][do.what == "decode"].placement):
-            hop = self.bind(EncodedHop(*transfer.pairs[0], transfer.encoder), "hop")
-            self.line(f"{self.targets(do.writes[0])} = {hop}.{do.what}({self.held(do.reads[0])})")
-
-    do_decode = do_encode
-
-    def _call(self, do: Instruction, function: str, *first: str) -> None:
-        given = ", ".join([*first, *map(self.held, do.reads)])
-        self.line("".join(f"({self.targets(y)}), " for y in do.writes) + f"= {function}({given})")
-
-    def _extremal(self, do: Instruction, transfer: Transfer) -> None:
-        if transfer.saves:
-            ends = ", ".join(self.bind(of, "at") for of in transfer.pairs[0])
-            call = f"{self.bind(hold, 'hold')}({self.held(do.reads[0])}, {ends})"
-            self.line(f"({self.targets(do.writes[0])}), {self.makes([self.name(do.writes[1], 0)])[:-1]} = {call}")
-        else:
-            call = f"{self.bind(to_holders, 'back')}({self.name(do.reads[0], 0)}, {self.held(do.reads[1])})"
-            self.line(f"{self.targets(do.writes[0])} = {call}")
-
-
-def _tuple(names: Iterable[str]) -> str:
-    return "(" + "".join(f"{name}, " for name in names) + ")"
+        return [self.text.name(register, at) for at in range(len(self.text.all_names(like)))]
