@@ -231,7 +231,8 @@ def _check_firings(was: Simulation, run: Simulation) -> None:
 def _labels(run: Simulation) -> dict[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = {}
     for ran in run.firings:
-        found.setdefault((ran.actor, ran.case), []).append(ran.label)
+        for name, label in ran.parts:
+            found.setdefault((ran.actor, name if ran.case else ""), []).append(label)
     return found
 
 

@@ -123,7 +123,7 @@ def _lacks(desk: Desk, at: int, state: ActorState) -> Iterator[Wait]:
         return every == 1 or wired.turn(out, port, fired) % every == 0
 
     case = wired.case(fired)
-    for port, slots, every, low in wired.takes[case]:
+    for port, slots, every, low, _ in wired.takes[case]:
         have, need = state.have[port], slots + low
         if begins(False, port, every) and not state.ended[port] and have < need:
             by, _ = wiring.producer[at][port]
@@ -132,7 +132,7 @@ def _lacks(desk: Desk, at: int, state: ActorState) -> Iterator[Wait]:
                 need = slots
             other = actors[by].name, port, states[by].phase == "ended"
             yield Wait(name, fired, what, wired.actor.takes[port].register, have, need, *other)
-    for port, slots, every, _ in wired.outs[case]:
+    for port, slots, every, _, _ in wired.outs[case]:
         if begins(True, port, every) and state.credits[port] < slots:
             by, take = wiring.consumer[at][port]
             register = wired.actor.gives[wired.give[port]].register

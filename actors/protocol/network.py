@@ -10,6 +10,8 @@ Rates: what is taken every n firings is held for all n and freed after the last 
 is reserved for the first and filled by the last (accumulate); several slots at once join or cut.
 An actor with a `sequence` does several things, its cases, in that order: chunks of a device, or a whole order table.
 Every take reads all slots of its register, those of one actor too: what two cases read lies there until both have.
+A case such as "F0&B1" is two things at once, its parts: it begins when both can, ends for both, and each works on slots
+of its own number.
 An actor without `firings` ends when what its next firing takes has ended, whatever its other cases could still take.
 
 A network is opened by making another one of it, with more actors, or with a register led through some of them.
@@ -87,13 +89,18 @@ class Actor:
         """The cases of an actor in the order in which each comes first; a plain actor has one, without a name."""
         return tuple(dict.fromkeys(self.sequence)) or ("",)
 
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The cases of an actor with those that are two at once taken apart."""
+        return tuple(dict.fromkeys(part for case in self.cases for part in case.split("&")))
+
     def key(self, firing: int) -> tuple[int, ...]:
         """The key of a queue: rank and name."""
         unit, group = self.unit, self.group
         return firing // unit if unit else 0, self.kind, firing // group if group else 0, self.place, firing
 
     def active(self, port: Take | Give, case: str) -> bool:
-        """Whether a port is of a case. One like "F0&B1" is two at once, and has the ports of both."""
+        """Whether a port is of a case. One that is two at once has the ports of both."""
         return not port.case or port.case == case or port.case in case.split("&")
 
 

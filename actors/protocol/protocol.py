@@ -68,12 +68,13 @@ class ActorState(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A take or an out edge as a case sees it."""
+    """A take or an out edge as a case sees it, and which part of the case uses it."""
 
     at: int
     slots: int
     every: int
     low: int = 0
+    part: int = 0
 
 
 class Wired:
@@ -88,6 +89,9 @@ class Wired:
         self.takes = tuple(_ports(actor, [(take, take.low) for take in actor.takes], case) for case in actor.cases)
         self.outs = tuple(_ports(actor, [(give, 0) for give, _ in outs], case) for case in actor.cases)
         self.give = tuple(actor.gives.index(give) for give, _ in outs)  # of every out edge
+        self.parts = tuple(tuple(actor.parts.index(part) for part in case.split("&")) for case in actor.cases)
+        # Of every out edge, by case, which part of it fills that.
+        self.filler = tuple(tuple(_part(give, case) for give, _ in outs) for case in actor.cases)
         self.limit = actor.firings or inf
         self.grouped = any(take.every > 1 for take in actor.takes) or any(give.every > 1 for give in actor.gives)
         self.told = tuple(map(_told, self.outs, self.takes))
@@ -117,8 +121,16 @@ class Wired:
 
 def _ports(actor: Actor, listed: "list[tuple[Take | Give, int]]", case: str) -> tuple[Port, ...]:
     return tuple(
-        Port(at, port.slots, port.every, low) for at, (port, low) in enumerate(listed) if actor.active(port, case)
+        Port(at, port.slots, port.every, low, _part(port, case))
+        for at, (port, low) in enumerate(listed)
+        if actor.active(port, case)
     )
+
+
+def _part(port: Take | Give, case: str) -> int:
+    """The part of a case that a port is of; the first has those of the whole case, or of none."""
+    parts = case.split("&")
+    return parts.index(port.case) if port.case in parts else 0
 
 
 def _told(outs: tuple[Port, ...], takes: tuple[Port, ...]) -> tuple[Message, ...]:
@@ -194,10 +206,10 @@ def _fired(wired: Wired, state: ActorState) -> ActorState:
     _, fired, have, ended, credits = state
     case = wired.sequence[fired % wired.round]
     taken, reserved = list(have), list(credits)
-    for at, slots, every, _ in wired.takes[case]:
+    for at, slots, every, _, _ in wired.takes[case]:
         if every == 1 or wired.turn(False, at, fired) % every == 0:
             taken[at] -= slots
-    for at, slots, every, _ in wired.outs[case]:
+    for at, slots, every, _, _ in wired.outs[case]:
         if every == 1 or wired.turn(True, at, fired) % every == 0:
             reserved[at] -= slots
     return _new(ActorState, ("running", fired, tuple(taken), ended, tuple(reserved)))
@@ -229,13 +241,13 @@ def _phase(wired: Wired, fired: int, have: tuple[int, ...], ended: tuple[bool, .
         return "ended"
     case = wired.sequence[fired % wired.round]
     phase: Phase = "ready"
-    for at, slots, every, low in wired.takes[case]:
+    for at, slots, every, low, _ in wired.takes[case]:
         if have[at] < slots + low and (every == 1 or wired.turn(False, at, fired) % every == 0):
             if not ended[at]:
                 phase = "waiting"
             elif have[at] < slots:
                 return "ended"
-    for at, slots, every, _ in wired.outs[case]:
+    for at, slots, every, _, _ in wired.outs[case]:
         if credits[at] < slots and (every == 1 or wired.turn(True, at, fired) % every == 0):
             return "waiting"
     return phase

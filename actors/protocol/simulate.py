@@ -24,7 +24,7 @@ SAME = 1e-9  # relative; what lies so near is one instant
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One firing, and from when to when."""
+    """One firing, and from when to when. `more` are the labels of what it did besides, where that was two at once."""
 
     actor: str
     case: str
@@ -32,9 +32,16 @@ class Ran:
     queue: str
     start: float
     end: float
+    more: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.case or self.actor}{self.label}"
+        return "&".join(f"{name}{label}" for name, label in self.parts)
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The things that it did, each with its label: one, or two at once."""
+        names = (self.case or self.actor).split("&") if self.more else [self.case or self.actor]
+        return tuple(zip(names, (self.label, *self.more), strict=True))
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,6 @@ class _Clock:
         self.heap: list[tuple[float, int, int, Event | None, tuple[Slot, ...]]] = []
         self.order = count()
         self.ran: list[Ran] = []
-        self.labels = [0] * len(network.actors)  # of the firing under way
         self.unsent: list[tuple[int, tuple[Message, ...]]] = []
         self.times = [[dict(actor.times).get(case, actor.time) for case in actor.cases] for actor in network.actors]
         self.edges = [self._edges(at) for at in range(len(network.actors))]
@@ -138,9 +144,8 @@ class _Clock:
             if ready and not busy[queue]:
                 at = desk.next(queue)
                 assert at is not None
-                _, case, label, _, _ = desk.fire(at)
+                _, case, label, _, _, more = desk.fire(at)
                 busy[queue] = True
-                self.labels[at] = label
                 long = self.times[at][case]
                 if self.record or self.time is not None:
                     actor = self.wiring.actors[at].actor
@@ -150,7 +155,7 @@ class _Clock:
                             what = f"{self.wiring.network.name}: {actor.name} takes {long} for {label}"
                             raise ScheduleError(f"{what}\n  times are 0 or more, and have an end")
                     if self.record:
-                        self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long))
+                        self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long, more))
                 for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):
                     if edge.high - credits > self.peak[edge.register]:
                         self.peak[edge.register] = edge.high - credits
@@ -174,7 +179,10 @@ class _Clock:
             edge = self.edges[at][port]
             event, filled = edge.end, _NONE
             if kind == "filled":
-                event, filled = edge.filled, _numbered(edge.first + self.labels[at] // edge.every * slots, slots)
+                event, filled = (
+                    edge.filled,
+                    _numbered(edge.first + self.desk.label(at, port) // edge.every * slots, slots),
+                )
             if edge.delay:
                 heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:

@@ -20,13 +20,15 @@ class Slot(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """One firing: `label` is the number of what it works on, for a layer's forward the micro-batch."""
+    """One firing: `label` is the number of what it works on, for a layer's forward the micro-batch. Of a case that is
+    two things at once it is that of the first, and `more` are those of the others."""
 
     actor: int
     case: int
     label: int
     turn: int  # of this case, or of the actor where it has one case
     held: tuple[tuple[Slot, ...], ...]  # for each take of the actor; empty where it is not of this case
+    more: tuple[int, ...] = ()
 
 
 class Desk:
@@ -44,7 +46,9 @@ class Desk:
             for actor in network.actors
         ]
         self.held: list[list[tuple[Slot, ...]]] = [[()] * len(actor.takes) for actor in network.actors]
-        self.turns: list[list[int]] = [[0] * len(actor.cases) for actor in network.actors]
+        self.turns: list[list[int]] = [[0] * len(actor.parts) for actor in network.actors]
+        self.labels: list[tuple[int, ...]] = [(0,)] * len(network.actors)  # of the firing under way, part by part
+        self.cases = [0] * len(network.actors)  # of it
         self._lifo = [[take.lifo for take in actor.takes] for actor in network.actors]
         for at, state in enumerate(self.states):
             if state.phase == "ready":
@@ -65,22 +69,30 @@ class Desk:
         self.ready[self.queue[at]].discard(at)
         fired, turns = state.fired, self.turns[at]
         case = wired.case(fired)
-        label = turn = turns[case]
-        turns[case] += 1
+        parts = wired.parts[case]
+        turn = turns[parts[0]]
+        labels = [turns[part] for part in parts]
+        for part in parts:
+            turns[part] += 1
         kept, slots, lifo = self.held[at], self.slots[at], self._lifo[at]
         held: list[tuple[Slot, ...]] = [()] * len(kept)
         takes = wired.takes[case]
-        for port, count, every, _ in takes:
+        for port, count, every, _, part in reversed(takes):
             if every == 1 or wired.turn(False, port, fired) % every == 0:
                 pop = slots[port].pop if lifo[port] else slots[port].popleft
                 kept[port] = (pop(),) if count == 1 else tuple([pop() for _ in range(count)])
             held[port] = kept[port]
-        if takes:
-            port, count, every, _ = takes[0]
-            label = held[port][0].label // count * every
+            label = held[port][0].label // count * every  # that of its first take is the number of a part
             if every > 1:
                 label += wired.turn(False, port, fired) % every
-        return _new(Firing, (at, case, label, turn, tuple(held)))
+            labels[part] = label
+        self.labels[at], self.cases[at] = tuple(labels), case
+        return _new(Firing, (at, case, labels[0], turn, tuple(held), tuple(labels[1:])))
+
+    def label(self, at: int, out: int) -> int:
+        """The number of what an actor fills an out edge with, by the firing under way or the last."""
+        labels = self.labels[at]
+        return labels[0] if len(labels) == 1 else labels[self.wiring.actors[at].filler[self.cases[at]][out]]
 
     def done(self, at: int) -> tuple[Message, ...]:
         """End the firing under way; the messages that this sends."""

@@ -73,22 +73,22 @@ class InlineSteps:
             if watch.error is not None:
                 return
             self.fired = n
-            at, case, label, turn, held = firing
+            at, case, label, turn, held, more = firing
             if link is not None:
                 value = link.wait(label)
                 for _, _, cell in fills:
                     cells[cell] = value
                 value = None
                 if ran is not None:
-                    ran.append((at, case, label, *link.span(label)))
+                    ran.append((at, case, label, *link.span(label), ()))
             else:
                 if held:
                     held = tuple([tuple([_new(Slot, (k, cells[cell])) for k, cell in slots]) for slots in held])
                 if ran is not None:
                     start = perf_counter()
-                values = work(_new(Firing, (at, case, label, turn, held)))
+                values = work(_new(Firing, (at, case, label, turn, held, more)))
                 if ran is not None:
-                    ran.append((at, case, label, start, perf_counter()))
+                    ran.append((at, case, label, start, perf_counter(), more))
                 held = ()
                 if values is not None:
                     check_given(values, width)
@@ -128,9 +128,9 @@ class InlineSteps:
         if self.fired == len(entries):
             self.watch.fail(error)
             return
-        at, case, label, *_ = entries[self.fired].firing
-        actor = self.job.network.actors[at]
-        self.watch.fail(error, where(actor.name, actor.cases[case], label), actor.queue)
+        firing = entries[self.fired].firing
+        actor = self.job.network.actors[firing.actor]
+        self.watch.fail(error, where(actor.name, actor.cases[firing.case], firing), actor.queue)
 
     def at_work(self) -> str:
         entries = self.order.entries[self.fired : self.fired + 1]

@@ -12,7 +12,8 @@ from .progress import Guard
 __all__ = ["Job", "Raw", "Work", "check_first", "check_given"]
 
 Work: TypeAlias = Callable[[Firing], Sequence[Any] | None]  # a value for each give; for several slots at once, as many
-Raw: TypeAlias = tuple[int, int, int, float, float]  # a firing: its actor, case and label, and from when to when
+# A firing: its actor, case and label, from when to when, and the labels of what it did besides.
+Raw: TypeAlias = tuple[int, int, int, float, float, tuple[int, ...]]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Protocol
 from ...boxing.record import user_line
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, world
+from ..protocol.state import Firing
 
 __all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "where"]
 
@@ -176,6 +177,7 @@ def at_line(thread: threading.Thread | None) -> str:
     return "" if not line or line.startswith(threading.__file__) else f" at {line}"
 
 
-def where(actor: str, case: str, label: int) -> str:
+def where(actor: str, case: str, firing: Firing) -> str:
     """A firing, in words."""
-    return f"{actor}{f' ({case})' if case else ''}, micro-batch {label}"
+    labels = " and ".join(map(str, (firing.label, *firing.more)))
+    return f"{actor}{f' ({case})' if case else ''}, micro-batch{'es' * bool(firing.more)} {labels}"

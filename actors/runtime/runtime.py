@@ -4,7 +4,8 @@
         outcome = runtime.run(record=True)
 
 Work is called with the firing, which holds the values that it takes, and returns a value for each register that the
-actor fills, None where there is none yet. A value is let go as soon as its slot is free.
+actor fills, None where there is none yet. A value is let go as soon as its slot is free. A case that is two tasks at
+once, such as "F0&B1", is one call, and how the two take turns is up to the work.
 """
 
 import weakref
@@ -43,11 +44,11 @@ class RunRecord:
         with the end of that."""
         found: list[Ran] = []
         until: dict[str, float] = {}
-        for at, case, label, start, end in self.raw:  # of one queue in order
+        for at, case, label, start, end, more in self.raw:  # of one queue in order
             actor = self.network.actors[at]
             start = max(start, until.get(actor.queue, start))
             until[actor.queue] = end = max(start, end)
-            found.append(Ran(actor.name, actor.cases[case], label, actor.queue, start, end))
+            found.append(Ran(actor.name, actor.cases[case], label, actor.queue, start, end, more))
         return tuple(sorted(found, key=lambda ran: ran.start))
 
     @property
@@ -113,12 +114,6 @@ class Runtime:
         idle = [actor.name for actor in network.actors if actor.name not in work]
         if idle:
             raise ScheduleError(f"{network.name}: nothing says what {', '.join(idle)} shall do")
-        twice = next((case for actor in network.actors for case in actor.cases if "&" in case), None)
-        if twice is not None:
-            raise ScheduleError(
-                f"{network.name}: {twice} is two tasks at once, which a simulation has and a thread does not\n"
-                "  run the network of flow.compile(..., schedule=), whose order has one behind the other"
-            )
         if here is not None and here not in network.queues:
             raise ScheduleError(f"{network.name}: no queue is called {here!r}\n  there are {', '.join(network.queues)}")
         local = {queue: names for queue, names in (order or {}).items() if queue in network.queues}

@@ -108,10 +108,10 @@ class StaticOrder:
         """The actors that have still to fill or to free what a firing needs."""
         wired, state = self.wiring.actors[at], self.desk.states[at]
         fired, case = state.fired, wired.case(state.fired)
-        for port, slots, every, low in wired.takes[case]:
+        for port, slots, every, low, _ in wired.takes[case]:
             if state.have[port] < slots + low and (every == 1 or wired.turn(False, port, fired) % every == 0):
                 yield self.wiring.producer[at][port][0]
-        for port, slots, every, _ in wired.outs[case]:
+        for port, slots, every, _, _ in wired.outs[case]:
             if state.credits[port] < slots and (every == 1 or wired.turn(True, port, fired) % every == 0):
                 yield self.wiring.consumer[at][port][0]
 
@@ -131,7 +131,9 @@ class StaticOrder:
             elif message.kind == "filled":
                 number = wired.give[message.port]
                 give = wired.actor.gives[number]
-                first = network.register(give.register).initial + firing.label // give.every * message.slots
+                first = (
+                    network.register(give.register).initial + desk.label(at, message.port) // give.every * message.slots
+                )
                 if number not in fills:
                     fills[number] = [self.cell() for _ in range(message.slots)]
                 to, take = self.wiring.consumer[at][message.port]

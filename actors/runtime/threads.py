@@ -203,7 +203,7 @@ class ThreadedSteps:
         else:
             check_given(values, len(gives))
         self.fired += 1
-        self.post(at, firing.label, values, self.desk.done(at), errands)
+        self.post(at, values, self.desk.done(at), errands)
         if self.receives[at] is not None:
             self.ask(at, errands)
 
@@ -212,7 +212,7 @@ class ThreadedSteps:
         state = self.desk.states[at]
         errands.posts.append((at, state.fired, min(state.credits, default=0) + (state.phase == "running")))
 
-    def post(self, at: int, label: int, values: Sequence[Any], messages: tuple[Message, ...], errands: Errands) -> None:
+    def post(self, at: int, values: Sequence[Any], messages: tuple[Message, ...], errands: Errands) -> None:
         """Carry messages, and wake the queues that they make something ready on."""
         desk, wiring = self.desk, self.wiring
         freed: list[int] = []
@@ -230,7 +230,7 @@ class ThreadedSteps:
                     event = Event("end", take)
                 else:
                     give, every, first = self.outs[at][port]
-                    first += label // every * slots
+                    first += desk.label(at, port) // every * slots
                     value = values[give]
                     if slots == 1:
                         several = [Slot(first, value)]
@@ -242,7 +242,7 @@ class ThreadedSteps:
                     event = Event("filled", take, slots)
             more = desk.tell(to, event)
             if more:
-                self.post(to, 0, (), more, errands)
+                self.post(to, (), more, errands)
             queue = self.queues[desk.queue[to]]
             if queue.parked:
                 self.wake(queue, errands)
@@ -294,14 +294,14 @@ class ThreadedSteps:
         link = self.travel[firing.actor]
         if link is not None:
             start, end = link.span(firing.label)
-        self.ran.append((firing.actor, firing.case, firing.label, start, end))
+        self.ran.append((firing.actor, firing.case, firing.label, start, end, firing.more))
 
     def fail(self, error: BaseException, firing: Firing | None) -> None:
         if firing is None:
             self.watch.fail(error)
         else:
             actor = self.wiring.actors[firing.actor].actor
-            self.watch.fail(error, where(actor.name, actor.cases[firing.case], firing.label), actor.queue)
+            self.watch.fail(error, where(actor.name, actor.cases[firing.case], firing), actor.queue)
 
     def at_work(self) -> str:
         busy = [queue for queue in self.queues if not queue.parked]

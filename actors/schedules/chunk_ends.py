@@ -98,7 +98,7 @@ class _Ending:
             if actor.name[1:].isdigit():
                 self.of[actor.name] = actor.name, ""
             else:
-                self.of.update({case: (actor.name, case) for case in actor.cases})
+                self.of.update({part: (actor.name, part) for part in actor.parts})
         self.filled: dict[int, str] = {}
 
     def queue(self, chunk: int) -> str:

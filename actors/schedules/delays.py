@@ -65,13 +65,13 @@ def _read(schedule: Definition, shape: Shape, run: Simulation) -> Iterator[tuple
     """Each forward and backward with its chunk and micro-batch, and after how many updates were what it read."""
     updates: Counter[int] = Counter()  # of each chunk, which are in the order of its queue with all else there
     for ran in run.firings:
-        name = ran.case or ran.actor
-        kind, chunk = name[0], int(name[1:])
-        if kind == "U":
-            updates[chunk] += 1
-        elif kind in "FB":
-            held = updates[chunk] if schedule.unpinned else version(schedule, shape, chunk, ran.label)
-            yield kind, chunk, ran.label, held
+        for name, label in ran.parts:
+            kind, chunk = name[0], int(name[1:])
+            if kind == "U":
+                updates[chunk] += 1
+            elif kind in "FB":
+                held = updates[chunk] if schedule.unpinned else version(schedule, shape, chunk, label)
+                yield kind, chunk, label, held
 
 
 def _told(of: Mapping[int, int]) -> str:

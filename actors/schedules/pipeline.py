@@ -10,7 +10,7 @@ An actor that does several things on a device, in turn or in an order, has the c
 one every chunk has its own actors, of these names.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 
@@ -19,7 +19,7 @@ from ..protocol.network import Actor, Give, Network, Register, Take
 from .chunk_ends import ChunkEnd, Folding, ended
 from .definition import Definition, Marks, Shape
 
-__all__ = ["Chunk", "Costs", "chunks", "network_of", "parts", "version"]
+__all__ = ["Chunk", "Costs", "chunks", "network_of", "parts", "together", "version"]
 
 UPDATE = -1  # before anything else on its device: others wait for it
 
@@ -88,8 +88,7 @@ def network_of(
     """The network of the schedule for one step; costs are those of every chunk, or of each. With `overlap` it has what
     these say is done once a step, and `validated` has optimizers step before all is known of all gradients."""
     actors, registers = parts(schedule, shape, costs)
-    if any(op.joined for row in schedule.rows(shape) for op in row):
-        actors = _together(schedule, shape, actors, chunks(schedule, shape, costs))
+    actors = together(schedule, shape, actors, costs)
     if overlap is not None:
         actors, registers = ended(actors, registers, _ends(schedule, shape, costs), overlap, validated=validated)
     name = (
@@ -304,13 +303,24 @@ def _merged(name: str, of: Sequence[Actor], sequence: tuple[str, ...]) -> Actor:
     )
 
 
-def _together(schedule: Definition, shape: Shape, actors: Sequence[Actor], listed: Sequence[Chunk]) -> list[Actor]:
+def together(
+    schedule: Definition,
+    shape: Shape,
+    actors: Sequence[Actor],
+    costs: Costs | Sequence[Costs],
+    only: Callable[[str, str], bool] = lambda forward, backward: True,
+) -> list[Actor]:
     """The actors of an order, in which two that run together are one firing: it begins when both can, and ends for
-    both. Who runs an order does them one behind the other, which never waits for more."""
-    made: list[Actor] = []
+    both. `only` says for which two that is done; others run one behind the other, which never waits for more."""
     rows = schedule.rows(shape)
+    if not any(op.joined for row in rows for op in row):
+        return list(actors)
+    made: list[Actor] = []
+    listed = chunks(schedule, shape, costs)
     for actor, row in zip(actors, rows, strict=False):
-        sequence = tuple("".join(f"{op.kind}{op.chunk}{'&' if op.joined else ' '}" for op in row).split())
+        words = [f"{op.kind}{op.chunk}" for op in row]
+        joined = [op.joined and only(*words[at : at + 2]) for at, op in enumerate(row)]
+        sequence = tuple("".join(word + " &"[both] for word, both in zip(words, joined, strict=True)).split())
         times = dict(actor.times)
         for word in sequence:
             if "&" in word:

@@ -120,24 +120,20 @@ class Preview:
     def _bars(self) -> tuple[tuple[tuple[Bar, ...], tuple[Bar, ...]], ...]:
         """By device its tasks in order, as far as they compute, and what of them goes over its links."""
         found: list[tuple[list[Bar], list[Bar]]] = [([], []) for _ in range(self.shape.p)]
-        routes, ordered = self.schedule.routes(self.shape), list(map(iter, self.schedule.rows(self.shape)))
+        routes = self.schedule.routes(self.shape)
         for ran in self.run.firings:
             tasks = tasks_of(ran)
             if not tasks:
                 continue
             device = self.schedule.device(self.shape, tasks[0].chunk)
-            # Of an order the numbers are those that it says; else they are those of what a firing works on.
-            listed = bool(ordered) and tasks[0].kind in "FBW"
-            said = [next(ordered[device]).number for _ in tasks] if listed else []
             if ran.end <= ran.start:
                 continue
             computed, sent = found[device]
             at, times = ran.start, [self._alone(task) for task in tasks]
             for n, (kind, chunk) in enumerate(tasks):
                 nth = chunk // self.shape.p
-                number = ran.label * routes + nth if routes > 1 else ran.label
-                if listed:
-                    number = said[n]
+                label = (ran.label, *ran.more)[n]
+                number = label * routes + nth if routes > 1 else label
                 op = Action(kind, nth, number, n + 1 < len(tasks))
                 exchange = self._costs_of(chunk).exchange if kind in "FB" else 0.0
                 if len(tasks) == 1:

@@ -71,7 +71,8 @@ def _row(name: str, dids: tuple[Did, ...], step: StepRecords, scale: float, left
     yield f'<rect x="{left}" y="{y}" width="{wide:.1f}" height="{HIGH}" fill="{IDLE}"/>'
     for did in dids:
         x, width = left + (did.ran.start - step.start) * scale, (did.ran.end - did.ran.start) * scale
-        said, label = f"{did.ran.case or did.ran.actor} of micro-batch {did.ran.label}", str(did.ran.label)
+        said = " and ".join(f"{name} of micro-batch {label}" for name, label in did.ran.parts)
+        label = "&".join(str(label) for _, label in did.ran.parts)
         yield (
             f"<g><title>{escape(said)}</title>"
             f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.5):.1f}" height="{HIGH}" '

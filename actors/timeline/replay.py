@@ -48,7 +48,7 @@ class Did:
         return 0.0 if self.ready is None else max(0.0, self.ready - self.ran.start)
 
     def __str__(self) -> str:
-        return f"{self.ran.case or self.ran.actor} micro-batch {self.ran.label}"
+        return " & ".join(f"{name} micro-batch {label}" for name, label in self.ran.parts)
 
 
 class Replay:
@@ -60,7 +60,6 @@ class Replay:
         self.done = [Did(ran, rank) for rank, ran in sorted(records, key=lambda r: (r[1].start, r[1].end))]
         first = min((ran.start for _, ran in records), default=0.0)
         self.levels: list[tuple[float, str, int]] = [(first, r.name, r.initial) for r in network.registers]
-        self.labels: dict[int, int] = {}  # of the slots that a firing under way will fill
         self.ready: dict[int, tuple[float, Cause]] = {}
         self.waiting: dict[int, deque[int]] = defaultdict(deque)
         self.over: set[int] = set()  # ended by the clock, and not yet begun by the protocol
@@ -96,7 +95,6 @@ class Replay:
         if state.phase != "ready" or wired.actor.cases[wired.case(state.fired)] != ran.case:
             return False
         firing = self.desk.fire(at)
-        self.labels[at] = firing.label
         case = firing.case
         ready, cause = self.ready.get(at, (None, None))
         took = [wired.actor.takes[port.at].register for port in wired.takes[case]]
@@ -157,7 +155,7 @@ class Replay:
             to, take = self.wiring.consumer[at][port]
             if kind == "filled":
                 self.level(give.register, (at, port), slots, n)
-                first = self.labels[at] // give.every * slots
+                first = self.desk.label(at, port) // give.every * slots
                 self.desk.slots[to][take].extend(Slot(first + k, n) for k in range(slots))
             yield to, self.tell(to, Event(kind, take, slots), give.register, n)
 

@@ -176,11 +176,20 @@ def _args(step: StepRecords, did: Did) -> dict[str, object]:
     def of(uses: tuple[tuple[str, int], ...]) -> dict[str, str]:
         return {name: f"{used} of {step.network.register(name).high} slots in use" for name, used in uses}
 
-    args: dict[str, object] = {"micro_batch": did.ran.label, "takes": of(did.takes), "gives": of(did.gives)}
+    args: dict[str, object] = {
+        "micro_batch": did.ran.label,
+        **_more(did.ran),
+        "takes": of(did.takes),
+        "gives": of(did.gives),
+    }
     args["bytes"] = did.bytes
     if not did.placed:
         args["note"] = "by the records before it, it could not have begun"
     return args
+
+
+def _more(ran: Ran) -> dict[str, object]:
+    return {"micro_batches": [label for _, label in ran.parts]} if ran.more else {}
 
 
 def _letter(ran: Ran) -> str:
@@ -192,6 +201,7 @@ def _row(dids: tuple[Did, ...], start: float, long: float, width: int) -> str:
     row = ["."] * width
     for did in dids:
         lo, hi = (round((time - start) / long * width) for time in (did.ran.start, did.ran.end))
-        said = f"{_letter(did.ran)}{did.ran.label}" if hi - lo > len(str(did.ran.label)) else _letter(did.ran)
+        words = "&".join(f"{name[:1]}{label}" for name, label in did.ran.parts)
+        said = words if hi - lo >= len(words) else _letter(did.ran)
         row[lo:hi] = said.ljust(hi - lo, "-")[: hi - lo]
     return "".join(row)[:width]

@@ -245,8 +245,8 @@ def _at_once(program: Pipelined, chunks: Sequence[int]) -> float:
         return most
     ends: dict[tuple[int, int], tuple[float, float]] = {}  # of micro-batches by chunk
     for ran in program.proof.firings:
-        if task := TASK.fullmatch(ran.case or ran.actor):
-            key = int(task[1]), ran.label
+        for task, label in [(task, label) for name, label in ran.parts if (task := TASK.fullmatch(name))]:
+            key = int(task[1]), label
             first, last = ends.get(key, (ran.start, ran.end))
             ends[key] = min(first, ran.start), max(last, ran.end)
     mine = [span for (chunk, _), span in ends.items() if chunk in chunks]

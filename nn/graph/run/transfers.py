@@ -47,9 +47,10 @@ def labels_of(run: Simulation) -> dict[str, tuple[int, ...]]:
     gives = {actor.name: actor.gives for actor in run.network.actors}
     found: dict[str, list[int]] = {}
     for ran in sorted(run.firings, key=lambda ran: ran.end):
-        for give in gives[ran.actor]:
-            if not give.case or give.case == ran.case:
-                found.setdefault(give.register, []).append(ran.label)
+        for name, label in ran.parts:
+            for give in gives[ran.actor]:
+                if not give.case or give.case == name:
+                    found.setdefault(give.register, []).append(label)
     return {register: tuple(labels) for register, labels in found.items()}
 
 

@@ -143,3 +143,20 @@ def test_a_firing_costs_the_same_few_calls_however_many_there_are() -> None:
         return calls(lambda: simulate(network, record=False)) / (16 * m)
 
     assert each(800) <= each(50) <= 60
+
+
+def test_two_things_at_once_are_each_numbered_by_what_they_work_on() -> None:
+    """The second part is one ahead, and fills what it fills with its own number, not with that of the first."""
+    pair = Actor(
+        "order",
+        "q",
+        (Take("x", case="b"),),
+        (Give("y", case="a"), Give("z", case="b")),
+        4,
+        sequence=("b", "a&b", "a&b", "a"),
+    )
+    reads = [Actor(name, name, (Take(register),)) for name, register in (("ys", "y"), ("zs", "z"))]
+    registers = Register("x", 3, 3), Register("y", 3), Register("z", 3)
+    run = simulate(Network((pair, *reads), registers))
+    assert [str(ran) for ran in run.of("q")] == ["b0", "a0&b1", "a1&b2", "a2"]
+    assert [ran.label for ran in run.of("ys")] == [ran.label for ran in run.of("zs")] == [0, 1, 2]

@@ -59,14 +59,7 @@ def chain(*, firings: int = 4, high: int = 2, queues: tuple[str, str] = ("q", "q
 
 # -- as in the simulator --
 
-RUN = [name for name in PUBLISHED if not name.startswith("dualpipe")]  # which has two tasks at once
-
-
-@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
-def test_two_tasks_at_once_are_for_a_simulation(name: str) -> None:
-    network = made(name, 4, 8, 1.0)
-    with pytest.raises(ScheduleError, match=r"F\d&B\d is two tasks at once, .*\n  run the network of flow.compile"):
-        Runtime(network, idle(network))
+RUN = list(PUBLISHED)
 
 
 @pytest.mark.sampled(5)

@@ -67,7 +67,7 @@ def noted(
         seen.clear()
         ran = runs.run(record=True)
     runs.close()
-    return [(at, case, label, 0.0, 0.0) for at, case, label, _, _ in ran], seen
+    return [(at, case, label, 0.0, 0.0, more) for at, case, label, _, _, more in ran], seen
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.sweep] if n >= 20 else []) for n in range(200)])
