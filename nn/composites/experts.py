@@ -68,31 +68,44 @@ KINDS = {
     "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
 }  # of modules that transformers and torch make
+SAID = ("has_gate", "has_bias", "is_concatenated", "is_transposed")  # by transformers of each layer of experts
 
 
 def experts_of(module: nn.Module, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
     """A layer of experts as transformers has them, for its register of ways to compute them; what is more than two
     products and a gate is refused."""
     said: Any = module
-    name, act = type(module).__name__, KINDS.get(type(said.act_fn).__name__)
-    other = type(module).__dict__.get("_apply_gate")
-    more = [
-        *(["biases"] if said.has_bias else []),
-        *(["no gate"] if not said.has_gate else []),
-        *(["gates between what they open"] if not said.is_concatenated else []),
-        *(["a norm behind each expert"] if getattr(said, "has_post_expert_norm", False) else []),
-        *(["a gate of its own"] if other is not None and other.__name__ != "_default_apply_gate" else []),
-        *([f"{type(said.act_fn).__name__} as act_fn"] if act is None else []),
-    ]
-    if more or act is None:
+    name, lacking = type(module).__name__, [one for one in SAID if not hasattr(module, one)]
+    if lacking:
+        raise SbpError(
+            f"experts_of: {name} says no {lacking[0]}, as layers of experts in transformers do\n"
+            "  it is for their register, ALL_EXPERTS_FUNCTIONS.register('sbpflow', flow.nn.experts_of); "
+            "give the weights of a layer of your own to flow.nn.experts"
+        )
+    if more := _more(said):
         raise SbpError(
             f"experts_of: {name} has {', '.join(more)}\n"
-            "  it computes gated experts without biases: leave this model to another experts_implementation"
+            "  it computes gated experts without biases: take another way, model.set_experts_implementation('eager')"
         )
     up, down = said.gate_up_proj, said.down_proj
     if not said.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
-    return experts(x, chosen, share, up, down, act=act)
+    return experts(x, chosen, share, up, down, act=KINDS[type(said.act_fn).__name__])
+
+
+def _more(said: Any) -> list[str]:
+    """All that a layer of transformers has which is not two products with a gate between them."""
+    act, gate = getattr(said, "act_fn", None), getattr(type(said), "_apply_gate", None)
+    own = gate is not None and gate.__name__ != "_default_apply_gate"
+    named = "no act_fn" if act is None else f"{getattr(act, '__name__', type(act).__name__)} as act_fn"
+    return [
+        *(["biases"] if said.has_bias else []),
+        *(["no gate"] if not said.has_gate else []),
+        *(["gates between what they open"] if not said.is_concatenated else []),
+        *(["a norm behind each expert"] if getattr(said, "has_post_expert_norm", False) else []),
+        *(["a gate of its own"] if own else []),
+        *([named] if type(act).__name__ not in KINDS and not own else []),
+    ]
 
 
 class _ExpertLoad(NamedTuple):

@@ -210,8 +210,9 @@ def logits_squared(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("laid", ["**.experts.*: data=S(0)", "take ep_plan over data"], ids=["by hand", "ep_plan"])
 @pytest.mark.sampled(1)
-def test_experts_of_transformers_are_sent_their_tokens(kind: str) -> None:
+def test_experts_of_transformers_are_sent_their_tokens(laid: str, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -226,7 +227,7 @@ def test_experts_of_transformers_are_sent_their_tokens(kind: str) -> None:
     alone = copy.deepcopy(model)
     alone.set_experts_implementation("eager")
     model.set_experts_implementation("sbpflow")
-    plan = "grid (data=4)\ninput * <- data=S(0)\n**.experts.*: data=S(0)\ninside **.experts use dropless over data\n"
+    plan = f"grid (data=4)\ninput * <- data=S(0)\n{laid}\ninside **.experts use dropless over data\n"
     step = flow.compile(model, logits_squared, plan=plan)
     ids = torch.randint(64, (8, 6))
     with flow.record() as moves:
@@ -241,6 +242,101 @@ def test_experts_of_transformers_are_sent_their_tokens(kind: str) -> None:
     assert len(sent) == 4
     assert max(sent) < 48 * 32 * 8 * 3 * 2 // 3  # no more than two of four ranks have experts of a token
     assert [len(held) for held in model.model.layers[0].mlp.experts.down_proj.to_local()] == [2] * 4
+
+
+class Rows(nn.Module):
+    """A layer of experts as transformers writes them, before it says what it has."""
+
+    act: Any = nn.SiLU
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 2 * INNER, WIDTH, dtype=F64))
+        self.down_proj = nn.Parameter(torch.randn(4, WIDTH, INNER, dtype=F64))
+        self.act_fn = self.act()
+
+    def forward(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+        return x
+
+
+class Clamped(Rows):
+    def _apply_gate(self, wide: Tensor) -> Tensor:
+        gate, other = wide.clamp(-1, 1).chunk(2, -1)
+        return self.act_fn(gate) * other  # type: ignore[no-any-return]
+
+
+class Deeper(Clamped):
+    """Its gate is that of the class above."""
+
+
+class Squared(Rows):
+    act: Any = nn.Tanh
+
+
+class Actless(Rows):
+    def act(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "why"),
+    [
+        (Rows, {"has_bias": True}, "Rows has biases$"),
+        (Rows, {"has_gate": False}, "Rows has no gate$"),
+        (Rows, {"is_concatenated": False}, "Rows has gates between what they open$"),
+        (Rows, {"has_post_expert_norm": True}, "Rows has a norm behind each expert$"),
+        (Clamped, {}, "Clamped has a gate of its own$"),
+        (Deeper, {}, "Deeper has a gate of its own$"),
+        (Squared, {}, "Squared has Tanh as act_fn$"),
+        (Actless, {}, "Actless has no act_fn$"),
+        (Squared, {"has_bias": True}, "Squared has biases, Tanh as act_fn$"),
+    ],
+)
+def test_experts_that_are_more_than_two_products_and_a_gate_are_refused(
+    kind: type[nn.Module], said: dict[str, bool], why: str
+) -> None:
+    pytest.importorskip("transformers")
+    from transformers.integrations.moe import use_experts_implementation
+
+    module: Any = use_experts_implementation(type(kind.__name__, (kind,), {}), **said)(None)
+    with pytest.raises(flow.SbpError, match=f"(?m){why}"):
+        flow.nn.experts_of(module, tokens(3), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=F64))
+
+
+def test_a_module_without_experts_is_refused_and_the_fix_works() -> None:
+    given: Any = tokens(3), torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=F64)
+    layer = Layer()
+    for module in (nn.Linear(WIDTH, WIDTH), layer):
+        with pytest.raises(flow.SbpError, match=f"{type(module).__name__} says no has_gate.*\n.*flow.nn.experts"):
+            flow.nn.experts_of(module, *given)
+    assert flow.nn.experts(given[0], given[1], given[2], layer.up, layer.down).shape == (3, WIDTH)
+
+
+def test_a_model_of_transformers_with_other_experts_is_refused_and_the_fix_works() -> None:
+    """It was an AttributeError of a module that nobody had heard of."""
+    pytest.importorskip("transformers")
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    from tests.nn.families import made
+
+    ALL_EXPERTS_FUNCTIONS.register("sbpflow", flow.nn.experts_of)
+    model: Any = made("gpt_oss")
+    model.set_experts_implementation("sbpflow")
+    ids = torch.randint(64, (2, 6))
+    with pytest.raises(flow.SbpError, match="GptOssExperts has biases, gates between what they open") as caught:
+        model(ids)
+    exec(str(caught.value).partition("another way, ")[2], {"model": model})
+    assert model(ids).logits.isfinite().all()
+
+
+@pytest.mark.sweep
+def test_inductor_computes_the_same() -> None:
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):  # else it leaves threads running
+        trained(Layers(), backend="inductor")
+        trained(Layers(2), PIPED, 31, backend="inductor")
 
 
 @pytest.mark.sampled(1)
