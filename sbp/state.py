@@ -19,31 +19,35 @@ pieces that overlap. A `Window` says of a dim how another looks at it, and that 
 Their gradients lie so too, and then *add*: a row that two ranks saw has two addends.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from .signature import B, P, Reduction, S, Sbp
 
 __all__ = [
-    "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "nth_part",
+    "Border", "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "nth_part",
     "overlap", "pieces", "spans", "state_of", "trim",
 ]  # fmt: skip
 
 Factors: TypeAlias = tuple[int, ...]
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 Overlap: TypeAlias = tuple[tuple[int, int, int], ...]
+Border: TypeAlias = Literal["ends", "wraps", "mirrors", "repeats"]  # of a dim, as those of `torch.nn.functional.pad`
 
 
 class Window(NamedTuple):
     """How a dim is seen by another of `size`: its place o sees those from (o * step + first) / per to
-    (o * step + last) / per, both rounded inwards, as far as there are such places.
+    (o * step + last) / per, both rounded inwards, as far as there are such places; `beyond` its ends it sees no more,
+    or those that a border repeats.
 
     >>> Window(4, -1, 1).seen(((0, 2),), 8), Window(4, -1, 1, step=2).seen(((1, 3),), 8)
     (((0, 3),), ((1, 6),))
+    >>> [Window(9, -2, -2, beyond=border).seen(((0, 3),), 8) for border in ("wraps", "mirrors", "repeats")]
+    [((0, 1), (6, 8)), ((0, 3),), ((0, 1),)]
     """
 
     size: int
@@ -52,24 +56,47 @@ class Window(NamedTuple):
     step: int = 1
     per: int = 1
     adds: bool = False  # what ranks hold of one place are addends, as of a gradient
+    beyond: Border = "ends"
 
     def seen(self, by: Spans, length: int) -> Spans:
         """The places of a dim of this length that are seen from these of the other, each once."""
         found: list[tuple[int, int]] = []
         for lo, hi in by:
-            first = max(0, -(-(lo * self.step + self.first) // self.per))
-            end = min(length, ((hi - 1) * self.step + self.last) // self.per + 1)
-            if found and first <= found[-1][1]:
-                found[-1] = (found[-1][0], max(end, found[-1][1]))
+            first = -(-(lo * self.step + self.first) // self.per)
+            end = ((hi - 1) * self.step + self.last) // self.per + 1
+            found += _bordered(first, end, length, self.beyond)
+        joined: list[tuple[int, int]] = []
+        for first, end in sorted(found):
+            if joined and first <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(end, joined[-1][1])
             elif first < end:
-                found.append((first, end))
-        return tuple(found)
+                joined.append((first, end))
+        return tuple(joined)
 
     def __str__(self) -> str:
         """In words, for who reads a layout: which places a place o of the other dim sees."""
         o = "o" if self.step == 1 else f"{self.step}o"
         ends = " to ".join(o + (f"{k:+}" if k else "") for k in (self.first, self.last))
-        return (ends if self.per == 1 else f"({ends}) / {self.per}") + (", addends" if self.adds else "")
+        said = ends if self.per == 1 else f"({ends}) / {self.per}"
+        said += "" if self.beyond == "ends" else f", and it {self.beyond}"
+        return said + (", addends" if self.adds else "")
+
+
+def _bordered(first: int, end: int, length: int, beyond: Border) -> Iterator[tuple[int, int]]:
+    """The places of a dim that are seen from `first` to `end`, and those that stand for what is beyond its ends."""
+    yield max(0, first), min(length, end)
+    before, behind, last = min(end, 0), max(first, length), length - 1
+    if first >= before and behind >= end:
+        return
+    if beyond == "wraps":
+        yield first + length, before + length
+        yield behind - length, end - length
+    elif beyond == "mirrors":
+        yield 1 - before, 1 - first
+        yield 2 * last + 1 - end, 2 * last + 1 - behind
+    elif beyond == "repeats":
+        yield 0, int(first < 0)
+        yield last + int(end <= length), length
 
 
 class State(NamedTuple):

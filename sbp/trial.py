@@ -207,8 +207,10 @@ def _unlike_overlaps(shards: Sequence[Tensor], whole: Tensor, lay: Layout) -> st
     counts = lay.state.split | {*lay.state.partial}
     for rank, shard in zip(p.flat, shards, strict=True):
         if all(at == 0 or axis in counts for axis, at in enumerate(p.coords(rank))):
-            spans = [held[0] if held else (0, 0) for held in lay.spans(rank)]
-            total[tuple(slice(*span) for span in spans)] += shard.detach()
+            places = [
+                torch.tensor([at for span in held for at in range(*span)], dtype=torch.long) for held in lay.spans(rank)
+            ]
+            total[torch.meshgrid(*places, indexing="ij")] += shard.detach()
     return None if _close(total, whole) else f"all ranks: {_short(total)} instead of {_short(whole)}"
 
 

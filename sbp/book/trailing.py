@@ -1,4 +1,4 @@
-"""Ops whose arguments say how many dims they work on, or which they leave alone: layer norms, paddings, renorm.
+"""Ops whose arguments say how many dims they work on, or which they leave alone: layer norms, renorm.
 
 The rule is written for that number, as a line of the book would be.
 """
@@ -9,7 +9,7 @@ from ..call import Call, Match
 from ..registry import Rule, register
 from ..rule import parse
 
-__all__ = ["norm", "pad", "renorm"]
+__all__ = ["norm", "renorm"]
 
 NORMS = {
     "layer_norm": "... {n}, {n}, {n} -> ... {n} ; hollow",
@@ -25,15 +25,6 @@ def norm(call: Call) -> Match | None:
     count = len(call.bound["normalized_shape"])
     text = NORMS[call.name].format(n=" ".join(f"n{i}!" for i in range(count)), one=" ".join("1" * count))
     return _rule(call.name, text)(call)  # type: ignore[return-value]
-
-
-@register("_pad_circular")
-def pad(call: Call) -> Match | None:
-    """Dims that grow or shrink stay whole; a sum passes through, since nothing comes from outside."""
-    amounts = list(call.bound["pad"])
-    pairs = [amounts[i : i + 2] for i in range(0, len(amounts), 2)]  # of the last dim first
-    dims = " ".join(f"d{i}!" if any(pair) else f"d{i}" for i, pair in reversed([*enumerate(pairs)]))
-    return _rule(call.name, f"... {dims} -> ... {dims} ; lin(0) hollow")(call)  # type: ignore[return-value]
 
 
 @register("renorm")

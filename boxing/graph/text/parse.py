@@ -16,7 +16,7 @@ from ....sbp.call import mapped
 from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
-from ....sbp.state import Window
+from ....sbp.state import Border, Window
 from ...encoders.encoded_sum import Encoding
 from ...encoders.encoder import Encoder
 from ...encoders.named import encoder_of
@@ -318,13 +318,16 @@ def _factor(factor: Factor, place: Placement, *, holes: bool) -> int:
 def _window(note: Note) -> Window:
     """`window 2: 16, -1, 1, 1, 1`: the size of the dim that sees this one, first and last, step, and per."""
     words = [str(factor.first) for factor in note.factors]
+    beyond = words.pop() if words and words[-1] in get_args(Border) else "ends"
     adds = words[-1:] == ["adds"]
     numbers = [int(word) for word in words[: len(words) - adds] if word.lstrip("-").isdecimal()]
     if len(numbers) != 5 or len(words) != 5 + adds or min(numbers[0], numbers[3] - 1, numbers[4] - 1) < 0:
-        fix = "write five whole numbers: size, first, last, step, per; and `adds` for addends"
+        fix = (
+            "write five whole numbers: size, first, last, step, per; `adds` for addends; and wraps, mirrors or repeats"
+        )
         raise Misread(note.about, "a window cannot be read", fix)
     size, first, last, step, per = numbers
-    return Window(size, first, last, step, per, adds)
+    return Window(size, first, last, step, per, adds, cast(Border, beyond))
 
 
 def _dim(note: Note, ndim: int) -> int:

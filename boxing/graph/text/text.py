@@ -245,7 +245,8 @@ def _notes(state: State, usual: State, place: Placement) -> Iterator[str]:
         yield f"reduction: {state.reduction}"
     for dim, window in enumerate(state.windows):
         if window is not None:
-            yield f"window {dim}: {', '.join(map(str, window[:5]))}" + (", adds" if window.adds else "")
+            said = [*map(str, window[:5]), *(["adds"] if window.adds else []), window.beyond]
+            yield f"window {dim}: {', '.join(said)}".removesuffix(", ends")
 
 
 def _factors(factors: tuple[int, ...], place: Placement) -> str:

@@ -4,7 +4,8 @@ reach         what windows see, as a rule says it, and what they see beyond the 
 convolution   convolutions, and transposed ones
 pooling       pools of means and of maxima
 resampling    upsampling by whole factors
-cutting       windows as a dim of their own
+cutting       windows as a dim of their own, and paddings with a number
+borders       paddings with what a tensor has itself
 """
 
 from importlib import import_module

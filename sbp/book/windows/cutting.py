@@ -1,4 +1,4 @@
-"""Windows along a dim as a dim of their own, and dims that lose or gain some places at their ends.
+"""Windows along a dim as a dim of their own, or as columns, and dims that lose or gain some places at their ends.
 
 Where the dim is split, the windows reach into the next rank's piece, and the pieces of what is left begin elsewhere.
 Stencils are written so: `x[1:] - x[:-1]` takes one row of a neighbour.
@@ -17,7 +17,7 @@ from ...registry import register
 from ...state import Window
 from ..labels import labelled
 from ..slices import part_of
-from .reach import margins, padded, seen_by
+from .reach import margins, padded, per_dim, seen_by
 
 __all__: list[str] = []
 
@@ -40,6 +40,46 @@ def _unfolded(
     if not piece.out_spans(0, dim):
         return partial(_none, piece.shape()), (x,)
     return torch.Tensor.unfold, (x, dim, size, step)
+
+
+@register("im2col")
+def columns(call: Call) -> Match:
+    """Windows of a plane one after the other: rows of them are split where their pieces are pieces of all, evenly or of
+    one window a row; and where there is one row, its windows."""
+    x, bound = call.inputs[0], call.bound
+    kernel, dilation, stride, pads = (
+        per_dim(bound[name], 2) for name in ("kernel_size", "dilation", "stride", "padding")
+    )
+    sizes = [
+        (n + 2 * pad - d * (k - 1) - 1) // s + 1
+        for n, k, d, s, pad in zip(x.shape[-2:], kernel, dilation, stride, pads, strict=True)
+    ]
+    along = 1 if sizes[0] == 1 else 0
+    dim, pad = x.dim() - 2 + along, pads[along]
+    window = Window(sizes[along], -pad, dilation[along] * (kernel[along] - 1) - pad, stride[along])
+    lead: list[Hashable] = ["samples"] if x.dim() == 4 else []
+    labels = [*lead, None, *(("windows", None) if along == 0 else (None, "windows"))]
+    shared: dict[Hashable, tuple[int, tuple[int, ...]]] = {"windows": (sizes[0], ())} if min(sizes) > 1 else {}
+    match = labelled(call, [labels], [[*lead, None, "windows"]], linear=[(0,)], shared=shared)
+    return seen_by(match, {dim: window}, Rewritten(partial(_columns, call, along, window)))
+
+
+def _columns(
+    call: Call, along: int, window: Window, piece: Piece, x: Any, *_: Any, **__: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    shape = piece.inputs[0].shape
+    dim, places = len(shape) - 2 + along, piece.outputs[0].shape[-1] // window.size  # of the result in a row of windows
+    ((lo, hi),) = ((a // places, b // places) for a, b in piece.out_spans(0, len(piece.outputs[0].shape) - 1))
+    ((first, end),) = piece.spans(0, dim)
+    pad = per_dim(call.bound["padding"], 2)
+    before, behind = first - (lo * window.step + window.first), (hi - 1) * window.step + window.last + 1 - end
+    around = [(before, behind), (0, 0)] if along == 0 else [(before, behind)]
+    pad[along] = 0
+    return partial(_as_columns, call, tuple(around), tuple(pad)), (x,)
+
+
+def _as_columns(call: Call, around: tuple[tuple[int, int], ...], pad: tuple[int, ...], x: Tensor) -> Tensor:
+    return call.op(padded(x, around), *(call.bound[n] for n in ("kernel_size", "dilation")), pad, call.bound["stride"])  # type: ignore[no-any-return]
 
 
 def _none(shape: tuple[int, ...], x: Tensor) -> Tensor:

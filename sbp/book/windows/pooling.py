@@ -1,7 +1,7 @@
 """Pools: batch and channels split, and dims of space with windows; what lies around a tensor is zero, or less than all.
 
-A pool that adapts to one place is a mean over all of a dim. One that adapts to more is one of windows where these are
-as long as each other.
+A pool that adapts to one place is a mean over all of a dim, or a maximum. One that adapts to more is one of windows
+where these are as long as each other.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -62,6 +62,40 @@ def adaptive_means(call: Call) -> Match:
     return seen_by(match, windows, Rewritten(partial(_near_adaptive, call, count)))
 
 
+@register("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_maxima(call: Call) -> Match:
+    """Indices are those of the whole tensor."""
+    x, y = call.inputs[0].shape, call.outputs[0].shape
+    first = len(x) - int(call.name[len("adaptive_max_pool")])
+    steps = {d: x[d] // y[d] for d in range(first, len(x)) if y[d] > 1 and x[d] % y[d] == 0}
+    labels: list[Hashable] = [d if d < first or d in steps else None for d in range(len(x))]
+    windows = {d: Window(y[d], 0, step - 1, step) for d, step in steps.items()}
+    match = labelled(call, [labels], [labels, labels])
+    return seen_by(match, windows, Rewritten(partial(_near_largest, call, len(x) - first)))
+
+
+def _near_largest(
+    call: Call, count: int, piece: Piece, x: Any, *_: Any, **__: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    dims = range(len(piece.inputs[0].shape) - count, len(piece.inputs[0].shape))
+    first = tuple((piece.spans(0, d) or ((0, 0),))[0][0] for d in dims)
+    return partial(_largest_of_pieces, call, tuple(piece.shape()[-count:]), first), (x,)
+
+
+def _largest_of_pieces(call: Call, size: tuple[int, ...], first: tuple[int, ...], x: Tensor) -> Any:
+    values, at = call.op(x, list(size))
+    return values, _places(at, x.shape[-len(size) :], ((0, 0),) * len(size), first, call.inputs[0].shape[-len(size) :])
+
+
+def _places(at: Tensor, held: Sequence[int], around: Around, first: Sequence[int], whole: Sequence[int]) -> Tensor:
+    """Indices into what a rank holds, with what is put around it, as indices into the whole."""
+    places = torch.zeros_like(at)
+    for d in range(len(held)):
+        along = at // prod(held[d + 1 :]) % held[d] - around[d][0] + first[d]
+        places = places + along * prod(whole[d + 1 :])
+    return places
+
+
 def _near_adaptive(
     call: Call, count: int, piece: Piece, x: Any, *_: Any, **__: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -117,12 +151,7 @@ def _largest(call: Call, around: Around, padding: tuple[int, ...], first: tuple[
     if len(call.outputs) == 1:
         return found
     values, at = found
-    shape, whole = wide.shape[-count:], call.inputs[0].shape[-count:]
-    places = torch.zeros_like(at)
-    for d in range(count):
-        along = at // prod(shape[d + 1 :]) % shape[d] - around[d][0] + first[d]
-        places = places + along * prod(whole[d + 1 :])
-    return values, places
+    return values, _places(at, wide.shape[-count:], around, first, call.inputs[0].shape[-count:])
 
 
 def _near_means(

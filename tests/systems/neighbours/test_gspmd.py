@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,7 +12,7 @@ from sbpflow import B, S
 from sbpflow.boxing.graph.text.text import from_text, to_text
 from tests.ranks import Ranks
 
-from .models import F64, UNet, squares, trained
+from .models import F64, Bordered, UNet, squares, trained
 
 HEIGHT = flow.placement("cpu:[0-3] as (height=4)")
 
@@ -77,6 +78,35 @@ def test_bfloat16_goes_as_it_is() -> None:
     torch.testing.assert_close(found.full_tensor(), F.conv2d(x, weight, padding=1), rtol=0.02, atol=0.02)
 
 
+BORDERS = ["circular", "reflect", "replicate"]
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("mode", BORDERS)
+def test_borders_that_an_image_has_itself_come_from_neighbours(mode: str, eager: bool) -> None:
+    """Of a ring the first rank's are the last one's."""
+    batches = [(torch.randn(1, 3, 16, 4, dtype=F64), torch.randn(1, 9, 2, dtype=F64)) for _ in range(2)]
+    with flow.use_cluster("flat"):
+        moves = trained(Bordered(mode).double(), squares, HEIGHT, S(2), batches, eager=eager)
+    first = next(m for m in moves if m.bytes)
+    assert first.route == "halo"
+    assert first.bytes <= 2 * 3 * 4 * 8  # two rows
+    if eager:
+        assert {m.route for m in moves if m.bytes} == {"halo", "halo_sum", "all_reduce"}
+
+
+@pytest.mark.parametrize("mode", BORDERS)
+def test_a_plan_tells_of_borders_and_can_be_read_back(mode: str) -> None:
+    model = Bordered(mode)
+    flow.nn.to_global(model, HEIGHT, B)
+    split = flow.tensor(torch.randn(1, 3, 16, 4), placement=HEIGHT, sbp=S(2))
+    with flow.use_cluster("flat"):
+        plan = flow.compile(model, lambda model, x: model(x).square().mean(), placement=HEIGHT).plan(split)
+    word = {"circular": "wraps", "reflect": "mirrors", "replicate": "repeats"}[mode]
+    assert f", {word}]" in plan.text()
+    assert to_text(from_text(plan.text())) == plan.text()
+
+
 def on_ranks() -> None:
     torch.set_default_dtype(F64)
     batches = [(torch.randn(1, 3, 16, 4), torch.randn(1, 2, 16, 4)) for _ in range(1)]
@@ -84,6 +114,8 @@ def on_ranks() -> None:
         for eager in (True, False):
             moves = trained(UNet(), squares, HEIGHT, S(2), batches, eager=eager)
             assert any("halo" in m.route for m in moves)
+        batches = [(torch.randn(1, 3, 16, 4), torch.randn(1, 9, 2))]
+        trained(Bordered("circular"), squares, HEIGHT, S(2), batches, eager=True)
     torch.set_default_dtype(torch.float32)
 
 

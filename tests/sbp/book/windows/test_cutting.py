@@ -51,3 +51,35 @@ def test_writing_to_a_part_writes_to_the_whole() -> None:
         held[1:] += 1
         held[:-1].mul_(2)
     torch.testing.assert_close(x.full_tensor(), plain)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("size", [(8, 5), (7, 3), (9, 4), (12, 1), (1, 9)], ids=str)
+@pytest.mark.parametrize("how", [(3, 1, 1, 1), (2, 1, 0, 2), ((3, 1), 1, (1, 0), 1), ((1, 3), (1, 2), (0, 2), (1, 2))])
+def test_columns_of_windows(size: tuple[int, int], how: Any) -> None:
+    kernel, dilation, padding, stride = ([n, n] if isinstance(n, int) else list(n) for n in how)
+    if all(n + 2 * p >= d * (k - 1) + 1 for n, k, d, p in zip(size, kernel, dilation, padding, strict=True)):
+        for lead in ((2, 3), (3,)):
+            assert not check_rule(
+                "im2col", torch.randn(*lead, *size, dtype=F64), kernel, dilation, padding, stride
+            ).wrong
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "kernel", "sent"), [(16, 6, 3, 2), (14, 3, 3, 2), (15, 3, 3, 2), (16, 6, 2, 0)]
+)
+def test_columns_take_the_rows_of_neighbours(rows: int, width: int, kernel: int, sent: int) -> None:
+    """Rows of windows that the ranks divide, or of one window each."""
+    x: Any = torch.randn(1, 2, rows, width, dtype=F64, requires_grad=True)
+    split: Any = flow.tensor(x.detach(), placement=flow.placement("cpu:[0-3]"), sbp=S(2)).requires_grad_()
+    how: Any = {"kernel_size": kernel, "padding": (kernel - 2 and 1, 0), "stride": (1 + (kernel == 2), 1)}
+    with flow.record() as moves:
+        found: Any = torch.nn.functional.unfold(split, **how)
+    want: Any = torch.nn.functional.unfold(x, **how)
+    assert found.sbp == (S(2),)
+    assert {m.route for m in moves if m.bytes} <= {"halo"}
+    assert max((m.bytes for m in moves), default=0) <= sent * 2 * width * 8
+    torch.testing.assert_close(found.full_tensor(), want)
+    found.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(split.grad.full_tensor(), x.grad)

@@ -12,6 +12,7 @@ from sbpflow.sbp.check import check_rule
 
 torch.manual_seed(1)
 F64 = torch.float64
+F: Any = torch.nn.functional
 PLANE = torch.randn(2, 7, 9, dtype=F64)
 
 
@@ -58,3 +59,25 @@ def test_a_pool_of_whole_pieces_sends_nothing() -> None:
         pooled: Any = torch.nn.functional.max_pool2d(x, 2)
     assert pooled.sbp == (S(2),)
     assert len(moves) == 0
+
+
+@pytest.mark.parametrize("size", [[1, 1], [1, 3], [7, 3], [2, 1], [7, 9]], ids=str)
+def test_maxima_that_adapt(size: list[int]) -> None:
+    assert not check_rule("adaptive_max_pool2d", PLANE, size).wrong
+    assert not check_rule("adaptive_max_pool1d", PLANE, size[1:]).wrong
+    assert not check_rule("adaptive_max_pool3d", PLANE[None], [2, *size]).wrong
+
+
+def test_maxima_that_adapt_say_where_in_the_whole_they_are() -> None:
+    x, where, pool = torch.randn(1, 2, 16, 9, dtype=F64), flow.placement("cpu:[0-3]"), F.adaptive_max_pool2d
+    split: Any = flow.tensor(x, placement=where, sbp=S(2)).requires_grad_()
+    with flow.record() as moves:
+        values, at = pool(split, (8, 4), return_indices=True)
+    assert not moves
+    plain: Any = x.clone().requires_grad_()
+    want, places = pool(plain, (8, 4), return_indices=True)
+    assert torch.equal(values.full_tensor(), want)
+    assert torch.equal(at.full_tensor(), places)
+    values.square().sum().backward()
+    want.square().sum().backward()
+    assert torch.equal(split.grad.full_tensor(), plain.grad)
