@@ -25,6 +25,7 @@ from .options import Options
 from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
 from .run.network import Ends, shape_of
+from .run.pairs import moving
 from .run.pipeline import Pipelined
 from .run.variant import Variant
 from .run.weights.chunk_weights import ChunkWeights
@@ -161,6 +162,7 @@ class Pieces:
             slices=self.batch.slices,
             trains=self.trains,
             more=more,
+            inside=moving(self.program.tasks.values()),
             ends=ends,
         )
 

@@ -12,7 +12,7 @@ from .source_text import SourceText
 
 __all__ = ["MOVES", "MoveWriter"]
 
-MOVES = ("box", "start", "wait", "encode", "decode")
+MOVES = ("box", "start", "wait", "pause", "encode", "decode")
 
 
 class MoveWriter:
@@ -56,6 +56,10 @@ class MoveWriter:
         wait = f"{self.text.name(do.reads[0], 0)}.wait()"
         targets = [self.text.targets(register) for register in do.writes]
         self.text.line(f"{targets[0] if not transfer.together else ''.join(f'({t}), ' for t in targets)} = {wait}")
+
+    def do_pause(self, do: Instruction) -> None:
+        """The function is a generator, whose caller has another go on."""
+        self.text.line("yield")
 
     def _bucket(self, transfer: Transfer) -> tuple[str, tuple[str, ...]]:
         """The bucket of several gradients, or of encoded ones, and what it is handed besides."""

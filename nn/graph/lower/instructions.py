@@ -84,7 +84,7 @@ def _text(kind: Contents, of: str, number: int) -> str:
 
 What: TypeAlias = Literal[
     "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free",
-    "encode", "decode",
+    "encode", "decode", "pause",
 ]  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Overlap and lifetime: of a list of things to do, which moves go on beside the work, and when values are let go.
 
 A move starts when what it moves is there, and is waited for when its result is needed, but both at most two segments
-away, so that memory stays bounded. Where no segment lies between the two it is made at once, which is quicker.
+away, so that memory stays bounded. Where no segment lies between the two it is made at once, which is quicker; but in a
+task that takes turns with another, every move is started, then the other has its turn, and then it is waited for.
 """
 
 from bisect import bisect, bisect_left
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from .instructions import Instruction, LocalRegister, Transfer
 
-__all__ = ["AHEAD", "freed", "overlapped"]
+__all__ = ["AHEAD", "freed", "overlapped", "pausing", "sends"]
 
 AHEAD = 2  # segments
 WORK = ("run", "grad", "first", "second")
@@ -48,6 +49,45 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
         if do.what != "box" or at in at_once:
             out.append(do)
     return [*out, *waits.get(len(todo), ())]
+
+
+def sends(do: Instruction, transfers: Sequence[Transfer]) -> bool:
+    """Whether something else can be done while a move goes on."""
+    return do.what == "box" and transfers[do.number].sends and not transfers[do.number].at_once
+
+
+def pausing(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[Instruction]:
+    """The list with a pause wherever moves are waited for: those that are next to each other go on together.
+
+    It has the same pauses on all ranks, those that take no part in a move too. A list without any move begins with one,
+    so that the moves of another task go on under all of it.
+    """
+    out: list[Instruction] = []
+    waiting: list[Instruction] = []
+    coming: set[LocalRegister] = set()
+
+    def land() -> None:
+        if waiting:
+            out.extend([Instruction("pause", 0), *waiting])
+            waiting.clear()
+            coming.clear()
+
+    for do in todo:
+        moves = do.what in ("start", "wait") or sends(do, transfers)
+        if not moves or not coming.isdisjoint((*do.reads, *do.writes)):
+            land()
+        if do.what == "wait":
+            waiting.append(do)
+            coming.update(do.writes)
+        elif moves and do.what == "box":
+            under_way = LocalRegister("moving", number=do.number)
+            out.append(Instruction("start", do.number, do.reads, (under_way,)))
+            waiting.append(Instruction("wait", do.number, (under_way,), do.writes))
+            coming.update(do.writes)
+        else:
+            out.append(do)
+    land()
+    return out if any(do.what == "pause" for do in out) else [Instruction("pause", 0), *out]
 
 
 def _first_uses(todo: Sequence[Instruction]) -> dict[int, int]:

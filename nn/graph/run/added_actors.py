@@ -61,7 +61,7 @@ class OpenProgram(Protocol):
 def rewired(low: Lowered, opening: Opening) -> Lowered:
     """The registers of tasks, where some read a register in the place of another."""
     readers = {
-        (case or actor.name).partition(".")[0]: actor.name for actor in opening.base.actors for case in actor.cases
+        (case or actor.name).partition(".")[0]: actor.name for actor in opening.base.actors for case in actor.parts
     }
     bundles = dict(low.bundles)
     takes = {}
@@ -149,14 +149,14 @@ def work_of(program: OpenProgram, opening: Opening, actor: Actor, task: Callable
     """
 
     def routes(of: Actor) -> list[int]:
-        return [Name.of(case or of.name).chunk // program.count for case in of.cases]
+        return [Name.of(part or of.name).chunk // program.count for part in of.parts]
 
     if actor.name in opening.work:
         bundles = {kind: low.bundles for kind, low in program.lowered.items()}
         made = AddedWork(opening, actor, bundles, program.links, lambda of: routes(of)[0])
         return partial(_added, ref(program), made)
     feeds = [(n, opening.feeds[t.register]) for n, t in enumerate(actor.takes) if t.register in opening.feeds]
-    return partial(_fed, ref(program), task(), feeds, routes(actor)) if feeds else task()
+    return partial(_fed, ref(program), task(), feeds, actor, routes(actor)) if feeds else task()
 
 
 def _added(of: "ref[OpenProgram]", work: AddedWork, firing: Firing) -> Sequence[Any]:
@@ -167,15 +167,22 @@ def _added(of: "ref[OpenProgram]", work: AddedWork, firing: Firing) -> Sequence[
 
 
 def _fed(
-    of: "ref[OpenProgram]", run: Fire, feeds: Sequence[tuple[int, str]], routes: Sequence[int], firing: Firing
+    of: "ref[OpenProgram]",
+    run: Fire,
+    feeds: Sequence[tuple[int, str]],
+    actor: Actor,
+    routes: Sequence[int],
+    firing: Firing,
 ) -> Sequence[Any]:
     """A task of which some arguments come out of registers."""
     program = of()
     assert program is not None
     assert program.fed is not None
-    k = firing.label * len(program.firsts) + routes[firing.case]
-    for port, argument in feeds:
-        program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
+    for part, label in zip(actor.cases[firing.case].split("&"), (firing.label, *firing.more), strict=True):
+        k = label * len(program.firsts) + routes[actor.parts.index(part)]
+        for port, argument in feeds:
+            if actor.active(actor.takes[port], part):
+                program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
     return run(firing)
 
 

@@ -140,10 +140,12 @@ def course(
     slices: int,
     trains: bool,
     more: float,
+    inside: Collection[str] = (),
     ends: Ends | None = None,
 ) -> Course:
-    """How m micro-batches go through the stages, and chunks end; `more` seconds are spent once a step besides."""
-    actors, registers = skeleton(schedule, routes, m, slices, trains, costs)
+    """How m micro-batches go through the stages, and chunks end; `more` seconds are spent once a step besides. Tasks
+    with moves `inside` run together with others, where the schedule says so."""
+    actors, registers = skeleton(schedule, routes, m, slices, trains, inside, costs)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     run = simulate(Network(tuple(actors), tuple(registers)))

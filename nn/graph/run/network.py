@@ -6,18 +6,19 @@ connections, and what a far chunk's backward reads. A register that nothing lies
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Actor, Give, Network, Register, Take
 from ....actors.schedules.chunk_ends import ChunkEnd, Folding, ended
 from ....actors.schedules.definition import Shape
-from ....actors.schedules.pipeline import Costs, parts
+from ....actors.schedules.pipeline import Costs, parts, together
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..lower.instructions import LocalRegister
 from ..microbatch.batch import PieceKind
 from .chunks import Chunks
+from .pairs import moving
 from .tasks import Hop, Name, Tasks
 
 __all__ = ["Bundle", "Ends", "Lowered", "links_of", "lowered", "shape_of", "skeleton"]
@@ -95,7 +96,8 @@ def lowered(
     tasks, where = routes[0]
     trains = any(task.kind == "B" for task in tasks.tasks)
     count = len(where.group)
-    actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains)
+    inside = moving(kinds.values())
+    actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains, inside)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     made = _Lowering(actors, registers, m * slices, slices if trains else 1)
@@ -113,15 +115,25 @@ def lowered(
 
 
 def skeleton(
-    schedule: Schedule, routes: Sequence[Chunks], m: int, slices: int, trains: bool, costs: Sequence[Costs] = ()
+    schedule: Schedule,
+    routes: Sequence[Chunks],
+    m: int,
+    slices: int,
+    trains: bool,
+    inside: Collection[str],
+    costs: Sequence[Costs] = (),
 ) -> tuple[list[Actor], list[Register]]:
-    """The actors of m micro-batches and the registers between them; `costs` are of each chunk of all routes."""
+    """The actors of m micro-batches and the registers between them; `costs` are of each chunk of all routes.
+
+    `inside` has the tasks with moves inside. Of two that an order joins one has some, or they run one behind the other:
+    nothing would be hidden, and the forward be handed on later.
+    """
     where = routes[0]
     costs = costs or [Costs()] * sum(len(of.group) for of in routes)
     if not trains:
         return _forward(where, m * slices, costs)
     queues = [f"device {group}" for of in routes for group in _groups(where, of)]
-    return _training(schedule, shape_of(schedule, where, m, slices), queues, costs)
+    return _training(schedule, shape_of(schedule, where, m, slices), queues, costs, inside)
 
 
 def links_of(ranks: Mapping[str, tuple[int, ...]], network: Network) -> dict[str, tuple[int, ...]]:
@@ -141,9 +153,10 @@ def _told(kind: PieceKind) -> str:
 
 
 def _training(
-    schedule: Schedule, shape: Shape, queues: Sequence[str], costs: Sequence[Costs]
+    schedule: Schedule, shape: Shape, queues: Sequence[str], costs: Sequence[Costs], inside: Collection[str]
 ) -> tuple[list[Actor], list[Register]]:
     actors, registers = parts(schedule, shape, costs)
+    actors = together(schedule, shape, actors, costs, lambda *pair: not set(inside).isdisjoint(pair))
     known = {f"{kind}{chunk}": queue for chunk, queue in enumerate(queues) for kind in "FBWU"}
     return [replace(actor, queue=known.get(actor.name, actor.queue)) for actor in actors], registers
 
@@ -169,7 +182,7 @@ class _Lowering:
         self.of = {
             case.partition(".")[0]: actor.name
             for actor in actors
-            for case in (actor.cases if actor.sequence else [actor.name])
+            for case in (actor.parts if actor.sequence else [actor.name])
         }
         self.bundles: dict[PieceKind, dict[str, Bundle]] = defaultdict(dict)
         self.takes: dict[PieceKind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -5,7 +5,7 @@ The gradients of weights are added up over the micro-batches where they are made
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
@@ -38,8 +38,10 @@ from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
 from .added_actors import Fed, link_of, rewired, work_of
+from .chunks import Chunks
 from .network import Bundle, Ends, Lowered, links_of, lowered
-from .tasks import Hop, Name
+from .pairs import by_turns
+from .tasks import Hop, Name, Tasks
 from .timeline import timeline
 from .transfers import BundleLink, labels_of
 from .variant import BoundTask, Variant
@@ -48,6 +50,8 @@ from .weights.same_weights import Fire, SameWeights, Sums, Update
 from .weights.weight_versions import WeightVersions
 
 __all__ = ["Pipelined", "seeds_of"]
+
+Bound: TypeAlias = tuple[int, Mapping[PieceKind, BoundTask]]  # the route of a task, and that for each kind
 
 
 class Pipelined:
@@ -117,14 +121,18 @@ class Pipelined:
         for known in ("ordered", "answers"):
             vars(self).pop(known, None)  # they are of the network as it was
 
-    def lower(self, name: str) -> dict[PieceKind, Lowered]:
-        each = {
+    @property
+    def tasks(self) -> dict[PieceKind, list[tuple[Tasks, Chunks]]]:
+        """The tasks of micro-batches by kind and route."""
+        return {
             kind: [(v.tasks, v.where) for route in range(len(self.firsts)) for v in (self.variants[route, kind],)]
             for kind in dict.fromkeys(self.kinds)
         }
+
+    def lower(self, name: str) -> dict[PieceKind, Lowered]:
         how = self.weights if isinstance(self.weights, ChunkWeights) else None
         ends = None if how is None else Ends(tuple(how.ends()), how.folding, how.validated)
-        return lowered(each, self.schedule, len(self.kinds) // self.slices, name, self.slices, ends)
+        return lowered(self.tasks, self.schedule, len(self.kinds) // self.slices, name, self.slices, ends)
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -232,34 +240,42 @@ class Pipelined:
         return work_of(self, self.opening, actor, lambda: self.weights.work(actor, self.task))
 
     def task(self, actor: Actor) -> Fire:
-        """The work of an actor that is a task of each micro-batch."""
-        cases = []
-        for case in actor.cases:
-            name = Name.of(case or actor.name)
-            route, chunk = divmod(name.chunk, self.count)
-            own = Name(name.kind, chunk)
-            entries = {
-                kind: BoundTask(self.variants[route, kind], self.lowered[kind], own, route * self.count, actor, case)
-                for kind in dict.fromkeys(self.kinds)
-                if own in self.variants[route, kind].tasks.tasks
-            }
-            cases.append((route, entries))
+        """The work of an actor that is a task of each micro-batch, or two at once."""
+        cases = [[self.bound(actor, part, "&" in case) for part in case.split("&")] for case in actor.cases]
         return partial(_weakly, ref(self), cases, len(actor.gives))
 
-    def fire(
-        self, cases: Sequence[tuple[int, Mapping[PieceKind, BoundTask]]], width: int, firing: Firing
-    ) -> Sequence[Any]:
-        """One task for one micro-batch; without gradients, as whoever runs a step asks for none."""
-        route, entries = cases[firing.case]
+    def bound(self, actor: Actor, case: str, pauses: bool) -> Bound:
+        """A task of an actor as it runs for each kind of micro-batch, and its route."""
+        name = Name.of(case or actor.name)
+        route, chunk = divmod(name.chunk, self.count)
+        own, shift = Name(name.kind, chunk), route * self.count
+        return route, {
+            kind: BoundTask(self.variants[route, kind], self.lowered[kind], own, shift, actor, case, pauses=pauses)
+            for kind in dict.fromkeys(self.kinds)
+            if own in self.variants[route, kind].tasks.tasks
+        }
+
+    def fire(self, cases: Sequence[Sequence[Bound]], width: int, firing: Firing) -> Sequence[Any]:
+        """One task for one micro-batch, or two by turns; without gradients, as whoever runs a step asks for none."""
         out: list[Any] = [None] * width
-        k = firing.label * len(self.firsts) + route
-        entry = entries.get(self.kinds[k])
-        if entry is None:
-            return out
+        found = []
+        for (route, entries), label in zip(cases[firing.case], (firing.label, *firing.more), strict=True):
+            k = label * len(self.firsts) + route
+            if (entry := entries.get(self.kinds[k])) is not None:
+                found.append((entry, k, self.begun(entry, k, entry.own(firing, label))))
+        made = by_turns([each[2] for each in found]) if firing.more else [each[2] for each in found]
+        for (entry, k, _), values in zip(found, made, strict=True):
+            self.done(entry, k, values, out)
+        return out
+
+    def begun(self, entry: BoundTask, k: int, firing: Firing) -> Any:
+        """A task of a micro-batch: what it makes, or of one that pauses the generator that makes it."""
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        made = entry.run(self.weights.seen(self.shards[k], firing, self.keys[k], entry.name), *bundles)
-        del bundles
+        return entry.run(self.weights.seen(self.shards[k], firing, self.keys[k], entry.name), *bundles)
+
+    def done(self, entry: BoundTask, k: int, made: Sequence[Any], out: list[Any]) -> None:
+        """Hand on what a task has made."""
         for at, bundle in zip(entry.gives, made, strict=False):
             out[at] = bundle
         if entry.new:
@@ -268,7 +284,6 @@ class Pipelined:
             self.keep(entry, k, made[-2])
         if entry.sums:
             self.add(entry, self.weights.sums[self.keys[k]], made[-1])
-        return out
 
     def weigh(self, entry: BoundTask, bundles: Sequence[Any]) -> None:
         """Note how large what lies in the slots is, once."""
@@ -355,9 +370,7 @@ class Pipelined:
             self.shards = []
 
 
-def _weakly(
-    of: "ref[Pipelined]", cases: Sequence[tuple[int, Mapping[PieceKind, BoundTask]]], width: int, firing: Firing
-) -> Sequence[Any]:
+def _weakly(of: "ref[Pipelined]", cases: Sequence[Sequence[Bound]], width: int, firing: Firing) -> Sequence[Any]:
     """A program's `fire`; threads hold their work, and must not keep a program alive that nobody else has."""
     program = of()
     assert program is not None

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from ....actors.protocol.network import Actor, Give, Take
+from ....actors.protocol.state import Firing
 from ....actors.schedules.chunk_ends import Folding
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
@@ -15,7 +16,7 @@ from ..compiler.compiled_segments import CompiledSegments
 from ..lower.instructions import Instruction
 from ..lower.localise import Localiser
 from ..lower.order import Order
-from ..lower.overlap import freed, overlapped
+from ..lower.overlap import freed, overlapped, pausing
 from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
 from .gradient_homes import brought_each_time
@@ -78,10 +79,12 @@ class Variant:
             regather=self.backend != "autograd",
         )
 
-    def running(self, name: str, todo: Sequence[Instruction], bundles: Bundles) -> Running:
-        """Things to do as a function."""
+    def running(self, name: str, todo: Sequence[Instruction], bundles: Bundles, *, pauses: bool = False) -> Running:
+        """Things to do as a function; with `pauses` as a generator, which gives way wherever it waits for a move."""
         stay = {*bundles.taken, *bundles.given}
         beside = overlapped(todo, self.tasks.transfers)
+        if pauses:
+            beside = pausing(beside, self.tasks.transfers)
         plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
 
@@ -104,9 +107,14 @@ def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, in
 
 
 class BoundTask:
-    """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case."""
+    """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case.
 
-    def __init__(self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str) -> None:
+    One that `pauses` takes turns with another: what runs is a generator.
+    """
+
+    def __init__(
+        self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str, *, pauses: bool = False
+    ) -> None:
         self.name, own, called = name, variant.tasks.tasks[name], name.shifted(shift)
         ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
         mine = {port.register for port in ports if port.case in ("", case)}
@@ -116,10 +124,11 @@ class BoundTask:
             tuple(low.bundles[register].come for register in takes),
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
         )
-        self.made = variant.running(str(name), own.todo, bundles)
+        self.made = variant.running(str(name), own.todo, bundles, pauses=pauses)
         self.run = self.made.run
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
+        self.ports = frozenset(at for at, take in enumerate(actor.takes) if take.case in ("", case))
         places = [take.register for take in actor.takes]
         self.takes = list(zip(map(places.index, takes), carriers, strict=True))
         places = [give.register for give in actor.gives]
@@ -129,3 +138,10 @@ class BoundTask:
         self.values = [(register, here[register]) for register in own.values]
         self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
         self.owns = self.made.owns[-1]
+
+    def own(self, firing: Firing, label: int) -> Firing:
+        """The part of a firing that is this task's, where that is of two at once."""
+        if not firing.more:
+            return firing
+        held = [slots if at in self.ports else () for at, slots in enumerate(firing.held)]
+        return firing._replace(label=label, held=tuple(held), more=())

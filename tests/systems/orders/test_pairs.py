@@ -1,0 +1,180 @@
+"""Pairs that really run together: what a task moves is under way while the other computes, and nothing else changes."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow import B, S
+from sbpflow.actors import Schedule, published
+from sbpflow.boxing.box import Pending, box_async
+from sbpflow.nn.graph.run.pairs import by_turns
+from sbpflow.sbp.trial import one_thread
+from tests.nn.graph.pipes import PAIRS, mlp, numbers, sgd, square_loss, staged, trains, whole
+from tests.ranks import Ranks
+
+Event = tuple[str, str]  # start or wait, and of which task
+M = 4
+
+
+class Watched:
+    """A move under way that tells when it is waited for."""
+
+    def __init__(self, pending: Pending, task: str, seen: list[Event]) -> None:
+        self.pending, self.task, self.seen = pending, task, seen
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        self.seen.append(("wait", self.task))
+        return self.pending.wait()
+
+
+@contextmanager
+def watched() -> Iterator[list[list[Event]]]:
+    """The moves of each pair that runs, in order."""
+    pairs: list[list[Event]] = []
+
+    def start(*given: Any) -> Watched:
+        task = sys._getframe(1).f_code.co_name
+        found[task].append(("start", task))
+        return Watched(box_async(*given), task, found[task])
+
+    def turns(tasks: list[Any]) -> list[Any]:
+        pairs.append([])
+        found.update(dict.fromkeys((task.gi_code.co_name for task in tasks), pairs[-1]))
+        return by_turns(tasks)
+
+    found: dict[str, list[Event]] = {}
+    with (
+        patch("sbpflow.nn.graph.compiler.move_source.box_async", start),
+        patch("sbpflow.nn.graph.run.pipeline.by_turns", turns),
+    ):
+        yield pairs
+
+
+def hidden(events: list[Event]) -> int:
+    """How many moves of a pair were under way while the other task went on: something is between start and wait."""
+    found, begun = 0, {}
+    for at, (what, task) in enumerate(events):
+        if what == "start":
+            begun[task] = at
+        else:
+            found += any(other != task for _, other in events[begun[task] : at])
+    return found
+
+
+def apart(schedule: str, p: int, m: int) -> Schedule:
+    """The same order, one task of a pair behind the other."""
+    rows = tuple(row.replace("+", "") for row in published(schedule).show(p, m).order)
+    return Schedule("apart", way=published(schedule).way, table=rows)
+
+
+def split() -> nn.Sequential:
+    """Chunks with two layers whose features lie on both ranks of a stage, so that F and B of all move something."""
+    torch.manual_seed(3)
+    model = staged(mlp(8).double(), PAIRS, "dualpipe_v")
+    flow.nn.shard(model, {"*.0.weight": S(0), "*.bias": B})
+    assert isinstance(model, nn.Sequential)
+    return model
+
+
+def learnt(schedule: str | Schedule) -> list[torch.Tensor]:
+    model = split()
+    step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule=schedule)
+    return [*(whole(step(*numbers(at))) for at in range(2)), *map(whole, model.parameters())]
+
+
+@one_thread()
+def pairs_on_ranks() -> list[list[Event]]:
+    """Bit for bit what the same order gives one by one; the moves of this process's pairs."""
+    with flow.use_cluster("flat"):
+        with watched() as seen:
+            together = learnt("dualpipe_v")
+        with watched() as none:
+            alone = learnt(apart("dualpipe_v", 2, M))
+    assert not none
+    assert all(map(torch.equal, together, alone))
+    return seen
+
+
+def check(seen: list[list[Event]]) -> None:
+    for events in seen:
+        (start, first), (again, second), (wait, landed), *_ = events
+        assert (start, again, wait, landed) == ("start", "start", "wait", first)
+        assert {first[0], second[0]} == {"F", "B"}
+
+
+def test_moves_of_both_tasks_of_a_pair_are_under_way_at_once() -> None:
+    """In a process that owns all ranks; with two steps of 4 micro-batches on each of 2 devices."""
+    seen = pairs_on_ranks()
+    check(seen)
+    rows = published("dualpipe_v").show(2, M).order
+    assert len(seen) == 2 * sum(row.count("+") for row in rows)
+    moves = sum(what == "start" for events in seen for what, _ in events)
+    assert sum(map(hidden, seen)) > 0.7 * moves
+
+
+def test_ranks_of_a_stage_start_the_moves_of_pairs_in_one_order(ranks4: Ranks) -> None:
+    seen = ranks4(pairs_on_ranks)
+    assert seen[0] == seen[1] != []
+    assert seen[2] == seen[3] != []
+    for each in seen:
+        check(each)
+
+
+def test_a_task_that_moves_nothing_lets_the_other_start_first() -> None:
+    """Its one pause is at its begin, so that all of it goes on under the other's first move."""
+    order: list[str] = []
+
+    def task(name: str, pauses: list[str]) -> Any:
+        for what in pauses:
+            order.append(f"{name} {what}")
+            yield
+        order.append(f"{name} ends")
+        return name
+
+    assert by_turns([task("F", ["gives way"]), task("B", ["starts", "starts"])]) == ["F", "B"]
+    assert order == ["F gives way", "B starts", "F ends", "B starts", "B ends"]
+
+
+def test_a_task_that_fails_closes_the_other() -> None:
+    closed = []
+
+    def waits() -> Any:
+        try:
+            yield
+        finally:
+            closed.append(True)
+
+    def fails() -> Any:
+        raise ValueError("no")
+        yield
+
+    with pytest.raises(ValueError, match="no"):
+        by_turns([waits(), fails()])
+    assert closed == [True]
+
+
+def test_tasks_that_move_nothing_run_one_behind_the_other() -> None:
+    """Nothing would be hidden, and the forward handed on later."""
+    with watched() as seen:
+        step = trains(staged(mlp().double(), [flow.placement("cpu", [n]) for n in (0, 1)], "dualpipe_v"),
+                      micro_batches=M, schedule="dualpipe_v", steps=1)  # fmt: skip
+    assert not seen
+    assert "&" not in str(step.network)
+
+
+def test_a_timeline_says_what_ran_together() -> None:
+    step = trains(split(), micro_batches=M, schedule="dualpipe_v", steps=2)
+    found = step.timeline()
+    assert found is not None
+    both = [did for did in found.step.replay.done if did.ran.more]
+    rows = published("dualpipe_v").show(2, M).order
+    assert len(both) == sum(row.count("+") for row in rows)
+    assert all(did.placed for did in found.step.replay.done)
+    assert {str(did) for did in both} >= {"F0 micro-batch 3 & B3 micro-batch 1"}
