@@ -46,8 +46,7 @@ SPACES = {  # by grid, widths of layers, and rows: what is computed, or what res
     "equal, many rows": (LINE, (256,) * 4, 4096),
     "unequal": (LINE, (64, 512, 128, 256), 512),
     "unequal, many rows": (LINE, (512, 64, 256, 128), 4096),
-    "two by two, equal": (TWO_BY_TWO, (256,) * 4, 512),
-    "two by two, unequal, many rows": (TWO_BY_TWO, (512, 64, 256, 128), 4096),
+    "unequal, many rows, two by two": (TWO_BY_TWO, (512, 64, 256, 128), 4096),
 }
 Combination = tuple[tuple[str, bool], ...]  # by layer how it rests, and whether it is run again
 
