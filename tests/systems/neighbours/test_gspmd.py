@@ -83,6 +83,7 @@ BORDERS = ["circular", "reflect", "replicate"]
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
 @pytest.mark.parametrize("mode", BORDERS)
+@pytest.mark.sampled(2)
 def test_borders_that_an_image_has_itself_come_from_neighbours(mode: str, eager: bool) -> None:
     """Of a ring the first rank's are the last one's."""
     batches = [(torch.randn(1, 3, 16, 4, dtype=F64), torch.randn(1, 9, 2, dtype=F64)) for _ in range(2)]
@@ -96,6 +97,7 @@ def test_borders_that_an_image_has_itself_come_from_neighbours(mode: str, eager:
 
 
 @pytest.mark.parametrize("mode", BORDERS)
+@pytest.mark.sampled(1)
 def test_a_plan_tells_of_borders_and_can_be_read_back(mode: str) -> None:
     model = Bordered(mode)
     flow.nn.to_global(model, HEIGHT, B)
