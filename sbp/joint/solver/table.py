@@ -47,7 +47,8 @@ class View:
         with np.errstate(invalid="ignore"):  # inf - inf: forbidden for both
             here = rows[:, low].T - rows[every, low][:, None]
             there = rows[every, high][None, :] - rows[:, high]
-        return np.fmax(here, there)
+        found: Vector = np.fmax(here, there)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
