@@ -1,6 +1,6 @@
 """Options of sources: how a parameter may be stored, and an input be cut."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ..logical import OffloadPlace, Source
 from ..signature import S, Sbp, Split
 from ..state import Factors, Lie, State, local_numel
 from .demands import RestPins, Said, SourcePin
-from .move_cost import moved
+from .move_cost import each_moved, seen_seconds
 from .options import source_states
 from .pins import allows, stated
 from .problem import Vector
@@ -61,6 +61,7 @@ def stored(
     found: list[Stored] = []
     cost: list[float] = []
     memory: list[float] = []
+    back: list[list[tuple[State, State, int]]] = []
     for state in states:
         for grads, master in _apart(state, rest, shape, sizes, sharded) if trained else [(state, state)]:
             found.append(Stored(Lie(state), Lie(grads), Lie(master)))
@@ -70,9 +71,23 @@ def stored(
             stays = 0 if source.offload else there * kept  # else it is the host's memory
             memory.append(float(here * held + (come + stays) * trained))
             ways = ((grads, master, min(wide, most)), (master, state, min(most, size)))
-            back = sum(float(moved([a], [b], shape, grain, links)[0, 0]) for a, b, grain in ways if a != b)
-            cost.append(update_seconds(there, kept, source.offload, device) + back if trained else 0.0)
+            back.append([(a, b, grain) for a, b, grain in ways if a != b])
+            cost.append(update_seconds(there, kept, source.offload, device) if trained else 0.0)
+    if trained:
+        cost = [a + b for a, b in zip(cost, _moving(back, shape, links), strict=True)]
     return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
+
+
+def _moving(ways: Sequence[Sequence[tuple[State, State, int]]], shape: tuple[int, ...], links: Links) -> list[float]:
+    """Seconds of the moves of each candidate, from a state to a state, of numbers of so many bytes."""
+    every = [way for moves in ways for way in moves]
+    each = [(a, b, float(local_numel(a.dims, shape, links.sizes) * grain)) for a, b, grain in every]
+    seconds = each_moved(each, links).tolist() if each else []
+    for at, (a, b, grain) in enumerate(every):
+        if a.windows or b.windows:
+            seconds[at] += seen_seconds(a, b, shape, grain, links)
+    spent = iter(seconds)
+    return [sum(next(spent) for _ in moves) for moves in ways]
 
 
 def update_seconds(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
