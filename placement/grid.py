@@ -113,6 +113,12 @@ class Placement:
         >>> str(placement("cpu", [[0, 1], [4, 5]], names=("host", "card")))
         'cpu:[0-1, 4-5] as (host=2, card=2)'
         """
+        known = self.memo.get("text")
+        if not isinstance(known, str):
+            known = self.memo["text"] = self._text()
+        return known
+
+    def _text(self) -> str:
         text = f"{self.type}:[{', '.join(_runs(self.flat))}]"
         if self.names is not None:
             axes = [f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True)]

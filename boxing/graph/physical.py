@@ -188,7 +188,7 @@ class Physical:
     @cached_property
     def ranks(self) -> Placement:
         """All ranks of the step, in a line."""
-        homes = [value.layout.placement for value in self.values.values()]
+        homes = list(dict.fromkeys(value.layout.placement for value in self.values.values()))
         ranks = sorted({rank for home in homes for rank in home.flat})
         return Placement(homes[0].type, tuple(ranks), (len(ranks),), None)
 

@@ -105,6 +105,7 @@ class Writer:
         self.redone: dict[
             int, dict[str, LocalRegister]
         ] = {}  # of the stages of a region: registers of what was made again
+        self.last = max((n for n, s in enumerate(stages) if isinstance(s, Segment)), default=-1)
         self.sources = {s.value.name: s for s in graph.sources}
         self.boxes = {stage.output.name: stage for stage in stages if isinstance(stage, Box)}
         self.backs = {move.of: move for move in graph.backs if move.of != move.into}
@@ -282,8 +283,7 @@ class Writer:
     def to_gather(self, number: int, stage: Segment) -> list[str]:
         """Inputs gathered of what is kept in pieces, or sent round an axis, whose values the backward reads; the last
         segment still has them."""
-        last = max(n for n, s in enumerate(self.stages) if isinstance(s, Segment))
-        names = [name for name in stage.inputs if self.is_again(name)] if self.regather and number != last else []
+        names = [name for name in stage.inputs if self.is_again(name)] if self.regather and number != self.last else []
         needed = read_again(self.graph, stage) if names else frozenset()
         return [name for name in names if name in needed]
 
