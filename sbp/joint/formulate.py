@@ -25,7 +25,7 @@ from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
 from .demands import Demands, EncodedWay, RestPins
 from .fixed import options_of
-from .move_cost import crossed, encoded_seconds, local_bytes, moved
+from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
 from .op_cost import is_view, seconds
 from .options import Reach
 from .pins import is_pin_alone, pinned, pins_by_op
@@ -340,8 +340,8 @@ class _Formulation:
         the latency of one only its share counts.
         """
         back = have.back or tuple(lie.dual for lie in have.each)
-        rows, at = _distinct(list(zip(have.each, back, strict=True)))
-        columns, to = _distinct(need.each)
+        rows, at = distinct(list(zip(have.each, back, strict=True)))
+        columns, to = distinct(need.each)
         times = 2.0 if again else 1.0
         small, whole = self._moved([lie.state for lie, _ in rows], [lie.state for lie in columns], fake, p, q)
         small, starts = times * small, times * whole - times * small
@@ -391,9 +391,3 @@ class _Formulation:
         states = self.states[number]
         lies = Lies(tuple(Lie(state) for state in states), ())
         return self.known.setdefault(("result", id(states)), lies)  # type: ignore[no-any-return]
-
-
-def _distinct(items: Sequence[Hashable]) -> tuple[list[Any], list[int]]:
-    numbers: dict[Hashable, int] = {}
-    at = [numbers.setdefault(item, len(numbers)) for item in items]
-    return list(numbers), at

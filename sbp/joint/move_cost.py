@@ -5,11 +5,11 @@ gather, and sum. It is exact on one axis and an estimate on several; planning th
 times as long, and only those of the plan that wins are needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,14 @@ from ..state import Factors, State, local_numel, overlap
 from .demands import EncodedWay
 from .problem import Vector
 
-__all__ = ["crossed", "each_moved", "encoded_seconds", "local_bytes", "moved", "seen_seconds"]
+__all__ = ["crossed", "distinct", "each_moved", "encoded_seconds", "local_bytes", "moved", "seen_seconds"]
+
+
+def distinct(items: Sequence[Hashable]) -> tuple[list[Any], list[int]]:
+    """Each of these once, and the place of each among them: equal ends of moves are priced once."""
+    numbers: dict[Hashable, int] = {}
+    at = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), at
 
 
 def local_bytes(states: Sequence[State], shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...]) -> Vector:
