@@ -228,7 +228,7 @@ def _undominated(node: int, model: Model) -> LiveMask:
     """The live candidates of a node that are to stay.
 
     r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
-    equals the first stays. Two entries of each table refute most pairs at no expense (`View.apart`).
+    equals the first stays. Two entries of each table refute most pairs at no expense (`TableView.apart`).
     """
     live = model.lives[node]
     cost = model.costs[node][live]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..problem import Ints, Vector
 
-__all__ = ["Table", "View", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
+__all__ = ["Table", "TableView", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
 
 CELLS = 1 << 16  # of a temporary, which then stays in the cache
 NONE = np.zeros(1, dtype=np.intp)  # where a table does not look at a node
@@ -25,7 +25,7 @@ LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class TableView:
     """A table as one of its nodes sees it, among live candidates: a row for each class of its own, with all that the
     others may choose; and the row of each of its candidates."""
 
@@ -58,7 +58,7 @@ class Table:
     nodes: tuple[int, ...]  # ascending
     values: Vector
     classes: tuple[Ints, ...]  # for each node, candidate -> class
-    views: dict[int, View] = field(default_factory=dict, init=False)  # the last that each node asked for
+    views: dict[int, TableView] = field(default_factory=dict, init=False)  # the last that each node asked for
 
     def of(self, node: int) -> Ints:
         """The class of each candidate of a node."""
@@ -78,15 +78,15 @@ class Table:
         picked: Vector = self.values[index][self.of(node)[candidates]]
         return picked
 
-    def view(self, node: int, lives: Sequence[Ints]) -> View:
-        """What a node sees of it; kept until candidates of its nodes are dropped."""
+    def view(self, node: int, lives: Sequence[Ints]) -> TableView:
+        """The table as a node sees it; kept until candidates of its nodes are dropped."""
         now = tuple(lives[n] for n in self.nodes)
         known = self.views.get(node)
         if known is None or any(a is not b for a, b in zip(known.lives, now, strict=True)):
             known = self.views[node] = self._viewed(node, now)
         return known
 
-    def _viewed(self, node: int, lives: tuple[Ints, ...]) -> View:
+    def _viewed(self, node: int, lives: tuple[Ints, ...]) -> TableView:
         values, mine, at = self.values, NONE, 0
         for axis, (n, live, classes) in enumerate(zip(self.nodes, lives, self.classes, strict=True)):
             used, inverse = dense(classes[live])
@@ -95,7 +95,7 @@ class Table:
             if n == node:
                 mine, at = inverse, axis
         rows = (values if at == 0 else np.moveaxis(values, at, 0)).reshape(values.shape[at], -1)
-        return View(lives, rows, mine)
+        return TableView(lives, rows, mine)
 
 
 def pair(i: int, j: int, matrix: Vector) -> Table:
