@@ -1,5 +1,8 @@
 """The planner: its answer is a plan that runs, and costs no more than the plans that people write by hand."""
 
+import gc
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -53,3 +56,22 @@ def test_without_a_grid_there_is_an_axis_for_each_level_of_the_cluster() -> None
         model, x = net(), torch.empty(256, 64)
     found = flow.plan(model, x, cluster="h100x8*2", loss_fn=loss_fn)
     assert "grid cuda (node=2, device=8)" in str(found)
+
+
+def test_garbage_is_collected_again_when_the_planner_ends() -> None:
+    seen: list[bool] = []
+    with torch.device("meta"):
+        model, x = net(), torch.empty(256, 64)
+    flow.plan(model, x, plan="grid cuda (data=2)", loss_fn=loss_fn, told=lambda line: seen.append(gc.isenabled()))
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+    with pytest.raises(flow.SbpError):
+        flow.plan(model, x, plan="grid cuda (data=2)\nseek memory", loss_fn=loss_fn)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        flow.plan(model, x, plan="grid cuda (data=2)", loss_fn=loss_fn)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

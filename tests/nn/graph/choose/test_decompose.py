@@ -1,12 +1,14 @@
 """Ops taken apart: every value is made once, and what picks from each row is a gather."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sbpflow.nn.graph.choose import decompose
 from sbpflow.nn.graph.choose.decompose import expand
 from sbpflow.sbp.call import fill
 from sbpflow.sbp.logical import Logical
@@ -48,6 +50,26 @@ def test_what_picks_from_each_row_gathers(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_picks_otherwise_stays(name: str) -> None:
     assert {"index.Tensor"} <= set(ops_of(taken_apart(OTHERS[name])))
+
+
+def test_calls_that_are_alike_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    whole = decompose.opened
+
+    def counted(*args: Any) -> Logical:
+        seen.append(len(seen))
+        return whole(*args)
+
+    monkeypatch.setattr(decompose, "opened", counted)
+
+    def four(m: Of, x: Tensor, i: Tensor) -> Tensor:
+        y = F.dropout(F.dropout(x @ m.w, 1.0), 1.0)
+        return F.dropout(F.dropout(y[:2], 1.0), 1.0)  # of another shape
+
+    apart = taken_apart(four)
+    assert len(seen) == 2
+    numbers = [n for op in apart.ops for n in op.numbers]
+    assert len(numbers) == len(set(numbers))
 
 
 def test_every_value_is_made_once() -> None:
