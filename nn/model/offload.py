@@ -16,7 +16,7 @@ from torch import nn
 from ...placement.errors import SbpError
 from ...sbp.logical import OffloadPlace, SavedOffload
 from .annotate import near, note
-from .slots import joined_path, module_notes, parameter_notes, parameters
+from .slots import TensorSlot, joined_path, module_notes, parameter_notes, parameters
 
 __all__ = ["OffloadKind", "offload", "saved_offloads", "state_offloads"]
 
@@ -51,6 +51,7 @@ def offload(
     _check(what, to, ahead)
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     paths = dict(model.named_modules(remove_duplicate=False))
+    known = parameters({"": model}) if what == "states" else []
     for pattern in listed:
         if not isinstance(pattern, str):
             raise SbpError(
@@ -59,7 +60,7 @@ def offload(
             )
         inside = {path for path in paths if fnmatchcase(path, pattern)}
         if what == "states":
-            _note_states(model, pattern, inside, to)
+            _note_states(model, known, pattern, inside, to)
         else:
             _note_saved(model, pattern, inside, paths, None if to is None else SavedOffload(to, ahead or 1))
     return model
@@ -85,8 +86,9 @@ def _check(what: object, to: object, ahead: object) -> None:
         )
 
 
-def _note_states(model: nn.Module, pattern: str, inside: set[str], to: OffloadPlace | None) -> None:
-    known = parameters({"": model})
+def _note_states(
+    model: nn.Module, known: Sequence[TensorSlot], pattern: str, inside: set[str], to: OffloadPlace | None
+) -> None:
     fits = {
         id(slot.value) for slot in known if fnmatchcase(slot.full, pattern) or inside.intersection(_around(slot.full))
     }
