@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ...sbp.joint.worked_out import WorkedOut
 from ...sbp.logical import Logical
 from ..model.cast import types_of, works_of
 from ..model.flows import flows_of
@@ -21,12 +22,14 @@ __all__ = ["Captures"]
 
 
 class Captures:
-    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes.
+    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes, and
+    the cluster is one.
 
-    The best of plans that take `enough` seconds is not looked for."""
+    The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out."""
 
     def __init__(self) -> None:
         self.enough = inf
+        self.known = WorkedOut()
         self.made: list[tuple[Any, Logical, Passes]] = []
 
     def of(self, passes: Passes, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:

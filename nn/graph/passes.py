@@ -26,6 +26,7 @@ from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
 from ...sbp.joint.solver.solve import Solver
+from ...sbp.joint.worked_out import WorkedOut
 from ...sbp.logical import Logical
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
@@ -172,9 +173,10 @@ class Passes:
         kept: Mapping[str, Layout] | None = None,
         rest: Placement | None = None,
         enough: float = inf,
+        known: WorkedOut | None = None,
     ) -> Decided:
         """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. The
-        best of those that take `enough` seconds is not looked for."""
+        best of those that take `enough` seconds is not looked for; `known` is of others for this step and cluster."""
         made = decide(
             logical,
             rest or self.rest,
@@ -192,6 +194,7 @@ class Passes:
             uses=self.uses,
             encoders=compressed_grads(self.modules, self.options.compress),
             enough=enough,
+            known=known,
         )
         made = replace(made, graph=self.encoded(made.graph))
         if room is not None and any(back.encoding is not None for back in made.graph.backs):

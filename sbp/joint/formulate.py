@@ -8,7 +8,7 @@ Weights are gathered, and their gradients reduced, beside what is computed where
 cost what there is no room for.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from .regions import let_go
 from .repeated_blocks import ties
 from .source_options import stored
 from .uses import static, users, weights
+from .worked_out import WorkedOut
 
 __all__ = ["Formulated", "Lies", "formulate"]
 
@@ -78,9 +79,10 @@ def formulate(
     cluster: Callable[[Placement], Cluster],
     demands: Demands,
     parts: Callable[[LogicalOp], Logical | None] = lambda op: None,
+    known: WorkedOut | None = None,
 ) -> Formulated:
-    """The problem of a graph whose sources and ops live where `where` says."""
-    return _Formulation(logical, where, cluster, demands, parts).made()
+    """The problem of a graph whose sources and ops live where `where` says; `known` is of others on this cluster."""
+    return _Formulation(logical, where, cluster, demands, parts, known or WorkedOut()).made()
 
 
 class _Formulation:
@@ -91,6 +93,7 @@ class _Formulation:
         cluster: Callable[[Placement], Cluster],
         demands: Demands,
         parts: Callable[[LogicalOp], Logical | None],
+        known: WorkedOut,
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
@@ -100,8 +103,7 @@ class _Formulation:
         self.producers: dict[int, tuple[int, int]] = {}
         self.copies: dict[int, int] = {}
         self.spread: dict[tuple[int, int], Spread] = {}
-        self.known: dict[Hashable, Any] = {}
-        self.matrices: dict[Hashable, tuple[Vector, Vector | None]] = {}
+        self.known, self.matrices = known.options, known.matrices
         self.states: dict[int, tuple[State, ...]] = {}
         self.partial: set[int] = set()
         self.pinned = pins_by_op(logical, where.ops)
@@ -161,7 +163,7 @@ class _Formulation:
         trained = source.kind == "parameter" and source.requires_grad
         types = source.fake.dtype, source.grads, source.states
         by = self.demands.encoders.get(source.name) if trained else None
-        asked = tuple(wished), pinned, rest, source.offload, by
+        asked = tuple(wished), pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
         key = "source", shape, types, there, trained, source.kind, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded

@@ -22,6 +22,7 @@ from ....sbp.joint.placements import Homes, homes
 from ....sbp.joint.problem import Vector
 from ....sbp.joint.solver.solve import Solution, Solver
 from ....sbp.joint.uses import weights
+from ....sbp.joint.worked_out import WorkedOut
 from ....sbp.logical import Logical, LogicalOp
 from ..lower.last_used import LastUsed
 from ..memory.account import account
@@ -64,6 +65,7 @@ def decide(
     uses: Uses = MappingProxyType({}),
     encoders: Mapping[str, EncodedWay] = MappingProxyType({}),
     enough: float = inf,
+    known: WorkedOut | None = None,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
@@ -73,8 +75,9 @@ def decide(
     parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
     its caller, `uses` which modules compute by composites, and `encoders` how gradients go home in fewer bytes. The
     best of what takes `enough` seconds is not looked for: with a limit, where nothing less fits, there is no plan;
-    without, any will do.
+    without, any will do. `known` is what other decisions on the same step and cluster have worked out.
     """
+    worked = known or WorkedOut()
     first = homes(logical, placement)
     if uses:
         hinted = pins({s.name: there for s, there in zip(logical.sources, first.sources, strict=True)})
@@ -82,15 +85,16 @@ def decide(
         first = homes(logical, placement)
     ranks = dict(zip(map(id, logical.ops), (where.size for where in first.ops), strict=True))
     logical = expand(logical, lambda op: ranks.get(id(op), 2))
-    logical = with_replicas(logical, homes(logical, placement), arguments_everywhere=arguments_everywhere)
-    where = homes(logical, placement)
+    where, alone = homes(logical, placement), logical
+    logical = with_replicas(logical, where, arguments_everywhere=arguments_everywhere)
+    where = where if logical is alone else homes(logical, placement)
     places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
     pinned = pins(places)
     demands = Demands(pinned, states, limit is not None, LIMITS, rests(places), encoders)
     key = _key(logical, where, demands, (limit, regather, enough), name)
-    known = _known.get(key)
-    if known is not None:
-        return known
+    before = _known.get(key)
+    if before is not None:
+        return before
 
     def chosen(logical: Logical, solver: Solver, posed: Formulated, again: Sequence[str] = ()) -> Decided:
         def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
@@ -120,7 +124,7 @@ def decide(
         return chosen(other, Solver(posed.problem), posed, blocks)
 
     def posed_of(logical: Logical) -> Formulated:
-        return formulate(logical, where, default_cluster, demands, _Formulas(logical))
+        return formulate(logical, where, default_cluster, demands, _Formulas(logical), worked)
 
     posed = posed_of(logical)
     solver = Solver(posed.problem)

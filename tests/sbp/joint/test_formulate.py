@@ -18,6 +18,7 @@ from sbpflow.sbp.joint.demands import Demands
 from sbpflow.sbp.joint.formulate import Formulated, formulate
 from sbpflow.sbp.joint.placements import homes
 from sbpflow.sbp.joint.solver.solve import solve
+from sbpflow.sbp.joint.worked_out import WorkedOut
 from sbpflow.sbp.logical import Logical, Loss, Origin, Source
 
 LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2, b=2)")
@@ -93,6 +94,32 @@ def test_equal_blocks_share_their_candidates_and_matrices() -> None:
     assert max(tied.count(t) for t in set(tied)) >= layers - 4  # the first and last ones see other neighbours
     few = formulated(logical(deep, [(8, 4), *[(4, 4)] * 6], (*names[:18], "")), GRID)
     assert len({id(e.matrix) for e in found.problem.edges}) == len({id(e.matrix) for e in few.problem.edges})
+
+
+def test_what_another_formulation_has_worked_out_is_taken_and_changes_nothing() -> None:
+    known = WorkedOut()
+    graph = logical(two_layers, [(8, 4), (16, 4), (4, 16)])
+    asked: list[Demands] = [
+        Demands(states=2),
+        Demands(pins={"w1": (S(0), B)}, states=2),
+        Demands(states=1),
+        Demands(states=2, sharded=True),
+        Demands(states=2),
+    ]
+    sizes = []
+    for demands in asked:
+        alone, shared = (
+            formulate(graph, homes(graph, GRID), lambda _: CPU, demands, known=given) for given in (None, known)
+        )
+        sizes.append(len(known.options) + len(known.matrices))
+        assert [node.candidates for node in shared.nodes] == [node.candidates for node in alone.nodes]
+        for name in ("costs", "memory"):
+            mine, other = getattr(shared.problem, name), getattr(alone.problem, name)
+            assert all(np.array_equal(a, b) for a, b in zip(mine, other, strict=True))
+        pairs = zip(shared.problem.edges, alone.problem.edges, strict=True)
+        assert all((a.i, a.j) == (b.i, b.j) and np.array_equal(a.matrix, b.matrix) for a, b in pairs)
+    assert sizes[0] < sizes[1] < 2 * sizes[0]  # some of it was there
+    assert sizes[-1] == sizes[-2]  # all of it was
 
 
 def test_a_pinned_source_has_no_other_candidates() -> None:
