@@ -32,6 +32,7 @@ class _Side(NamedTuple):
     mine: Ints
     order: Ints
     starts: Ints
+    alone: bool  # whether each candidate has the row of its own number
 
 
 class _Pair:
@@ -43,7 +44,9 @@ class _Pair:
             used, inverse = np.unique(table.classes[axis][model.lives[n]], return_inverse=True)
             values, mine = values.take(used, axis), inverse.reshape(-1)
             order = np.argsort(mine, kind="stable")
-            sides.append(_Side(n, mine, order, np.searchsorted(mine[order], np.arange(len(used)))))
+            starts = np.searchsorted(mine[order], np.arange(len(used)))
+            alone = bool(len(mine) == len(used) and (mine == np.arange(len(used))).all())
+            sides.append(_Side(n, mine, order, starts, alone))
         self.sides = sides
         self.values = [np.minimum(values, big), np.ascontiguousarray(np.minimum(values, big).T)]
         self.told = [np.zeros(len(side.starts)) for side in sides]
@@ -51,7 +54,8 @@ class _Pair:
     def send(self, at: int, costs: Vector) -> float:
         """From side `at`, whose candidates cost so; what the message was lowered by."""
         side = self.sides[at]
-        rows = _LEAST.reduceat(costs.take(side.order), side.starts) - self.told[at]
+        rows = costs if side.alone else _LEAST.reduceat(costs.take(side.order), side.starts)
+        rows = rows - self.told[at]
         told = _LEAST.reduce(self.values[at] + rows[:, None], axis=0)
         low = float(_LEAST.reduce(told))
         self.told[1 - at] = told - low
@@ -84,7 +88,8 @@ class _Chains:
         """Costs of each candidate, with all that its node was told."""
         total = self.costs[n]
         for pair, at in self.around[n]:
-            total = total + pair.told[at].take(pair.sides[at].mine)
+            told, side = pair.told[at], pair.sides[at]
+            total = total + (told if side.alone else told.take(side.mine))
         return total
 
     def sweep(self, forward: bool, more: dict[int, Vector] | None = None) -> float:
