@@ -16,6 +16,7 @@ from ..placement.world import device, owned, world
 from ..sbp import B, Layout
 from ..sbp.state import State
 from .exchange.execute import Flight, land, run, steps, transport
+from .exchange.filled_rows import filled_steps
 from .exchange.streams import side_stream
 from .plan import BoxingPlan, plan
 from .record import Asker, asker, note
@@ -55,21 +56,26 @@ class Pending:
     def __init__(self, flight: Flight, stream: Any = None) -> None:
         self._flight, self._stream = flight, stream
         self._result: tuple[Tensor, ...] | None = None
-        self._advance(first=True)
+        self._advance(one=True)
 
-    def _advance(self, *, first: bool) -> None:
+    def _advance(self, *, one: bool) -> None:
         with torch.cuda.stream(self._stream):
             try:
-                if first:
+                if one:
                     next(self._flight)
                 else:
                     self._result = land(self._flight)
             except StopIteration as end:
                 self._result = end.value
 
+    def go_on(self) -> None:
+        """Wait for the exchange that is on the wire, and start the one behind it, if there is one."""
+        if self._result is None:
+            self._advance(one=True)
+
     def wait(self) -> tuple[Tensor, ...]:
         if self._result is None:
-            self._advance(first=False)
+            self._advance(one=False)
         assert self._result is not None
         if self._stream is not None:
             here = torch.cuda.current_stream(self._stream.device)
@@ -80,14 +86,16 @@ class Pending:
         return self._result
 
 
-def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
-    """Start a boxing and go on; its first exchange is on the wire when this returns. Outside autograd.
+def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: bool = False) -> Pending:
+    """Start a boxing and go on; its first exchange is on the wire when this returns. Outside autograd. With `filled`
+    only rows that hold something go.
 
     On CUDA all of it runs on the side stream for these, behind what the current stream has been given so far.
     """
     way = plan(src, dst)
     _check(shards, way)
-    note("box_async", way)
+    if not filled:  # whose bytes are known behind it
+        note("box_async", way)
     shards = [shard.detach() for shard in shards]
     stream = None
     if shards[0].is_cuda:
@@ -96,7 +104,8 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout) -> Pending:
         stream.wait_stream(torch.cuda.current_stream(where))
         for shard in shards:
             shard.record_stream(stream)
-    return Pending(steps(way, shards, background=True), stream)
+    flight = filled_steps(shards, src, dst, op="box_async", background=True) if filled else None
+    return Pending(flight or steps(way, shards, background=True), stream)
 
 
 class _Box(torch.autograd.Function):

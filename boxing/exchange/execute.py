@@ -19,7 +19,7 @@ from .buffer import part
 from .slow_link import SlowTransport, open_link
 from .transport import MANY, Errand, InProcess, Transport
 
-__all__ = ["Flight", "land", "run", "steps", "threads_exchange", "token", "transport", "waited"]
+__all__ = ["Flight", "exchanges", "land", "run", "steps", "threads_exchange", "token", "transport", "waited"]
 
 Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
 
@@ -69,6 +69,11 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
             next(flight)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def exchanges(plan: BoxingPlan) -> int:
+    """How many exchanges a boxing waits for, one behind the other; a transport may make two in one."""
+    return sum(EXCHANGES.get(move.kind, 1) for move in plan.moves if move.kind not in LOCAL)
 
 
 def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) -> Flight:

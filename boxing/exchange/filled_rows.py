@@ -8,8 +8,9 @@ is the move itself for whatever values, and only its bytes depend on them.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from math import prod
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,13 +18,13 @@ from torch import Tensor
 from ...placement.world import owned
 from ...sbp import Layout
 from ..exchange.buffer import part
-from ..exchange.execute import run, transport
+from ..exchange.execute import Flight, exchanges, land, steps, transport, waited
 from ..plan import BoxingPlan, plan
 from ..record import note
 from ..routes.program import PeerBoxes, PieceCut, RankProgram
-from .transport import Errand
+from .transport import Arrival, Errand
 
-__all__ = ["RunPlan", "box_filled"]
+__all__ = ["RunPlan", "box_filled", "filled_exchanges", "filled_steps"]
 
 COPYING = ("all_gather", "all_to_all", "exchange")  # moves of values among ranks of one placement
 
@@ -46,21 +47,39 @@ class RunPlan(BoxingPlan):
 
 def box_filled(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box") -> tuple[Tensor, ...]:
     """The shards of `dst` that this process owns, outside autograd; bytes that went are in the record."""
+    return land(filled_steps(shards, src, dst, op=op))
+
+
+def filled_exchanges(way: BoxingPlan) -> int:
+    """How many exchanges such a boxing waits for: of marks and of rows."""
+    ways = (plan(move.src, move.dst) for move in way.moves)
+    return sum(2 if _marks(step) else exchanges(step) for step in ways)
+
+
+def filled_steps(
+    shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box", background: bool = False
+) -> Flight:
+    """The same as a generator that pauses whenever an exchange is under way."""
     way = plan(src, dst)
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     values = tuple(shards)
     for move in way.moves:
         step = plan(move.src, move.dst)
-        if move.kind in COPYING and len(step.moves) == 1 and _by_rows(move.src, move.dst):
-            values = _exchanged(step, values, sent, received)
+        if _marks(step):
+            values = yield from _exchanged(step, values, sent, received, background)
         else:
-            values = run(step, values)
+            values = yield from steps(step, values, background)
             for rank in owned(step.src.placement):
                 sent[rank] += step.sent(rank)
                 received[rank] += step.received(rank)
     note(op, RunPlan(way, sent, received))
     return values
+
+
+def _marks(step: BoxingPlan) -> bool:
+    """Whether one move is of rows that are marked."""
+    return len(step.moves) == 1 and step.moves[0].kind in COPYING and _by_rows(step.src, step.dst)
 
 
 def _by_rows(src: Layout, dst: Layout) -> bool:
@@ -69,25 +88,34 @@ def _by_rows(src: Layout, dst: Layout) -> bool:
 
 
 def _exchanged(
-    way: BoxingPlan, shards: Sequence[Tensor], sent: Counter[int], received: Counter[int]
-) -> tuple[Tensor, ...]:
+    way: BoxingPlan, shards: Sequence[Tensor], sent: Counter[int], received: Counter[int], background: bool
+) -> Flight:
     """Marks, and then the rows that they mark."""
     here = owned(way.src.placement)
     if not here:
-        return run(way, shards)
+        return (yield from steps(way, shards, background))
     programs = {rank: program for rank, (program,) in way.ours[0][1].items()}
     values = dict(zip(here, shards, strict=True))
     marks = {rank: (x != 0).any(-1, keepdim=True).to(torch.uint8) for rank, x in values.items()}
     wire = transport()
     jobs = [Errand(rank, _of_marks(program), marks[rank]) for rank, program in programs.items()]
-    told = dict(zip(programs, wire.start(way, 1, jobs, "sum").wait(), strict=True))
+    told = dict(zip(programs, (yield from _arrived(wire.start(way, 1, jobs, "sum", background))), strict=True))
     jobs = [_packed(rank, program, values[rank], marks[rank], told[rank]) for rank, program in programs.items()]
-    arrived = dict(zip(programs, wire.start(way, 2, jobs, "sum").wait(), strict=True))
+    arrived = dict(zip(programs, (yield from _arrived(wire.start(way, 2, jobs, "sum", background))), strict=True))
     for rank, program, packed in jobs:
         marking = programs[rank]
         sent[rank] += packed.nbytes + sum(_rows(one) for one in marking.sends)
         received[rank] += prod(program.shape) * packed.itemsize + sum(_rows(one) for one in marking.receives)
     return tuple(_placed(programs[rank], values[rank], told[rank], arrived[rank]) for rank in here)
+
+
+def _arrived(exchange: Arrival) -> Generator[None, None, list[Tensor]]:
+    """The result of an exchange, waited for when its turn comes again."""
+    yield
+    start = perf_counter()
+    found = exchange.wait()
+    waited.seconds += perf_counter() - start
+    return found
 
 
 def _of_marks(program: RankProgram) -> RankProgram:

@@ -12,7 +12,7 @@ from .source_text import SourceText
 
 __all__ = ["MOVES", "MoveWriter"]
 
-MOVES = ("box", "start", "wait", "pause", "encode", "decode")
+MOVES = ("box", "start", "wait", "pause", "on", "encode", "decode")
 
 
 class MoveWriter:
@@ -45,7 +45,8 @@ class MoveWriter:
         if transfer.here:
             ends = [] if transfer.together else [self.text.bind(of, "at") for of in transfer.pairs[0]]
             call, first = self._bucket(transfer) if transfer.together else (self.text.bind(box_async, "start"), ())
-            given = ", ".join([*first, *map(self.text.held, do.reads), *ends])
+            filled = ["filled=True"] if transfer.encoder else []
+            given = ", ".join([*first, *map(self.text.held, do.reads), *ends, *filled])
             pending = self.text.makes([self.text.name(do.writes[0], 0)])[:-1]
             self.text.line(f"{pending} = {call}{'.start' if transfer.together else ''}({given})")
 
@@ -60,6 +61,11 @@ class MoveWriter:
     def do_pause(self, do: Instruction) -> None:
         """The function is a generator, whose caller has another go on."""
         self.text.line("yield")
+
+    def do_on(self, do: Instruction) -> None:
+        """The next exchange of a move under way."""
+        if self.plan.transfers[do.number].here:
+            self.text.line(f"{self.text.name(do.reads[0], 0)}.go_on()")
 
     def _bucket(self, transfer: Transfer) -> tuple[str, tuple[str, ...]]:
         """The bucket of several gradients, or of encoded ones, and what it is handed besides."""

@@ -20,6 +20,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from ....boxing.encoders.encoded_move import encoded_plans
 from ....boxing.encoders.encoded_sum import Encoding
 from ....boxing.encoders.encoder import Encoder
+from ....boxing.encoders.filled_rows import FilledRowsEncoder
+from ....boxing.exchange.execute import exchanges
+from ....boxing.exchange.filled_rows import filled_exchanges
 from ....boxing.plan import BoxingPlan, plan
 from ....placement.world import owned
 from ....sbp import Layout
@@ -84,7 +87,7 @@ def _text(kind: Contents, of: str, number: int) -> str:
 
 What: TypeAlias = Literal[
     "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free",
-    "encode", "decode", "pause",
+    "encode", "decode", "pause", "on",
 ]  # fmt: skip
 
 
@@ -134,6 +137,16 @@ class Transfer:
     def together(self) -> bool:
         """Whether it is a bucket, and not a plain move."""
         return len(self.pairs) > 1 or bool(self.encodings)
+
+    @cached_property
+    def exchanges(self) -> int:
+        """How many exchanges it waits for one behind the other, under which others can go on: none where a maximum is
+        moved, whose gradient needs it in one go."""
+        if self.saves or self.saved or not self.sends:
+            return 0
+        if isinstance(self.encoder, FilledRowsEncoder):
+            return filled_exchanges(plan(*self.pairs[0]))
+        return 1 if self.together else exchanges(self.plans[0]) if self.encoder is None else 0
 
     @cached_property
     def sends(self) -> bool:

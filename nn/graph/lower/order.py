@@ -5,7 +5,7 @@
     box           a move, done at once                      start, wait a move that goes on beside what lies between
     stow          what the backward needs, to the host      fetch, land   and back from there
     encode, decode  what hops in fewer bytes, before and behind that
-    pause         the turn of another task, while moves are under way
+    pause         the turn of another task, while moves are under way; on: their next exchange
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from .instructions import Instruction, LocalRegister, Transfer
 
-__all__ = ["AHEAD", "freed", "overlapped", "pausing", "sends"]
+__all__ = ["AHEAD", "freed", "goes_on", "overlapped", "pausing"]
 
 AHEAD = 2  # segments
 WORK = ("run", "grad", "first", "second")
@@ -51,13 +51,13 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
     return [*out, *waits.get(len(todo), ())]
 
 
-def sends(do: Instruction, transfers: Sequence[Transfer]) -> bool:
+def goes_on(do: Instruction, transfers: Sequence[Transfer]) -> bool:
     """Whether something else can be done while a move goes on."""
-    return do.what == "box" and transfers[do.number].sends and not transfers[do.number].at_once
+    return do.what in ("box", "start") and transfers[do.number].exchanges > 0
 
 
 def pausing(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[Instruction]:
-    """The list with a pause wherever moves are waited for: those that are next to each other go on together.
+    """The list with a pause before every exchange is waited for: moves that are next to each other go on together.
 
     It has the same pauses on all ranks, those that take no part in a move too. A list without any move begins with one,
     so that the moves of another task go on under all of it.
@@ -67,22 +67,24 @@ def pausing(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[
     coming: set[LocalRegister] = set()
 
     def land() -> None:
-        if waiting:
-            out.extend([Instruction("pause", 0), *waiting])
-            waiting.clear()
-            coming.clear()
+        for n in range(max((transfers[do.number].exchanges for do in waiting), default=0)):
+            out.append(Instruction("pause", 0))
+            more = [do for do in waiting if transfers[do.number].exchanges > n + 1]
+            out.extend(Instruction("on", do.number, do.reads) for do in more)
+        out.extend(waiting)
+        waiting.clear()
+        coming.clear()
 
     for do in todo:
-        moves = do.what in ("start", "wait") or sends(do, transfers)
+        moves = do.what == "wait" or goes_on(do, transfers)
         if not moves or not coming.isdisjoint((*do.reads, *do.writes)):
             land()
-        if do.what == "wait":
-            waiting.append(do)
-            coming.update(do.writes)
-        elif moves and do.what == "box":
+        if do.what == "box" and moves:
             under_way = LocalRegister("moving", number=do.number)
             out.append(Instruction("start", do.number, do.reads, (under_way,)))
-            waiting.append(Instruction("wait", do.number, (under_way,), do.writes))
+            do = Instruction("wait", do.number, (under_way,), do.writes)
+        if do.what == "wait":
+            waiting.append(do)
             coming.update(do.writes)
         else:
             out.append(do)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import TypeVar
 
-from ..lower.overlap import sends
+from ..lower.overlap import goes_on
 from .chunks import Chunks
 from .tasks import Tasks
 
@@ -57,5 +57,5 @@ def moving(kinds: Iterable[Sequence[tuple[Tasks, Chunks]]]) -> frozenset[str]:
         for routes in kinds
         for route, (tasks, where) in enumerate(routes)
         for name, task in tasks.tasks.items()
-        if any(sends(do, tasks.transfers) for do in task.todo)
+        if any(goes_on(do, tasks.transfers) for do in task.todo)
     )

@@ -16,10 +16,11 @@ from sbpflow.actors import Schedule, published
 from sbpflow.boxing.box import Pending, box_async
 from sbpflow.nn.graph.run.pairs import by_turns
 from sbpflow.sbp.trial import one_thread
+from tests.nn.composites.test_dropless import Layers, squares
 from tests.nn.graph.pipes import PAIRS, mlp, numbers, sgd, square_loss, staged, trains, whole
 from tests.ranks import Ranks
 
-Event = tuple[str, str]  # start or wait, and of which task
+Event = tuple[str, str]  # start, on (of a move of several exchanges) or wait, and of which task
 M = 4
 
 
@@ -28,6 +29,10 @@ class Watched:
 
     def __init__(self, pending: Pending, task: str, seen: list[Event]) -> None:
         self.pending, self.task, self.seen = pending, task, seen
+
+    def go_on(self) -> None:
+        self.seen.append(("on", self.task))
+        self.pending.go_on()
 
     def wait(self) -> tuple[torch.Tensor, ...]:
         self.seen.append(("wait", self.task))
@@ -39,10 +44,10 @@ def watched() -> Iterator[list[list[Event]]]:
     """The moves of each pair that runs, in order."""
     pairs: list[list[Event]] = []
 
-    def start(*given: Any) -> Watched:
+    def start(*given: Any, **how: Any) -> Watched:
         task = sys._getframe(1).f_code.co_name
         found[task].append(("start", task))
-        return Watched(box_async(*given), task, found[task])
+        return Watched(box_async(*given, **how), task, found[task])
 
     def turns(tasks: list[Any]) -> list[Any]:
         pairs.append([])
@@ -58,14 +63,18 @@ def watched() -> Iterator[list[list[Event]]]:
 
 
 def hidden(events: list[Event]) -> int:
-    """How many moves of a pair were under way while the other task went on: something is between start and wait."""
-    found, begun = 0, {}
+    """How many exchanges of a pair were under way while the other task went on: some of it is before they are over."""
+    found, begun = 0, dict[str, int]()
     for at, (what, task) in enumerate(events):
-        if what == "start":
-            begun[task] = at
-        else:
+        if what != "start":
             found += any(other != task for _, other in events[begun[task] : at])
+        if what != "wait":
+            begun[task] = at
     return found
+
+
+def exchanged(events: list[Event]) -> int:
+    return sum(what != "wait" for what, _ in events)
 
 
 def apart(schedule: str, p: int, m: int) -> Schedule:
@@ -115,8 +124,7 @@ def test_moves_of_both_tasks_of_a_pair_are_under_way_at_once() -> None:
     check(seen)
     rows = published("dualpipe_v").show(2, M).order
     assert len(seen) == 2 * sum(row.count("+") for row in rows)
-    moves = sum(what == "start" for events in seen for what, _ in events)
-    assert sum(map(hidden, seen)) > 0.7 * moves
+    assert sum(map(hidden, seen)) > 0.7 * sum(map(exchanged, seen))
 
 
 def test_ranks_of_a_stage_start_the_moves_of_pairs_in_one_order(ranks4: Ranks) -> None:
@@ -125,6 +133,60 @@ def test_ranks_of_a_stage_start_the_moves_of_pairs_in_one_order(ranks4: Ranks) -
     assert seen[2] == seen[3] != []
     for each in seen:
         check(each)
+
+
+SENT = """
+grid (pipe=2, expert=2)
+input x <- expert=S(0)
+**.{up,down}: expert=S(0)
+inside layers.* use dropless over expert
+pipe layers over pipe by SCHEDULE, 4 micro-batches
+"""
+
+
+@one_thread()
+def experts_on_ranks() -> tuple[int, int, list[list[Event]]]:
+    """Layers whose tokens go to the ranks of their experts: marks first, and then so many rows as are marked."""
+
+    def learnt(schedule: str) -> list[torch.Tensor]:
+        model, x = Layers(4), torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        step = flow.compile(model, squares, sgd(model), plan=SENT.replace("SCHEDULE", schedule))
+        return [*(whole(step(x)) for _ in range(2)), *map(whole, model.parameters())]
+
+    with flow.use_cluster("flat"):
+        with watched() as seen:
+            together = learnt("dualpipe_v")
+        assert all(map(torch.equal, together, learnt("zb_v")))
+    return sum(map(hidden, seen)), sum(map(exchanged, seen)), seen
+
+
+def test_tokens_go_to_their_experts_while_the_other_task_computes() -> None:
+    under, exchanges, seen = experts_on_ranks()
+    assert any(what == "on" for events in seen for what, _ in events)
+    assert under > 0.85 * exchanges
+
+
+def test_ranks_send_tokens_while_the_other_task_computes(ranks4: Ranks) -> None:
+    found = ranks4(experts_on_ranks)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert all(under > 0.85 * exchanges > 0 for under, exchanges, _ in found)
+
+
+def test_the_predicted_course_has_what_pairs_hide() -> None:
+    """With all pairs together it is that of `show`; and a stage that hides its exchanges is done sooner."""
+    ends = {}
+    for schedule in (published("dualpipe_v"), apart("dualpipe_v", 2, M)):
+        step = flow.compile(model := split(), square_loss, sgd(model), micro_batches=M, schedule=schedule)
+        step.plan(*numbers(0))
+        course, costs = step.explain().course, step.costs()
+        assert course is not None
+        assert all(cost.exchange > 0 for cost in costs)
+        drawn = schedule.show(2, M, costs=costs)
+        assert course.bubble == pytest.approx(drawn.bubble)
+        assert (drawn.hidden > 0.01) == (schedule.name == "dualpipe_v")
+        ends[schedule.name] = drawn.end
+    assert ends["dualpipe_v"] < ends["apart"]
 
 
 def test_a_task_that_moves_nothing_lets_the_other_start_first() -> None:

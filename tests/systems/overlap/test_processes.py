@@ -50,7 +50,7 @@ def beside(steps: int) -> list[str]:
         return found
 
     def firing(cases: Any, width: int, at: Firing) -> Any:
-        entry = cases[at.case][1][program.kinds[0]]
+        entry = cases[at.case][0][1][program.kinds[0]]
         if at.label == len(program.kinds) - 1 and f"def B{mine}(" in entry.made.text:
             waited.append(home.wait(20))
         return fire(cases, width, at)
