@@ -172,7 +172,8 @@ class PlannedViews:
 
     def costs(self) -> tuple[Costs, ...]:
         """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
-        with, as in `published("zb_h1").show(p, m, costs=step.costs())`."""
+        with, as in `published("zb_h1").show(p, m, costs=step.costs())`. Its `exchange` is what it moves, forward and
+        backward, among the ranks of its stage."""
         return self._pieces("without chunks").costs()
 
     def delays(self) -> Delays:

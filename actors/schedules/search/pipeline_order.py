@@ -147,8 +147,8 @@ class _Pipe:
         chunks, many = self.shape.p * self.shape.v, self.shape.m
         for c in range(chunks):
             s, cost = self.frame.device(self.shape, c), self.costs[c]
-            back = cost.backward + (0.0 if "W" in self.kinds else cost.weight)
-            times = {"F": cost.forward, "B": back, "W": cost.weight}
+            back = cost.backward + cost.exchange + (0.0 if "W" in self.kinds else cost.weight)
+            times = {"F": cost.forward + cost.exchange, "B": back, "W": cost.weight}
             hop = cost.hop if c + 1 < chunks and self.frame.device(self.shape, c + 1) != s else 0.0
             for k in range(many):
                 for kind in self.kinds:
@@ -247,7 +247,11 @@ class _Pipe:
                 lives += [(self.freed(c, kind) * self.shape.m, ends[self.at(kind, c, 0)]) for kind in self.kinds[1:]]
             # How much of forwards fits before that: a chunk of which nothing is held is never too many.
             free = limit == inf or not all(self.held(c) for c in self.on(d))
-            forwards = inf if free else max(self.costs[c].forward / self.held(c) for c in self.on(d)) * limit
+            forwards = (
+                inf
+                if free
+                else max((self.costs[c].forward + self.costs[c].exchange) / self.held(c) for c in self.on(d)) * limit
+            )
             least = max(room(lives, limit), sum(times) + max(0.0, comes_back - forwards))
             if by == "span":
                 heads = [since[n] - time for n, time in zip(mine, times, strict=True)]

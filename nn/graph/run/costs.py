@@ -7,7 +7,7 @@ The figures are those that signatures were chosen by: rooflines of ops and price
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ....actors.protocol.network import Network
 from ....actors.protocol.simulate import simulate
@@ -69,20 +69,27 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
             continue
         price, chunk = graph.plan(stage).price.time, where.of[at]
         if chunk is not None:
-            parts[chunk]["forward"] += price
+            parts[chunk]["out"] += price
         elif at in where.hops and where.home.get(stage.output.name) == where.home[stage.source] + 1:
             hops[where.home[stage.source]] += price
     for back in graph.backs:
         at = made.get(back.of, -1)
         if at >= 0 and (chunk := where.of[at]) is not None and isinstance(stages[at], Box):
-            kind = "weight" if back.of in weights else "backward"
+            kind = "weight" if back.of in weights else "back"
             parts[chunk][kind] += back.plan.price.time
     each_time = brought_each_time(graph, stages, where)
     for together in buckets(back for back in graph.backs if back.of in each_time):
         for chunk in each_time[together[0].of]:
             parts[chunk]["weight"] += sum(way.price.time for way in exchanges(together))
-    each = [(parts[c], hops[c]) for c in range(len(where.group))]
-    return tuple(Costs(of["forward"], of["backward"], of["weight"], hop) for of, hop in each)
+    return tuple(_costs(parts[c], hops[c]) for c in range(len(where.group)))
+
+
+def _costs(of: Mapping[str, float], hop: float) -> Costs:
+    """With moves inside of forward and backward as exchanges, as far as both have them: the rest of the longer is not
+    hidden by any other task of this chunk, and counts as if it computed."""
+    both = min(of["out"], of["back"])
+    forward, backward = of["forward"] + of["out"] - both, of["backward"] + of["back"] - both
+    return Costs(forward, backward, of["weight"], hop, exchange=both)
 
 
 def once(

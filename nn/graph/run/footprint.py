@@ -1,7 +1,7 @@
 """The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -35,10 +35,11 @@ MeanDtype: TypeAlias = Callable[[torch.dtype], torch.dtype]  # of the mean of up
 def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
-    twice, added up and those of one micro-batch; hops hold what is under way, and receives that are posted ahead.
-    Weights that are gathered once a step count whole; where steps may be taken back, copies of weights and of so many
-    `states` of each stand beside what is added up. Where weights are corrected, there are means of their updates, of
-    the dtype that `mean` says, and what a backward reads in their place."""
+    twice, added up and those of one micro-batch; two tasks that run together have all that either has; hops hold what
+    is under way, and receives that are posted ahead. Weights that are gathered once a step count whole; where steps may
+    be taken back, copies of weights and of so many `states` of each stand beside what is added up. Where weights are
+    corrected, there are means of their updates, of the dtype that `mean` says, and what a backward reads in their
+    place."""
     total: dict[int, RankMemory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
@@ -100,6 +101,8 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         extra += round(max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
         there = partial(_kept_slots, program, stays[rank].values, shift)
         extra += sum(_hopping(way, rank, there) for way in hops)
+        if _pairs(program, mine):  # the other task has at most as much beside what it keeps
+            extra += max(0, peak.activations - stays[rank].bytes)
         # On the host every slot has what a micro-batch stows.
         away = [round(of * (more + 1)) for of in (peak.host, peak.disk)]
         found[rank] = replace(peak, activations=peak.activations + extra, host=away[0], disk=away[1])
@@ -194,6 +197,12 @@ def _hopping(way: BundleUnderWay, rank: int, slots: Callable[[str, int], int]) -
         most = way.waiting + ahead(message)
         found += come * max(0, min(most, way.fillings - slots(hop.come, hop.target.chunk)))
     return found
+
+
+def _pairs(program: Pipelined, chunks: Collection[int]) -> bool:
+    """Whether tasks of chunks run together with others."""
+    queues = {f"device {program.where.group[c]}" for c in chunks}
+    return any("&" in case for actor in program.network.actors if actor.queue in queues for case in actor.cases)
 
 
 def _bytes(of: Layout, rank: int) -> int:

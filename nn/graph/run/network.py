@@ -169,7 +169,8 @@ def _forward(where: Chunks, m: int, costs: Sequence[Costs]) -> tuple[list[Actor]
         takes = (Take(f"x.{chunk}"),) if chunk else ()
         gives = (Give(f"x.{chunk + 1}"),) if chunk < count - 1 else ()
         firings = 0 if chunk else m
-        actors.append(Actor(f"F{chunk}", f"device {group}", takes, gives, firings, costs[chunk].forward, place=-chunk))
+        seconds = costs[chunk].forward + costs[chunk].exchange
+        actors.append(Actor(f"F{chunk}", f"device {group}", takes, gives, firings, seconds, place=-chunk))
         registers += [Register(f"x.{chunk}", 2, delay=costs[chunk - 1].hop)] if chunk else []
     return actors, registers
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow import B
+from sbpflow import B, S
 from sbpflow.placement.world import world
 from tests.ranks import Ranks
 
@@ -15,12 +15,14 @@ from ..memory.test_liveness import Live
 from ..pipes import ALONE4, PAIRS, mlp, numbers, sgd, square_loss, staged
 
 
-def peaks(schedule: str, pieces: int, width: int, rows: int, pairs: bool = False) -> tuple[int, int]:
+def peaks(
+    schedule: str, pieces: int, width: int, rows: int, pairs: bool = False, split: bool = False
+) -> tuple[int, int]:
     """Bytes that a step was seen to take here beside what the optimizer keeps, and those that `explain` tells."""
     torch.manual_seed(0)
     model: nn.Module = staged(mlp(4, width).double(), PAIRS if pairs else ALONE4, schedule)
     if pairs:
-        flow.nn.shard(model, {"*": B})
+        flow.nn.shard(model, {"*.weight": S(0), "*.bias": B} if split else {"*": B})
     step: Any = flow.compile(model, square_loss, sgd(model), schedule=schedule, micro_batches=pieces)
     batch = numbers(0, rows=rows, width=width)
     for _ in range(2):
@@ -53,4 +55,9 @@ def test_nor_is_that_of_corrected_weights(ranks4: Ranks) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_nor_is_that_of_stages_whose_gradients_come_home_in_buckets(ranks4: Ranks, schedule: str) -> None:
     for seen, told in ranks4(peaks, schedule, 4, 64, 256, True):
+        assert seen <= told <= 2 * seen
+
+
+def test_nor_is_that_of_two_tasks_at_once(ranks4: Ranks) -> None:
+    for seen, told in ranks4(peaks, "dualpipe_v", 4, 64, 256, True, True):
         assert seen <= told <= 2 * seen
