@@ -70,9 +70,10 @@ def _columns(
     shape = piece.inputs[0].shape
     dim, places = len(shape) - 2 + along, piece.outputs[0].shape[-1] // window.size  # of the result in a row of windows
     ((lo, hi),) = ((a // places, b // places) for a, b in piece.out_spans(0, len(piece.outputs[0].shape) - 1))
-    ((first, end),) = piece.spans(0, dim)
+    seen, end = lo * window.step + window.first, (hi - 1) * window.step + window.last + 1
+    held = piece.spans(0, dim)  # none where all windows see but padding
+    before, behind = (held[0][0] - seen, end - held[0][1]) if held else (end - seen, 0)
     pad = per_dim(call.bound["padding"], 2)
-    before, behind = first - (lo * window.step + window.first), (hi - 1) * window.step + window.last + 1 - end
     around = [(before, behind), (0, 0)] if along == 0 else [(before, behind)]
     pad[along] = 0
     return partial(_as_columns, call, tuple(around), tuple(pad)), (x,)

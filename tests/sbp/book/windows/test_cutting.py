@@ -83,3 +83,7 @@ def test_columns_take_the_rows_of_neighbours(rows: int, width: int, kernel: int,
     found.square().sum().backward()
     want.square().sum().backward()
     torch.testing.assert_close(split.grad.full_tensor(), x.grad)
+
+
+def test_ranks_whose_windows_see_but_padding_have_columns_of_zeros() -> None:
+    assert not check_rule("im2col", torch.randn(2, 3, 1, dtype=F64), [1, 1], [1, 1], [3, 0], [1, 1]).wrong
