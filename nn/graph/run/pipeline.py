@@ -263,7 +263,10 @@ class Pipelined:
             k = label * len(self.firsts) + route
             if (entry := entries.get(self.kinds[k])) is not None:
                 found.append((entry, k, self.begun(entry, k, entry.own(firing, label))))
-        made = by_turns([each[2] for each in found]) if firing.more else [each[2] for each in found]
+        if firing.more:  # who moves nothing gives way first, and has its turn under the moves of the other
+            found.sort(key=lambda each: each[0].moves)
+        begun = [each for *_, each in found]
+        made = by_turns(begun) if firing.more else begun
         for (entry, k, _), values in zip(found, made, strict=True):
             self.done(entry, k, values, out)
         return out

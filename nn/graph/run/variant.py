@@ -16,7 +16,7 @@ from ..compiler.compiled_segments import CompiledSegments
 from ..lower.instructions import Instruction
 from ..lower.localise import Localiser
 from ..lower.order import Order
-from ..lower.overlap import freed, overlapped, pausing
+from ..lower.overlap import freed, goes_on, overlapped, pausing
 from ..lower.segments import Stage, segments
 from .chunks import Chunks, chunks
 from .gradient_homes import brought_each_time
@@ -125,6 +125,7 @@ class BoundTask:
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
         )
         self.made = variant.running(str(name), own.todo, bundles, pauses=pauses)
+        self.moves = any(goes_on(do, variant.tasks.transfers) for do in own.todo)
         self.run = self.made.run
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]

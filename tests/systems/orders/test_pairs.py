@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 
@@ -17,10 +18,24 @@ from sbpflow.boxing.box import Pending, box_async
 from sbpflow.nn.graph.run.pairs import by_turns
 from sbpflow.sbp.trial import one_thread
 from tests.nn.composites.test_dropless import Layers, squares
-from tests.nn.graph.pipes import PAIRS, mlp, numbers, sgd, square_loss, staged, trains, whole
+from tests.nn.graph.pipes import (
+    PAIRS,
+    hinted,
+    mlp,
+    numbers,
+    of,
+    often,
+    sgd,
+    square_loss,
+    staged,
+    text,
+    trains,
+    whole,
+    words_loss,
+)
 from tests.ranks import Ranks
 
-Event = tuple[str, str]  # start, on (of a move of several exchanges) or wait, and of which task
+Event = tuple[str, str]  # turn; start, on (of a move of several exchanges) or wait; and of which task
 M = 4
 
 
@@ -45,16 +60,25 @@ def watched() -> Iterator[list[list[Event]]]:
     pairs: list[list[Event]] = []
 
     def start(*given: Any, **how: Any) -> Watched:
-        task = sys._getframe(1).f_code.co_name
-        found[task].append(("start", task))
-        return Watched(box_async(*given, **how), task, found[task])
+        task, events = sys._getframe(1).f_code.co_name, mine[get_ident()]
+        events.append(("start", task))
+        return Watched(box_async(*given, **how), task, events)
+
+    def told(task: Any, events: list[Event]) -> Any:
+        while True:
+            events.append(("turn", task.gi_code.co_name))
+            try:
+                next(task)
+            except StopIteration as end:
+                return end.value
+            yield
 
     def turns(tasks: list[Any]) -> list[Any]:
-        pairs.append([])
-        found.update(dict.fromkeys((task.gi_code.co_name for task in tasks), pairs[-1]))
-        return by_turns(tasks)
+        events = mine[get_ident()] = list[Event]()  # devices of one process are threads
+        pairs.append(events)
+        return by_turns([told(task, events) for task in tasks])
 
-    found: dict[str, list[Event]] = {}
+    mine: dict[int, list[Event]] = {}
     with (
         patch("sbpflow.nn.graph.compiler.move_source.box_async", start),
         patch("sbpflow.nn.graph.run.pipeline.by_turns", turns),
@@ -66,15 +90,15 @@ def hidden(events: list[Event]) -> int:
     """How many exchanges of a pair were under way while the other task went on: some of it is before they are over."""
     found, begun = 0, dict[str, int]()
     for at, (what, task) in enumerate(events):
-        if what != "start":
+        if what in ("on", "wait"):
             found += any(other != task for _, other in events[begun[task] : at])
-        if what != "wait":
+        if what in ("start", "on"):
             begun[task] = at
     return found
 
 
 def exchanged(events: list[Event]) -> int:
-    return sum(what != "wait" for what, _ in events)
+    return sum(what in ("start", "on") for what, _ in events)
 
 
 def apart(schedule: str, p: int, m: int) -> Schedule:
@@ -83,29 +107,29 @@ def apart(schedule: str, p: int, m: int) -> Schedule:
     return Schedule("apart", way=published(schedule).way, table=rows)
 
 
-def split() -> nn.Sequential:
+def split(schedule: str = "dualpipe_v") -> nn.Sequential:
     """Chunks with two layers whose features lie on both ranks of a stage, so that F and B of all move something."""
     torch.manual_seed(3)
-    model = staged(mlp(8).double(), PAIRS, "dualpipe_v")
+    model = staged(mlp(8).double(), PAIRS, schedule)
     flow.nn.shard(model, {"*.0.weight": S(0), "*.bias": B})
     assert isinstance(model, nn.Sequential)
     return model
 
 
-def learnt(schedule: str | Schedule) -> list[torch.Tensor]:
-    model = split()
+def learnt(schedule: str | Schedule, stages: str) -> list[torch.Tensor]:
+    model = split(stages)
     step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule=schedule)
     return [*(whole(step(*numbers(at))) for at in range(2)), *map(whole, model.parameters())]
 
 
 @one_thread()
-def pairs_on_ranks() -> list[list[Event]]:
+def pairs_on_ranks(schedule: str) -> list[list[Event]]:
     """Bit for bit what the same order gives one by one; the moves of this process's pairs."""
     with flow.use_cluster("flat"):
         with watched() as seen:
-            together = learnt("dualpipe_v")
+            together = learnt(schedule, schedule)
         with watched() as none:
-            alone = learnt(apart("dualpipe_v", 2, M))
+            alone = learnt(apart(schedule, 2, M), schedule)
     assert not none
     assert all(map(torch.equal, together, alone))
     return seen
@@ -113,22 +137,23 @@ def pairs_on_ranks() -> list[list[Event]]:
 
 def check(seen: list[list[Event]]) -> None:
     for events in seen:
-        (start, first), (again, second), (wait, landed), *_ = events
+        (start, first), (again, second), (wait, landed), *_ = (each for each in events if each[0] != "turn")
         assert (start, again, wait, landed) == ("start", "start", "wait", first)
         assert {first[0], second[0]} == {"F", "B"}
 
 
 def test_moves_of_both_tasks_of_a_pair_are_under_way_at_once() -> None:
     """In a process that owns all ranks; with two steps of 4 micro-batches on each of 2 devices."""
-    seen = pairs_on_ranks()
+    seen = pairs_on_ranks("dualpipe_v")
     check(seen)
     rows = published("dualpipe_v").show(2, M).order
     assert len(seen) == 2 * sum(row.count("+") for row in rows)
     assert sum(map(hidden, seen)) > 0.7 * sum(map(exchanged, seen))
 
 
-def test_ranks_of_a_stage_start_the_moves_of_pairs_in_one_order(ranks4: Ranks) -> None:
-    seen = ranks4(pairs_on_ranks)
+@pytest.mark.parametrize("schedule", often(["dualpipe_v"], ["dualpipe"]))
+def test_ranks_of_a_stage_start_the_moves_of_pairs_in_one_order(ranks4: Ranks, schedule: str) -> None:
+    seen = ranks4(pairs_on_ranks, schedule)
     assert seen[0] == seen[1] != []
     assert seen[2] == seen[3] != []
     for each in seen:
@@ -189,6 +214,16 @@ def test_the_predicted_course_has_what_pairs_hide() -> None:
     assert ends["dualpipe_v"] < ends["apart"]
 
 
+def test_what_moves_nothing_has_its_turn_under_the_move_of_the_other() -> None:
+    """Of the last chunk of a data parallel GPT only the forward moves something: its loss."""
+    with watched() as seen:
+        model = hinted(staged(of("gpt"), PAIRS, "dualpipe_v"), "data")
+        trains(model, words_loss, text, micro_batches=M, schedule="dualpipe_v", steps=1)
+    both = [("turn", "B0"), ("turn", "F3"), ("start", "F3"), ("turn", "B0"), ("turn", "F3"), ("wait", "F3")]
+    assert seen
+    assert all(events == both for events in seen)
+
+
 def test_a_task_that_moves_nothing_lets_the_other_start_first() -> None:
     """Its one pause is at its begin, so that all of it goes on under the other's first move."""
     order: list[str] = []
@@ -229,6 +264,49 @@ def test_tasks_that_move_nothing_run_one_behind_the_other() -> None:
                       micro_batches=M, schedule="dualpipe_v", steps=1)  # fmt: skip
     assert not seen
     assert "&" not in str(step.network)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (10, {}),
+        (8, {"backend": "autograd"}),
+        (8, {"overlap": True}),
+        (8, {"post_validation": True, "clip_grad_norm": 0.1}),
+    ],
+)
+def test_pairs_train_as_one_device_whatever_else_is_done(rows: int, options: dict[str, Any]) -> None:
+    """Micro-batches of two sizes, torch's autograd, ends of chunks beside, and optimizers that may be taken back."""
+    with watched() as seen:
+        trains(
+            split(), batches=lambda at: numbers(at, rows), micro_batches=M, schedule="dualpipe_v", steps=2, **options
+        )
+    assert sum(map(hidden, seen)) > 0.8 * sum(map(exchanged, seen))
+
+
+@pytest.mark.parametrize("what", ["offload", "recompute"])
+def test_pairs_whose_activations_go_away_train_as_one_device(what: str) -> None:
+    model = split()
+    if what == "offload":
+        flow.nn.offload(model, "*", "saved")
+    else:
+        for layer in model:
+            flow.nn.recompute(layer)
+    with watched() as seen:
+        trains(model, micro_batches=M, schedule="dualpipe_v", steps=2)
+    assert sum(map(hidden, seen)) > 0.7 * sum(map(exchanged, seen))
+
+
+def test_an_error_in_a_pair_names_both() -> None:
+    def fails(tasks: list[Any]) -> Any:
+        raise ValueError("no")
+
+    model = split()
+    step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule="dualpipe_v")
+    with patch("sbpflow.nn.graph.run.pipeline.by_turns", fails), pytest.raises(ValueError, match="no") as error:
+        step(*numbers(0))
+    assert "F0&B3), micro-batches" in str(error.value) + "".join(getattr(error.value, "__notes__", []))
 
 
 def test_a_timeline_says_what_ran_together() -> None:
