@@ -5,6 +5,7 @@ chunks -> tasks -> variant     parts of a pipeline, what is done for a micro-bat
 gradient_homes   gradients that each micro-batch brings home, and not all of them behind the last
 added_actors     actors that a user added, among these
 network          tasks as actors under a schedule's marks; transfers: what they hand to other ranks
+pairs            which tasks that an order joins run together, and two of them by turns
 pipeline         all micro-batches under a schedule; weights/ says what of these they see
 costs, footprint, timeline     predicted seconds, bytes under way, and what a step did
 """
