@@ -87,6 +87,7 @@ def test_an_example_runs_under_torchrun() -> None:
     check(path, said([*launcher, str(path)]))
 
 
+@pytest.mark.sweep
 def test_an_example_runs_on_four_ranks(fresh: Fresh) -> None:
     path = ROOT / "examples" / "zero.py"
     ends = fresh(4, example, str(path), True, timeout=120.0)

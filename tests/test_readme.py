@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = {"train_llama.md": [pytest.mark.sweep]}  # a page that takes a quarter of the time of all
 
 
 def blocks(page: Path) -> list[str]:
@@ -22,7 +23,9 @@ def test_the_readme_has_code() -> None:
     assert blocks(ROOT / "README.md")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.name))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=LONG.get(page.name, [])) for page in PAGES if blocks(page)]
+)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

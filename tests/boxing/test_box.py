@@ -44,7 +44,7 @@ def pairs_of(layouts: list[Layout], count: int | None = None, seed: object = 0) 
     return pairs if count is None else sample(pairs, count, seed)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @UNDER_ALL_PRICES
@@ -63,7 +63,7 @@ def test_every_move_between_signatures_keeps_the_value(axes: tuple[int, ...], si
         assert broken(pairs_of(public(grid(*axes), SHAPES[size])), keeps_the_value) == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_nested_splits_in_any_order_keep_the_value(axes: tuple[int, ...], size: str) -> None:
@@ -80,7 +80,7 @@ def test_every_pair_of_nesting_orders_keeps_the_value(axes: tuple[int, ...], siz
         assert broken(pairs_of(ordered(grid(*axes), SHAPES[size])), keeps_the_value) == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", [(2, 2), (2, 4), (3, 2), (2, 2, 2)], ids=str)
 @OF_ALL_SIZES
 def test_states_with_holes_keep_the_value(axes: tuple[int, ...], size: str) -> None:
@@ -125,7 +125,7 @@ def test_an_axis_of_one_rank_holds_all_whatever_it_is_called(axes: tuple[int, ..
     assert broken(pairs_of(layouts, 100, (axes, size)), keeps_the_value) == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @pytest.mark.parametrize("kind", [MAX, MIN], ids=str)
@@ -144,7 +144,7 @@ def test_every_pair_of_maxima_keeps_the_value(axes: tuple[int, ...], size: str, 
         assert broken(pairs_of(public(grid(*axes), SHAPES[size], (S(0), S(1), B, MAX))), keeps_the_value) == []
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @pytest.mark.parametrize(("first", "then"), list(itertools.permutations([P, MAX, MIN], 2)), ids=str)

@@ -58,7 +58,7 @@ def pairs_of(layouts: list[Layout], count: int, seed: object) -> list[Pair]:
     return sample(every_pair(layouts), count, seed)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
@@ -78,7 +78,7 @@ def test_many_moves_pass_their_gradients_back(axes: tuple[int, ...], size: str) 
         assert broken(pairs_of(layouts, 5000, (axes, size)), passes_its_gradient_back) == []
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_the_gradient_of_a_gradient_is_the_move_again(axes: tuple[int, ...], size: str) -> None:
@@ -94,7 +94,7 @@ def test_many_gradients_of_gradients_are_the_move_again(axes: tuple[int, ...], s
     assert broken(pairs_of(layouts, 1000, (axes, size)), passes_its_second_gradient_back) == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @pytest.mark.parametrize("kind", [MAX, MIN], ids=str)
@@ -202,7 +202,7 @@ def other(name: str) -> Placement:
     return placement("cpu", ranks).reshape(axes)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", PLACES)
 @OF_ALL_SIZES
 def test_gradients_return_from_other_placements(where: str, size: str) -> None:

@@ -61,7 +61,7 @@ def messages(way: BoxingPlan, rank: int) -> int:
     return sum(len(one.sends) for own in way.programs(rank) for one in own)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @ON_NETWORKS

@@ -261,7 +261,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=lambda value: str(value))
 def test_an_optimizer_steps_as_on_one_device_also_on_addends(name: str, options: dict[str, Any]) -> None:
     def steps(make: Maker) -> Any:

@@ -311,7 +311,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["data parallel, uneven", "weights cut up, perceptron"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_of_torch_steps_as_on_one_device(optimizer: str, name: str) -> None:

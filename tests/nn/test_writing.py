@@ -79,7 +79,7 @@ def test_gradients_go_through_a_written_view(said: str) -> None:
         assert not differs(law, severed=True)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("value", ["number", "global", "plain"])
 @pytest.mark.parametrize("key", listed(KEYS))
 def test_setitem_writes_what_it_writes_on_one_tensor(key: str, value: str) -> None:

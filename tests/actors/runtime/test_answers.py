@@ -50,7 +50,7 @@ def test_a_gradient_that_comes_back_says_that_its_activation_was_read() -> None:
     assert known == {"from 1: dy.0": [{"to 1: x.1": k} for k in (1, 2, 3, 4)]}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name, s in PUBLISHED.items() if s.way != "routes" and name != "dualpipe_v"])
 def test_what_is_under_way_does_not_grow_with_micro_batches(name: str) -> None:
     """Nothing that a rank sends waits for the end of a step, but where all forwards come before any backward."""

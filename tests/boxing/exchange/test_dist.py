@@ -159,7 +159,7 @@ def pairs(p: Placement, q: Placement | None = None, shape: tuple[int, ...] = (11
     return list(itertools.product(lies(p, shape), lies(q or p, shape)))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @WAYS
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (), (3,), (5, 2, 3)], ids=str)
 def test_every_move_on_one_axis(ranks4: Ranks, shape: tuple[int, ...], native: bool | None) -> None:
@@ -173,7 +173,7 @@ def test_every_move_on_two_axes(ranks4: Ranks, size: str, native: bool | None) -
     assert astray(ranks4, every_pair(public(grid(2, 2), SHAPES[size])), native) == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("size", SHAPES)
 def test_moves_on_two_axes_with_partial_gradients(ranks4: Ranks, size: str, native: bool | None) -> None:
@@ -196,6 +196,7 @@ def test_moves_of_several_steps(ranks4: Ranks, prices: str, native: bool | None)
     assert astray(ranks4, cases, native, prices) == []
 
 
+@pytest.mark.sweep
 def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     """Rows of the grid share memory, columns do not, and the whole goes by messages."""
     cases = [pair for size in SHAPES for pair in sample(pairs(grid(2, 2), shape=SHAPES[size]), 40, size)]
@@ -203,7 +204,7 @@ def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     assert astray(Hosts(fresh), cases) == []
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @WAYS
 @pytest.mark.parametrize("axes", [(2, 2, 2), (2, 4)], ids=str)
 def test_moves_on_eight_ranks(ranks8: Ranks, axes: tuple[int, ...], native: bool | None) -> None:
@@ -270,7 +271,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @WAYS
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
@@ -311,7 +312,7 @@ EXTREMES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize(("here", "there", "kind"), EXTREMES, ids=str)
 def test_extremes_of_ranks(ranks4: Ranks, here: Nested, there: Nested, kind: Reduction, native: bool | None) -> None:

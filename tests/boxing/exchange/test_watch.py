@@ -506,7 +506,7 @@ def two_hosts(rank: int) -> dict[str, str]:
     return {"SBPFLOW_HOST": f"host{rank // 2}"}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", DIFFERENT)
 @pytest.mark.parametrize("hosts", [own_host, two_hosts])
 def test_ranks_of_many_hosts_that_differ_end_by_the_limit(fresh: Fresh, case: str, hosts: Hosts) -> None:
@@ -530,7 +530,7 @@ def test_a_rank_of_many_hosts_that_dies(fresh: Fresh, victim: int, hosts: Hosts)
         assert_broken(after)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
     ended = survivors(fresh(4, stop, victim, 2.0, False, environment=own_host), lost=[victim])
@@ -538,6 +538,7 @@ def test_a_rank_of_many_hosts_that_is_stuck(fresh: Fresh, victim: int) -> None:
         assert_told(only, "no answer within 2 s", words(move(4, "P", "B")), by_limit=True)
 
 
+@pytest.mark.sweep
 def test_a_misfit_on_one_of_many_hosts(fresh: Fresh) -> None:
     for rank, (first, _) in survivors(fresh(4, misfit, "shape", 0.0, 2.0, environment=own_host)).items():
         assert_told(first, kind="ShapeError" if rank == 1 else "TransportError", by_limit=True)

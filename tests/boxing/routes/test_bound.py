@@ -105,7 +105,7 @@ def test_the_bound_of_a_permutation_is_the_local_buffer() -> None:
     assert lower_bound(one, other) == 2 * 8
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_no_plan_is_below_the_bound(axes: tuple[int, ...], size: str) -> None:
@@ -131,7 +131,7 @@ def meets_the_bound(src: Layout, dst: Layout) -> None:
     assert plan(src, dst).bytes == lower_bound(src, dst), f"{plan(src, dst)}, bound {lower_bound(src, dst)}"
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("which", [public, ordered])
 @pytest.mark.parametrize("axes", [(4,), (8,), (2, 2), (2, 4), (3, 2), (4, 4)], ids=str)
 @pytest.mark.parametrize("shape", [EVEN, (33, 35), (2, 3)], ids=str)

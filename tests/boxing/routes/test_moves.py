@@ -36,7 +36,7 @@ def is_priced_by_its_bytes(src: Layout, dst: Layout) -> None:
     assert way.price.bytes == pytest.approx(way.bytes), f"{way.price.bytes} for {way}"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(33, 35), (9, 10), (2, 3)], ids=str)
 @ON_ALL_GRIDS
 def test_uneven_pieces_are_priced_by_the_largest(axes: tuple[int, ...], shape: tuple[int, int]) -> None:

@@ -101,7 +101,7 @@ def beats_every_order_of_axes(src: Layout, dst: Layout, *, holes: bool = False) 
 beats_orders_that_leave_holes = partial(beats_every_order_of_axes, holes=True)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @ON_GRIDS_OF_AXES
 @ON_NETWORKS
 @pytest.mark.parametrize("law", [beats_every_order_of_axes, beats_orders_that_leave_holes], ids=["plain", "holes"])
@@ -204,7 +204,7 @@ def needs_nothing(src: Layout, dst: Layout) -> bool:
     return all({*n.tolist()} <= {*h.tolist()} for r in ranks for h, n in zip(held(src, r), held(dst, r), strict=True))
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 @ON_NETWORKS
@@ -273,7 +273,7 @@ ENDS: list[tuple[Sbp, ...]] = [
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dst", ENDS, ids=str)
 @pytest.mark.parametrize("src", ENDS, ids=str)
 def test_a_placement_of_many_axes_is_planned_without_a_search_and_keeps_the_value(

@@ -191,6 +191,7 @@ def survived(fresh: Fresh, home: Path, kills: list[Kill], wanted: Wanted, ranks:
 PHASES = ["forward", "backward", "update", "snapshot", "write", "manifest", "rename", "load"]
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:flow.newest")
 @FEW_OR_ALL
 def test_a_rank_dies_in_each_phase(fresh: Fresh, tmp_path: Path, unbroken: Callable[[int], Wanted], ranks: int) -> None:
@@ -207,7 +208,7 @@ def at_random(seed: int, ranks: int) -> list[Kill]:
 
 
 @pytest.mark.filterwarnings("ignore:flow.newest")
-@pytest.mark.sweep
+@pytest.mark.sampled(1)
 @FEW_OR_ALL
 @pytest.mark.parametrize("seed", range(25))
 def test_a_rank_dies_at_any_moment(

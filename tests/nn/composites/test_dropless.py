@@ -93,7 +93,7 @@ def crossing(model: Any, rows: int = 32) -> int:
 @pytest.mark.parametrize("favourite", [None, 0, 7], ids=["all over", "all to the first", "all to the last"])
 @pytest.mark.parametrize("choices", [1, 2, 3])
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_token_goes_once_to_each_rank_with_experts_that_it_chose(
     gated: bool, choices: int, favourite: int | None
 ) -> None:

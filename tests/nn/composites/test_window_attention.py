@@ -61,7 +61,7 @@ def compared(where: Placement, length: int, heads: int = 2, shared: int = 2, sbp
     return (found, [want.detach(), *(x.grad for x in plain), alone.scale.grad]), moves
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "length", "reach", "kind"),
     [

@@ -167,7 +167,7 @@ def crude(here: Sequence[Layout], way: Way) -> tuple[int, float]:
     return misfits, cost
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("name", "n"), list(product(ops(64), [64, 512])))
 def test_the_choice_moves_no_more_bytes_than_oneflows(name: str, n: int, ranks: int) -> None:

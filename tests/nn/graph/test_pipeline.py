@@ -291,7 +291,7 @@ def test_layers_of_different_cost_are_stages_of_different_size(schedule: str) ->
 # Micro-batches.
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rows", "micro_batches"),
     [(8, 1), (8, 2), (8, 8), (5, 4), (13, 4), (7, 3), (3, 2), (4, 4), (9, 5)],
@@ -473,7 +473,7 @@ def beside(schedule: str) -> None:
     assert started
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_weights_are_gathered_beside_the_work(schedule: str) -> None:
     beside(schedule)

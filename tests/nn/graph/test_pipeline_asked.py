@@ -212,7 +212,7 @@ def test_live_activations_are_the_slots_of_the_schedule(
     assert {name: found[name] for name in wanted} == wanted
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_live_activations_are_never_more_than_slots(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = 4 if PUBLISHED[schedule].v == 1 else 2

@@ -106,7 +106,7 @@ NOT_BY_PARTS: dict[str, Any] = {  # what is asked -> the op that needs more than
 }
 
 
-@pytest.mark.sampled(8)  # in one process tests/nn/graph/microbatch/test_peel.py has them all
+@pytest.mark.sampled(4)  # in one process tests/nn/graph/microbatch/test_peel.py has them all
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_is_that_of_the_batch(loss: str) -> None:
     trains(staged(Weighted(), ALONE2), LOSSES[loss], labelled)

@@ -73,7 +73,7 @@ def small(schedule: str, stages: str) -> None:
     trains(staged(mlp().double(), STAGES[stages], schedule), schedule=schedule)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("schedule", "stages"),
     [(name, stages) for name in SYNCHRONOUS for stages in STAGES if PUBLISHED[name].v == 1 or stages != "4"],

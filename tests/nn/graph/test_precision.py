@@ -263,7 +263,7 @@ def test_a_gpt_trains_as_by_hand(ranks: int) -> None:
     assert (found["logits"].dtype, found["most"].dtype) == (FP32, torch.int64)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_llama_trains_as_by_hand(ranks: int) -> None:
     """The sums of residual gradients are rounded in another order: to one part of 256 each."""

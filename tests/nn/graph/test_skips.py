@@ -97,7 +97,7 @@ def sent(way: str, schedule: str, stages: int, count: int) -> int:
     return sum(move.bytes for move in moves if move.op == "hop")
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 6)])
 @pytest.mark.parametrize("schedule", ["interleaved", "breadth_first", "zb_v"])

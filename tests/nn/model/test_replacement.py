@@ -223,6 +223,7 @@ def test_hooks_on_parameters_are_called_in_a_graph(kind: Any, late: bool, option
     assert alike(graph_run(kind, late, **options), plain_run(kind))
 
 
+@pytest.mark.sweep
 def test_hooks_on_parameters_are_called_in_a_graph_of_many_processes(ranks4: Ranks) -> None:
     wanted = plain_run(torch.optim.SGD)
     for found in ranks4(graph_run, torch.optim.SGD, False):

@@ -63,7 +63,7 @@ PLANS = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_trains_as_one_device_does(name: str) -> None:
     model = net()

@@ -100,7 +100,7 @@ def alike(source: nn.Module, target: nn.Module) -> bool:
     return all(torch.equal(whole(x).to(y.dtype), whole(y)) for x, y in pairs)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bucket_bytes", [1 << 20, 200])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("where", TARGETS)

@@ -306,7 +306,7 @@ def test_ranks_of_one_process_have_memory_of_their_own() -> None:
         assert torch.equal(drawn_like.zero_().add_(1).full_tensor(), torch.ones(8))  # type: ignore[attr-defined]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PERMUTED)
 def test_numbers_are_drawn_in_the_order_of_one_devices_memory(name: str) -> None:
     for draw in KINDS:

@@ -67,7 +67,7 @@ def test_what_a_card_adds_up_by_its_own_all_reduce_may_be_priced_at_half() -> No
         assert 0.5 * way.price.time <= seconds <= 1.000001 * way.price.time, (src, dst, way.route)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @NETWORKS
 @pytest.mark.parametrize("shape", [EVEN, UNEVEN], ids=str)
 @pytest.mark.parametrize("place", ["cpu:[0-3] as (2, 2)", "cpu:[0-7] as (2, 4)", "cpu:[0-5] as (3, 2)"])

@@ -127,6 +127,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=2e-3)
 
 
+@pytest.mark.sweep
 def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
     """Two groups, eight inner steps to a meeting, streamed in the last third; against one model on both batches. The
     outer rate of the paper, 0.7, is for more than these few meetings."""

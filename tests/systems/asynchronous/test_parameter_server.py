@@ -158,6 +158,7 @@ def test_between_runs_model_and_optimizer_are_all_there_is(tmp_path: Path) -> No
             lose(server)
 
 
+@pytest.mark.sweep
 def test_a_model_of_bytes_learns_nearly_as_well_as_in_step() -> None:
     """Of workers that take 1, 1.1, 1.3 and 2 seconds, and are up to three updates late: 4.4 % behind."""
     model, alone = flow.nn.to_global(reader(), flow.placement("cpu", [4]), B), reader()

@@ -154,6 +154,7 @@ def alone(steps: int, m: int = 32) -> float:
     return held_out_loss(model)
 
 
+@pytest.mark.sweep
 def test_a_model_of_bytes_learns_as_well_as_in_step() -> None:
     plain = alone(10)
     assert plain < 3.3  # it began with 4.9

@@ -66,6 +66,7 @@ class Rounded(torch.autograd.Function):
         return ctx.encoder.decode(ctx.encoder.encode(grads[0]), grads[0]), None
 
 
+@pytest.mark.sweep
 def test_the_gap_in_loss_is_small() -> None:
     plain, eight, four = (trained(piped(e), 120) for e in (None, flow.encoders.int8(), flow.encoders.int4()))
     ends = [sum(losses[-20:]) for losses in (plain, eight, four)]

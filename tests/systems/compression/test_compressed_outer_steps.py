@@ -61,6 +61,7 @@ def ran(encoder: flow.encoders.Encoder | None) -> tuple[float, int]:
     return sum(losses[-16:]) / 16, sent
 
 
+@pytest.mark.sweep
 def test_outer_steps_in_fewer_bytes_come_as_far() -> None:
     plain, bytes_plain = ran(None)
     for encoder, fewer in (

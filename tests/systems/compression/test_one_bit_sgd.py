@@ -61,6 +61,7 @@ def test_all_ranks_end_with_the_same_weights() -> None:
         assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.sweep
 def test_it_converges_as_float32_does() -> None:
     plain, coded = (
         trained(step_of(net(), None if encoder is None else {"*": encoder}), 120)

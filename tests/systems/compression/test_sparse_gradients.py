@@ -27,6 +27,7 @@ def test_the_bytes_are_those_of_twice_k_numbers() -> None:
     assert sum(move.plan.total for move in moves if move.op == "encoded") == ranks * (ranks - 1) * many * 2 * 4
 
 
+@pytest.mark.sweep
 def test_what_waits_comes_in_the_end_and_what_is_dropped_does_not() -> None:
     ends = []
     for encoder in (None, flow.encoders.topk(fraction=0.02), flow.encoders.topk(fraction=0.02, feedback=False)):

@@ -44,6 +44,7 @@ def test_two_all_to_alls_forward_and_two_backward_a_layer(layers: int, room: int
     assert gathered == [8 * TOKENS * WIDTH * 8 * 3]  # the gradient of x, for who gave it whole
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("room", [1, 2, 4])
 def test_tokens_that_overflow_a_room_are_left_out_and_no_others(room: int) -> None:
     model, x = Sparse(), tokens()

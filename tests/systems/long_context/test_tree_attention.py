@@ -28,7 +28,7 @@ def decoding(keys: int, **how: Any) -> list[Tensor]:
     return [query[:, :, :1].contiguous(), *rest]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("use", ["tree", "merged"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("keys", [32, 19, 3])

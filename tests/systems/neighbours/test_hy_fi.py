@@ -110,6 +110,7 @@ class Whole(nn.Module):
         return F.cross_entropy(self.head(h.mean((2, 3))), y)
 
 
+@pytest.mark.sweep
 def test_five_ways_at_once_on_sixteen_ranks_are_one_device() -> None:
     """Data, rows, channels and layers in pieces, and micro-batches that go through the layers both ways."""
     model = Whole()

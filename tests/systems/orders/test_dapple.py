@@ -46,6 +46,7 @@ def test_slow_links_make_stages_and_fast_ones_replicas() -> None:
         assert {place.size for place in found.placements} == {8 // stages}
 
 
+@pytest.mark.sweep
 def test_more_devices_than_are_tried_one_by_one_have_a_plan_near_the_bound() -> None:
     """16 devices and 8 layers: a plan that says that it may not be the best, and no worse than simple ones."""
     layers = drawn(3, 8)

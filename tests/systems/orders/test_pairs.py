@@ -192,6 +192,7 @@ def test_tokens_go_to_their_experts_while_the_other_task_computes() -> None:
     assert under > 0.85 * exchanges
 
 
+@pytest.mark.sweep
 def test_ranks_send_tokens_while_the_other_task_computes(ranks4: Ranks) -> None:
     found = ranks4(experts_on_ranks)
     assert found[0] == found[1]

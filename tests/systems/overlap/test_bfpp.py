@@ -44,7 +44,7 @@ def test_a_chunk_goes_home_when_its_last_part_ends(schedule: str) -> None:
         assert found[f"R{chunk}"] == found[f"G{chunk}"] == 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_step_is_the_same_to_the_bit(schedule: str, ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import sbpflow as flow
@@ -20,6 +21,7 @@ inside layers.* use ring over context
 OTHER = "grid (data=4)\n**: data=S(0)\n"
 
 
+@pytest.mark.sweep
 def test_four_axes_train_as_one_device_does() -> None:
     same_as_one_device(gpt(), plan=FOUR, given=batches(2), near=1e-7)
 

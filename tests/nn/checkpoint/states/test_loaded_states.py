@@ -84,7 +84,7 @@ def close(mine: dict[str, Any], others: dict[str, Any], tolerance: float) -> Non
             assert value == others[name], name
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("into", ["plain", "eager global", "noted", "trained"])
 @pytest.mark.parametrize("start", ["plain", "eager global", "graph"])
 @pytest.mark.parametrize("name", OPTIMIZERS)

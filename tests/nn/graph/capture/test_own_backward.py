@@ -142,7 +142,7 @@ class Net(nn.Module):
         return self.net[2](out)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @WHERE
 @pytest.mark.parametrize("through", ["Scaled", "Clipped", "Normed", "Two", "Numpy", "Branching"])
 def test_a_function_with_its_own_backward(through: str, where: flow.Placement) -> None:

@@ -50,7 +50,7 @@ def test_as_few_as_it_takes(share: float, many: int) -> None:
         assert total(planned(fewer, None)) > limit
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("where", [ONE, PAIR], ids=["alone", "pair"])
 def test_what_is_learnt_is_the_same_and_the_limit_holds(where: Placement) -> None:
     plain, model = deep(), deep()

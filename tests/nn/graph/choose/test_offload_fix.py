@@ -26,6 +26,7 @@ def step(width: int, limit: float, lines: str = "") -> flow.nn.Graph:
     return flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=plan)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [8, 64])
 def test_states_are_said_to_fit_on_the_host_where_they_do(rows: int) -> None:
     x = torch.randn(rows, 32)

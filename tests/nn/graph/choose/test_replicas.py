@@ -142,7 +142,7 @@ def test_masks_made_of_arguments_do_not_travel_between_stages(kind: str, schedul
     learn(kind, [[0], [1], [2], [3]], schedule)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("schedule", ["interleaved", "zb_v"])
 def test_nor_do_they_where_a_stage_has_several_chunks_or_several_ranks(schedule: str) -> None:
     learn("llama", [[0], [1]], schedule)

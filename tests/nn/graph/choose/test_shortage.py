@@ -91,6 +91,7 @@ def seen(share: float) -> tuple[int, float]:
     return live.peak + sum({x._cdata: x.nbytes() for x in stays}.values()), limit
 
 
+@pytest.mark.sweep
 def test_a_limit_is_kept_by_the_ranks_of_a_pipeline(ranks4: Ranks) -> None:
     for taken, limit in ranks4(seen, 0.95):
         assert taken <= 1.1 * limit  # which rank is quicker decides what is alive at once

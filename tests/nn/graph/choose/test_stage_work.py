@@ -79,7 +79,7 @@ def seconds(step: Step) -> float:
     return step.explain().predicted or 0.0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(40))
 def test_the_cut_that_is_found_is_the_best_of_all(seed: int) -> None:
     case = Case(seed)

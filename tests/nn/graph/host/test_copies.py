@@ -57,6 +57,7 @@ def test_one_that_is_kept_twice_is_copied_once() -> None:
     assert one.data_ptr() != other.data_ptr()
 
 
+@pytest.mark.sampled(1)
 @TO
 def test_memory_is_used_again(to: OffloadPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT, str(tmp_path))

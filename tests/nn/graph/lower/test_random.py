@@ -31,7 +31,7 @@ NOISES: dict[str, Noise] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_of_what_has_a_gradient(name: str) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

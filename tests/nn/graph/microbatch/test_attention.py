@@ -375,7 +375,7 @@ def on_ranks(stages: str, way: str, kind: str) -> None:
     assert not attention._pasts
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("stages", "way", "kind"), [("4", "alone", "gpt"), ("pairs", "tensor", "gpt"), ("pairs", "zero", "llama")]
 )

@@ -66,7 +66,7 @@ def close(name: str) -> float:
     return 1e-8 if name == "ASGD" else 1e-10  # torch keeps its rate in float32, one by one and all at once otherwise
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @EVERY
 @WHERE
 def test_steps_are_those_of_one_device(name: str, where: flow.Placement) -> None:

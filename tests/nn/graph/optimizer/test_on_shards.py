@@ -124,7 +124,7 @@ def laid(model: nn.Module, lies: str) -> nn.Module:
     return flow.nn.shard(model, states, kind="states") if states else model
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("name", MAKES)
 def test_steps_are_those_of_one_device(name: str, lies: str) -> None:

@@ -212,7 +212,7 @@ def test_only_attention_is_all_between_query_key_value_and_context(fused: bool) 
     assert len({region for _, region in found}) == 3
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 def test_only_attention_of_transformers(kind: str) -> None:
     """Their cores are functions, not modules."""
@@ -419,6 +419,7 @@ def on_ranks() -> list[float]:
     return [step(values()).item() for _ in range(2)]
 
 
+@pytest.mark.sweep
 def test_on_real_ranks(ranks4: Ranks) -> None:
     found = ranks4(on_ranks)
     assert found == [found[0]] * 4

@@ -85,7 +85,7 @@ LAYOUTS: dict[str, tuple[flow.Placement, Callable[[Tensor], Any]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_those_of_from_pretrained(saved: Saved, name: str, way: str) -> None:

@@ -14,7 +14,7 @@ F64 = torch.float64
 SPACE = [(1, 0, 1), (2, 1, 1), (3, 1, 1), (3, 1, 2), (5, 2, 1), (5, 0, 2)]  # kernel, padding, dilation
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("space", "stride", "groups", "size"), [*product(SPACE, [1, 2, 3], [1, 2], [9, 12, 17])], ids=str
 )
@@ -27,7 +27,7 @@ def test_a_convolution_of_a_line(space: tuple[int, int, int], stride: int, group
         assert not check_rule("conv1d.padding", x, weight, bias, [1], "same", [dilation], groups).wrong
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("space", "stride", "groups", "size"), [*product(SPACE, [1, 2, 3], [1, 2], [5, 8, 11])], ids=str
 )

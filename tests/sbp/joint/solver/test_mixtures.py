@@ -109,6 +109,7 @@ def test_equal_blocks_choose_differently_where_memory_lies_between() -> None:
     assert found.bound == pytest.approx(15.0)
 
 
+@pytest.mark.sweep
 def test_deep_transformers_come_within_a_thousandth_of_their_bound() -> None:
     problem = transformer(48, 24, 12)
     free = solve(problem)

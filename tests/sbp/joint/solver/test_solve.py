@@ -132,6 +132,7 @@ def held_short(seed: int) -> Problem:
     return replace(plain, edges=edges, room=room)
 
 
+@pytest.mark.sweep
 def test_bounds_hold_where_hidden_moves_and_memory_are_short_at_once() -> None:
     near = met = 0
     for seed in range(GRAPHS // 2):
@@ -152,6 +153,7 @@ def test_bounds_hold_where_hidden_moves_and_memory_are_short_at_once() -> None:
     assert near > 0.97 * met > 60
 
 
+@pytest.mark.sweep
 def test_gaps_of_small_graphs_are_closed_branch_by_branch() -> None:
     wide = closed = 0
     for seed in range(0, GRAPHS // 2):

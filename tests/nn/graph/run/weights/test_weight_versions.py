@@ -79,7 +79,7 @@ APART = Schedule("apart", split=True, act="p-s", low_b="p-s-1", versions="p-s")
 LATE = Schedule("late", split=True, act="p-s", stash="p", dy="s+1", low_w="s", versions="p", update="2")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize(
     ("schedule", "stages", "micro_batches"),
