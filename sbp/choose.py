@@ -55,7 +55,7 @@ def candidates(call: Call, answer: RuleAnswer) -> list[Way]:
     options = tuple(tuple(_suggested(call, answer, axis)) for axis in range(len(call.sizes)))
     holes = answer.local is None and answer.hollow
     found = {}
-    for chosen in dict.fromkeys((_near(answer, options), options)):
+    for chosen in dict.fromkeys((_near(call, answer, options), options)):
         for doing in product(*chosen):
             way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes, holes))
             if way is not None:
@@ -65,10 +65,18 @@ def candidates(call: Call, answer: RuleAnswer) -> list[Way]:
     return [*found.values(), *answer.also]
 
 
-def _near(match: Match, options: tuple[tuple[AxisUse, ...], ...]) -> tuple[tuple[AxisUse, ...], ...]:
+def _near(call: Call, match: Match, options: tuple[tuple[AxisUse, ...], ...]) -> tuple[tuple[AxisUse, ...], ...]:
     """The options in which axes that split a dim which is seen through windows go on to split it."""
-    seen = {("split", f) for _, f in match.windows}
-    return tuple(tuple(use for use in uses if use in seen) or uses for uses in options)
+
+    def still(axis: int) -> set[AxisUse]:
+        return {
+            ("split", f)
+            for i, f in match.windows
+            for g, cut in zip(match.inputs[i], call.states[i].dims, strict=True)
+            if f == g and axis in cut
+        }
+
+    return tuple(tuple(use for use in uses if use in still(axis)) or uses for axis, uses in enumerate(options))
 
 
 def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
