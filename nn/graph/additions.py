@@ -57,6 +57,12 @@ def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[s
     for register, title in added.feeds.items():
         path = _path(title, titles)
         one = pieces.first
+        if len(pieces.program.firsts) > 1:  # whose tasks would take the first slots, all of them the same
+            raise ScheduleError(
+                f"{pieces.options.name}: {register} brings {title}, and under {pieces.program.schedule.name} "
+                "micro-batches go two routes by turns, where a task has but every other\n"
+                f"  pass {title} to the step, or take a schedule of one route, such as '1f1b'"
+            )
         if brought.setdefault(title, register) != register:
             raise ScheduleError(
                 f"{pieces.options.name}: {title} is brought by {brought[title]} and by {register}\n"
@@ -92,7 +98,7 @@ def _readers(pieces: Pieces, path: str) -> list[str]:
     """The actors that read an argument before any other in their process does."""
     found: dict[str, None] = {}
     network = pieces.program.network
-    of = {(case or actor.name).partition(".")[0]: actor.name for actor in network.actors for case in actor.cases}
+    of = {(case or actor.name).partition(".")[0]: actor.name for actor in network.actors for case in actor.parts}
     for (route, _), one in pieces.sized.items():
         names = {name for name, of_ in one.taken.items() if of_ == path}
         for task in one.variant.tasks.tasks.values():

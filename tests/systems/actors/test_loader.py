@@ -107,6 +107,16 @@ def test_who_reads_an_argument_has_to_take_it(task: str, argument: str, said: st
         step.add(loading(step.network, task, argument, chunks(x)))
 
 
+@pytest.mark.parametrize("schedule", ["gems", "chimera", "dualpipe"])
+def test_tasks_of_two_routes_would_take_what_the_other_route_takes(schedule: str) -> None:
+    """Each counts its own micro-batches, and the first slots would be those of both."""
+    step, (x, y) = piped(layers(), schedule=schedule), data()
+    step.plan(x, y)
+    task = next(actor.name for actor in step.network.actors if "F3" in (actor.name, *actor.parts))
+    with pytest.raises(ScheduleError, match=f"batch y brings y, and under {schedule} .* two routes(.|\n)*'1f1b'"):
+        step.add(loading(step.network, task, "y", chunks(y)))
+
+
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 6), torch.zeros(2, 6, dtype=torch.float64), None], ids=str)
 def test_a_micro_batch_of_another_kind_is_refused(wrong: Tensor) -> None:
     step, (x, y) = piped(layers()), data()
