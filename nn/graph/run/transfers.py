@@ -47,10 +47,10 @@ def labels_of(run: Simulation) -> dict[str, tuple[int, ...]]:
     gives = {actor.name: actor.gives for actor in run.network.actors}
     found: dict[str, list[int]] = {}
     for ran in sorted(run.firings, key=lambda ran: ran.end):
-        for name, label in ran.parts:
-            for give in gives[ran.actor]:
-                if not give.case or give.case == name:
-                    found.setdefault(give.register, []).append(label)
+        each = dict(ran.parts)
+        for give in gives[ran.actor]:
+            if give.case in ("", ran.case, *each):  # what is of no part of two at once goes by the first
+                found.setdefault(give.register, []).append(each.get(give.case, ran.label))
     return {register: tuple(labels) for register, labels in found.items()}
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.actors import Actor, Give, Network, Register, Take
+from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.runtime.channel import Send
 from sbpflow.nn.graph.run import transfers
 from tests.ranks import Ranks
@@ -24,6 +26,17 @@ class Alive(NamedTuple):
     sent: int
     come: int
     left: int  # of either, behind the step
+
+
+def test_registers_of_two_things_at_once_are_filled_by_the_part_that_fills_them() -> None:
+    """One of the whole case, or of every case, goes by the first part, as in the protocol."""
+    gives = Give("every"), Give("both", case="A&B"), Give("second", case="B")
+    maker = Actor("a", "q", gives=gives, firings=3, sequence=("A", "A&B", "B"))
+    readers = [Actor(give.register, "p", (Take(give.register),)) for give in gives]
+    run = simulate(Network((maker, *readers), tuple(Register(give.register, 3) for give in gives)))
+    labels = {"every": (0, 1, 1), "both": (1,), "second": (0, 1)}
+    assert transfers.labels_of(run) == labels
+    assert {name: tuple(ran.label for ran in run.firings if ran.actor == name) for name in labels} == labels
 
 
 def piped(schedule: str, pieces: int) -> Any:
