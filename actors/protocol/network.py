@@ -254,6 +254,11 @@ def _check_actor(network: Network, actor: Actor) -> None:
     if not 0 <= actor.time < inf or any(not 0 <= time < inf or case not in actor.cases for case, time in actor.times):
         fix = "times are of cases, 0 or more, and have an end"
         raise _bad(network, f"{actor.name} takes {actor.time} and {dict(actor.times)}", fix)
+    for case in actor.cases:
+        twice = next((part for part, number in Counter(case.split("&")).items() if number > 1), None)
+        if twice is not None:
+            fix = "things that are done at once are different ones, as in 'F0&B1'"
+            raise _bad(network, f"{actor.name} does {twice} twice at once, in {case}", fix)
     filled = Counter(give.register for give in actor.gives)
     for register, number in filled.items():
         if number > 1:

@@ -30,6 +30,7 @@ WRONG = {
     "cannot be: Take.*low=-1": ((A, replace(B, takes=(Take("x", low=-1),))), (X,)),
     "cannot be: Take.*case='1'": ((A, replace(B, takes=(Take("x", case="1"),))), (X,)),
     "cannot be: Give.*slots=-2": ((replace(A, gives=(Give("x", slots=-2),)), B), (X,)),
+    "a does 1 twice at once, in 1&2&1": ((replace(A, sequence=("1", "1&2&1")), B), (X,)),
     "x has 0 of 0 slots filled": ((A, B), (Register("x", 0),)),
     "x has 3 of 2 slots filled": ((A, B), (Register("x", 2, 3),)),
     "a delay of -1.0": ((A, B), (Register("x", delay=-1.0),)),
