@@ -76,7 +76,8 @@ def _near(call: Call, match: Match, options: tuple[tuple[AxisUse, ...], ...]) ->
             if f == g and axis in cut
         }
 
-    return tuple(tuple(use for use in uses if use in still(axis)) or uses for axis, uses in enumerate(options))
+    each = [(still(axis), uses) for axis, uses in enumerate(options)]
+    return tuple(tuple(use for use in uses if use in seen) or uses for seen, uses in each)
 
 
 def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
