@@ -288,7 +288,7 @@ class _Formulation:
         wanted: dict[Lie, None] = {}
         if there is self.home(number):
             wanted.update(dict.fromkeys(have.each))
-        key = "copy", id(have), there
+        key = "copy", id(have), there, number in self.logical.wants_grad
         lies = self.known.get(key)
         if lies is None:
             lies = self.known[key] = self._copy_lies(number, wanted, there)

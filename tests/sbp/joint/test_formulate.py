@@ -122,6 +122,24 @@ def test_what_another_formulation_has_worked_out_is_taken_and_changes_nothing() 
     assert sizes[-1] == sizes[-2]  # all of it was
 
 
+def test_a_copy_whose_gradient_is_wanted_is_another_than_one_whose_is_not() -> None:
+    """Two inputs alike, of which one is trained: it may lie in more ways, and did not where the other came first."""
+
+    def twice(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return (x @ w + x @ w.t() + y @ w + y @ w.t()).sum()
+
+    graph, counts = logical(twice, [(8, 8)] * 3), dict[bool, int]()
+    x, w, y = graph.sources
+    for wants in (False, True), (True, False), (True, True), (False, False):
+        inputs = (replace(s, kind="input", requires_grad=grad) for s, grad in zip((x, y), wants, strict=True))
+        first, last = inputs
+        found = formulated(replace(graph, sources=(first, w, last)), GRID)
+        copies = {node.index: len(node.candidates) for node in found.nodes if node.kind == "copy"}
+        for number, grad in zip((0, 2), wants, strict=True):
+            assert counts.setdefault(grad, copies[number]) == copies[number]
+    assert counts[True] > counts[False]
+
+
 def test_a_pinned_source_has_no_other_candidates() -> None:
     graph = logical(two_layers, [(8, 4), (16, 4), (4, 16)])
     found = formulated(graph, LINE, pins={"w1": (S(0),)})
