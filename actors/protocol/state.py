@@ -26,7 +26,7 @@ class Firing(NamedTuple):
     actor: int
     case: int
     label: int
-    turn: int  # of this case, or of the actor where it has one case
+    turn: int  # of this case, or of the actor where it has one case; of two things at once that of the first
     held: tuple[tuple[Slot, ...], ...]  # for each take of the actor; empty where it is not of this case
     more: tuple[int, ...] = ()
 

@@ -130,7 +130,8 @@ class Transfer:
 
     @property
     def at_once(self) -> bool:
-        """Whether it is more than an exchange, and so made in one go: of a maximum, or of filled rows."""
+        """Whether it is more than an exchange, and so made in one go: of a maximum, or of filled rows; in a pair of
+        tasks these go on, exchange by exchange."""
         return self.saves or self.saved or self.encoder is not None
 
     @property
