@@ -28,7 +28,7 @@ from ..lower.last_used import LastUsed
 from ..memory.account import account
 from .blocks_again import cheapest, run_again, worthwhile
 from .composed import Uses, composed
-from .decompose import expand, formula_of
+from .decompose import expand, formula_of, looks
 from .memory_limit import fitted
 from .replicas import with_replicas
 
@@ -155,8 +155,7 @@ _known = LastUsed[Decided](32)
 def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name: str) -> Hashable:
     """All that a decision depends on, so that the same step is not planned twice in one process."""
     sources = tuple(
-        (s.name, s.kind, tuple(s.fake.shape), s.fake.dtype, s.requires_grad, s.grads, s.states, s.offload)
-        for s in logical.sources
+        (s.name, s.kind, looks(s.fake), s.requires_grad, s.grads, s.states, s.offload) for s in logical.sources
     )
     ops = tuple(
         (
@@ -164,7 +163,7 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name
             str(op.args),
             str(op.kwargs),
             op.numbers,
-            tuple(tuple(y.shape) for y in op.outputs),
+            tuple(map(looks, op.outputs)),
             op.grad,
             op.origin,
             op.lies,

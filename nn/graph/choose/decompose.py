@@ -94,12 +94,12 @@ class _Apart:
 
 def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
     """All of a call that its formula looks at."""
-    lying = [(tuple(x.shape), x.dtype, _strides(x)) for x in (*call.inputs, *call.outputs)]
-    return op.op, frozen(in_line(op)), tuple(lying), ranks
+    return op.op, frozen(in_line(op)), tuple(map(looks, (*call.inputs, *call.outputs))), ranks
 
 
-def _strides(x: Tensor) -> Hashable:
-    return x.stride() if x.layout is torch.strided else x.layout
+def looks(x: Tensor) -> Hashable:
+    """The kind of a tensor: of another one of the same kind all is decided alike."""
+    return tuple(x.shape), x.dtype, x.stride() if x.layout is torch.strided else x.layout
 
 
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
