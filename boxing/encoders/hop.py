@@ -98,6 +98,10 @@ def check_hop(src: Layout, dst: Layout, encoder: Encoder, of: str) -> None:
             f"{of} hops, and {encoder} encodes sums over ranks\n"
             "  take one that encodes a value by itself, as flow.encoders.int8()"
         )
+    if encoder.twice:
+        raise SbpError(
+            f"{of} hops, and {encoder} would encode a sum once more, where none is made\n  leave out twice=True"
+        )
     encoder.check(src.dtype, of)
 
 

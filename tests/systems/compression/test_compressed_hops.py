@@ -100,6 +100,8 @@ def test_processes_hop_as_one_that_plays_all_ranks_does(ranks4: Ranks) -> None:
 def test_a_hop_that_cannot_be_encoded_is_refused() -> None:
     with pytest.raises(flow.SbpError, match="encodes sums over ranks"):
         piped(flow.encoders.low_rank())(*batch(0))
+    with pytest.raises(flow.SbpError, match=r"would encode a sum once more.*\n  leave out twice=True"):
+        piped(flow.encoders.int8(twice=True))(*batch(0))
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     flow.nn.place(model[0], flow.placement("cpu:[0-1] as (data=2)"))
     flow.nn.place(model[1], flow.placement("cpu:[2-2] as (data=1)"))
