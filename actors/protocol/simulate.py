@@ -179,10 +179,8 @@ class _Clock:
             edge = self.edges[at][port]
             event, filled = edge.end, _NONE
             if kind == "filled":
-                event, filled = (
-                    edge.filled,
-                    _numbered(edge.first + self.desk.label(at, port) // edge.every * slots, slots),
-                )
+                first = edge.first + self.desk.label(at, port) // edge.every * slots
+                event, filled = edge.filled, _numbered(first, slots)
             if edge.delay:
                 heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:

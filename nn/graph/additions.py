@@ -13,6 +13,7 @@ from ...placement.errors import ScheduleError, ShapeError
 from ...sbp.call import refs_in
 from .compiler.generated_calls import Shards
 from .pieces import Pieces
+from .run.network import task_actors
 
 __all__ = ["Addition", "add_to", "fed_paths", "refuse_other"]
 
@@ -97,8 +98,7 @@ def _path(title: str, titles: Mapping[str, str]) -> str:
 def _readers(pieces: Pieces, path: str) -> list[str]:
     """The actors that read an argument before any other in their process does."""
     found: dict[str, None] = {}
-    network = pieces.program.network
-    of = {(case or actor.name).partition(".")[0]: actor.name for actor in network.actors for case in actor.parts}
+    of = task_actors(pieces.program.network.actors)
     for (route, _), one in pieces.sized.items():
         names = {name for name, of_ in one.taken.items() if of_ == path}
         for task in one.variant.tasks.tasks.values():

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ...sbp.joint.worked_out import WorkedOut
+from ...sbp.joint.known_options import KnownOptions
 from ...sbp.logical import Logical
 from ..model.cast import types_of, works_of
 from ..model.flows import flows_of
@@ -29,7 +29,7 @@ class Captures:
 
     def __init__(self) -> None:
         self.enough = inf
-        self.known = WorkedOut()
+        self.known = KnownOptions()
         self.made: list[tuple[Any, Logical, Passes]] = []
 
     def of(self, passes: Passes, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:

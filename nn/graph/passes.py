@@ -25,8 +25,8 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
+from ...sbp.joint.known_options import KnownOptions
 from ...sbp.joint.solver.solve import Solver
-from ...sbp.joint.worked_out import WorkedOut
 from ...sbp.logical import Logical
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
@@ -173,7 +173,7 @@ class Passes:
         kept: Mapping[str, Layout] | None = None,
         rest: Placement | None = None,
         enough: float = inf,
-        known: WorkedOut | None = None,
+        known: KnownOptions | None = None,
     ) -> Decided:
         """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. The
         best of those that take `enough` seconds is not looked for; `known` is of others for this step and cluster."""

@@ -25,6 +25,7 @@ from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
 from .demands import Demands, EncodedWay, RestPins
 from .fixed import options_of
+from .known_options import KnownOptions
 from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
 from .op_cost import is_view, seconds
 from .options import Reach
@@ -36,7 +37,6 @@ from .regions import let_go
 from .repeated_blocks import ties
 from .source_options import stored
 from .uses import static, users, weights
-from .worked_out import WorkedOut
 
 __all__ = ["Formulated", "Lies", "formulate"]
 
@@ -79,10 +79,10 @@ def formulate(
     cluster: Callable[[Placement], Cluster],
     demands: Demands,
     parts: Callable[[LogicalOp], Logical | None] = lambda op: None,
-    known: WorkedOut | None = None,
+    known: KnownOptions | None = None,
 ) -> Formulated:
     """The problem of a graph whose sources and ops live where `where` says; `known` is of others on this cluster."""
-    return _Formulation(logical, where, cluster, demands, parts, known or WorkedOut()).made()
+    return _Formulation(logical, where, cluster, demands, parts, known or KnownOptions()).made()
 
 
 class _Formulation:
@@ -93,7 +93,7 @@ class _Formulation:
         cluster: Callable[[Placement], Cluster],
         demands: Demands,
         parts: Callable[[LogicalOp], Logical | None],
-        known: WorkedOut,
+        known: KnownOptions,
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster

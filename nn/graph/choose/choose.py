@@ -17,12 +17,12 @@ from ....placement import Placement, default_cluster
 from ....placement.errors import SbpError, ShortageError
 from ....sbp.joint.demands import Demands, EncodedWay, RestPins, SourcePin
 from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
+from ....sbp.joint.known_options import KnownOptions
 from ....sbp.joint.move_cost import local_bytes
 from ....sbp.joint.placements import Homes, homes
 from ....sbp.joint.problem import Vector
 from ....sbp.joint.solver.solve import Solution, Solver
 from ....sbp.joint.uses import weights
-from ....sbp.joint.worked_out import WorkedOut
 from ....sbp.logical import Logical, LogicalOp
 from ..lower.last_used import LastUsed
 from ..memory.account import account
@@ -65,7 +65,7 @@ def decide(
     uses: Uses = MappingProxyType({}),
     encoders: Mapping[str, EncodedWay] = MappingProxyType({}),
     enough: float = inf,
-    known: WorkedOut | None = None,
+    known: KnownOptions | None = None,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
@@ -77,7 +77,7 @@ def decide(
     best of what takes `enough` seconds is not looked for: with a limit, where nothing less fits, there is no plan;
     without, any will do. `known` is what other decisions on the same step and cluster have worked out.
     """
-    worked = known or WorkedOut()
+    worked = known or KnownOptions()
     first = homes(logical, placement)
     if uses:
         hinted = pins({s.name: there for s, there in zip(logical.sources, first.sources, strict=True)})

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from ....boxing.encoders.encoded_move import encoded_plans
 from ....boxing.encoders.encoded_sum import Encoding
 from ....boxing.encoders.encoder import Encoder
-from ....boxing.encoders.filled_rows import FilledRowsEncoder
 from ....boxing.exchange.execute import exchanges
 from ....boxing.exchange.filled_rows import filled_exchanges
 from ....boxing.plan import BoxingPlan, plan
@@ -135,6 +134,11 @@ class Transfer:
         return self.saves or self.saved or self.encoder is not None
 
     @property
+    def filled(self) -> bool:
+        """Whether it is a move of values, of whose rows only those that hold something go."""
+        return self.encoder is not None and self.encoder.expected(*self.pairs[0]) is not None
+
+    @property
     def together(self) -> bool:
         """Whether it is a bucket, and not a plain move."""
         return len(self.pairs) > 1 or bool(self.encodings)
@@ -145,7 +149,7 @@ class Transfer:
         moved, whose gradient needs it in one go."""
         if self.saves or self.saved or not self.sends:
             return 0
-        if isinstance(self.encoder, FilledRowsEncoder):
+        if self.filled:
             return filled_exchanges(plan(*self.pairs[0]))
         return 1 if self.together else exchanges(self.plans[0]) if self.encoder is None else 0
 

@@ -150,7 +150,7 @@ class Writer:
     def coded(self, do: Instruction) -> Iterator[Instruction]:
         """A move, or what it is made of where it hops encoded: before it, itself, and behind it."""
         encoder = self.transfers[do.number].encoder if do.what == "box" else None
-        if encoder is None or encoder.expected(*self.transfers[do.number].pairs[0]) is not None:
+        if encoder is None or self.transfers[do.number].filled:
             yield do
             return
         leave, arrive = self.code(do)

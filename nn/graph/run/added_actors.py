@@ -25,7 +25,7 @@ from ....placement.errors import ScheduleError
 from ....placement.world import world
 from ..compiler.generated_calls import Shards
 from ..microbatch.batch import PieceKind
-from .network import Bundle, Lowered
+from .network import Bundle, Lowered, task_actors
 from .tasks import Name
 from .transfers import carrier
 from .weights.same_weights import Fire
@@ -60,9 +60,7 @@ class OpenProgram(Protocol):
 
 def rewired(low: Lowered, opening: Opening) -> Lowered:
     """The registers of tasks, where some read a register in the place of another."""
-    readers = {
-        (case or actor.name).partition(".")[0]: actor.name for actor in opening.base.actors for case in actor.parts
-    }
+    readers = task_actors(opening.base.actors)
     bundles = dict(low.bundles)
     takes = {}
     for name, registers in low.takes.items():

@@ -6,7 +6,7 @@ connections, and what a far chunk's backward reads. A register that nothing lies
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Actor, Give, Network, Register, Take
@@ -21,7 +21,7 @@ from .chunks import Chunks
 from .pairs import moving
 from .tasks import Hop, Name, Tasks
 
-__all__ = ["Bundle", "Ends", "Lowered", "links_of", "lowered", "shape_of", "skeleton"]
+__all__ = ["Bundle", "Ends", "Lowered", "links_of", "lowered", "shape_of", "skeleton", "task_actors"]
 
 
 @dataclass(frozen=True)
@@ -175,16 +175,17 @@ def _forward(where: Chunks, m: int, costs: Sequence[Costs]) -> tuple[list[Actor]
     return actors, registers
 
 
+def task_actors(actors: Iterable[Actor]) -> dict[str, str]:
+    """The actor of each task, by the task's name; slices of a sequence are one task."""
+    return {(part or actor.name).partition(".")[0]: actor.name for actor in actors for part in actor.parts}
+
+
 class _Lowering:
     def __init__(self, actors: list[Actor], registers: list[Register], many: int, slices: int) -> None:
         self.many, self.slices = many, slices
         self.actors = {actor.name: actor for actor in actors}
         self.registers = {register.name: register for register in registers}
-        self.of = {
-            case.partition(".")[0]: actor.name
-            for actor in actors
-            for case in (actor.parts if actor.sequence else [actor.name])
-        }
+        self.of = task_actors(actors)
         self.bundles: dict[PieceKind, dict[str, Bundle]] = defaultdict(dict)
         self.takes: dict[PieceKind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.gives: dict[PieceKind, dict[Name, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -16,9 +16,9 @@ from sbpflow.placement import cluster
 from sbpflow.sbp.call import Ref
 from sbpflow.sbp.joint.demands import Demands
 from sbpflow.sbp.joint.formulate import Formulated, formulate
+from sbpflow.sbp.joint.known_options import KnownOptions
 from sbpflow.sbp.joint.placements import homes
 from sbpflow.sbp.joint.solver.solve import solve
-from sbpflow.sbp.joint.worked_out import WorkedOut
 from sbpflow.sbp.logical import Logical, Loss, Origin, Source
 
 LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2, b=2)")
@@ -97,7 +97,7 @@ def test_equal_blocks_share_their_candidates_and_matrices() -> None:
 
 
 def test_what_another_formulation_has_worked_out_is_taken_and_changes_nothing() -> None:
-    known = WorkedOut()
+    known = KnownOptions()
     graph = logical(two_layers, [(8, 4), (16, 4), (4, 16)])
     asked: list[Demands] = [
         Demands(states=2),

@@ -6,11 +6,11 @@ from typing import Any
 
 from .problem import Vector
 
-__all__ = ["WorkedOut"]
+__all__ = ["KnownOptions"]
 
 
 @dataclass(frozen=True, eq=False)
-class WorkedOut:
+class KnownOptions:
     """Options of sources, ops and copies, and matrices between them, by all that they depend on but the cluster,
     and how many bytes of gradients go at once.
 
