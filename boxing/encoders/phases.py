@@ -102,8 +102,16 @@ class MomentumEncoder(Encoder):
 def _hand_on(phase: "LaterEncoder | MomentumEncoder") -> None:
     """Have the encoder of a phase, which is the one that encodes, do as was said of the phase."""
     of, twice, feedback = phase.of, phase.twice or phase.of.twice, phase.feedback and phase.of.feedback
-    if (twice, feedback) != (of.twice, of.feedback):
+    if (twice, feedback) == (of.twice, of.feedback):
+        return
+    try:
         object.__setattr__(phase, "of", replace(of, twice=twice, feedback=feedback))
+    except TypeError:  # an __init__ of its own takes other arguments
+        said = f"twice={twice}, feedback={feedback}"
+        raise SbpError(
+            f"{phase.name}({said}) cannot tell its {type(of).__name__}, whose __init__ does not take both\n"
+            f"  make that one with them, or give it a field for each option and no __init__"
+        ) from None
 
 
 def _check_steps(name: str, steps: object) -> None:

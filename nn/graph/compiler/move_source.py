@@ -37,7 +37,7 @@ class MoveWriter:
             self.text.line(f"{self.text.targets(do.writes[0])} = {self.text.held(do.reads[0])}")
         else:
             src, dst = (self.text.bind(of, "at") for of in transfer.pairs[0])
-            by, x = self.text.bind(box_filled, "box_filled") if transfer.encoder else "box", do.reads[0]
+            by, x = self.text.bind(box_filled, "box_filled") if transfer.filled else "box", do.reads[0]
             self.text.line(f"{self.text.targets(do.writes[0])} = {by}({self.text.held(x)}, {src}, {dst}, op={x!r})")
 
     def do_start(self, do: Instruction) -> None:
@@ -45,7 +45,7 @@ class MoveWriter:
         if transfer.here:
             ends = [] if transfer.together else [self.text.bind(of, "at") for of in transfer.pairs[0]]
             call, first = self._bucket(transfer) if transfer.together else (self.text.bind(box_async, "start"), ())
-            filled = ["filled=True"] if transfer.encoder else []
+            filled = ["filled=True"] if transfer.filled else []
             given = ", ".join([*first, *map(self.text.held, do.reads), *ends, *filled])
             pending = self.text.makes([self.text.name(do.writes[0], 0)])[:-1]
             self.text.line(f"{pending} = {call}{'.start' if transfer.together else ''}({given})")

@@ -1,6 +1,7 @@
 """1-bit Adam: plain Adam for some steps, then its variance stays and its momentum is what ranks send, as signs."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from sbpflow import B, P
+from sbpflow import B, P, SbpError
 from sbpflow.boxing.encoders.named import encoder_of
 from tests.ranks import Ranks
 from tests.systems.compression.runs import DATA, batch, loss_fn, net, sent_bytes, step_of, trained, weights
@@ -182,3 +183,25 @@ def test_a_phase_hands_on_what_is_refused_and_is_read_back() -> None:
     assert outer.of.of.twice  # type: ignore[attr-defined]
     assert encoder_of(str(outer)) == outer
     assert outer.steady == flow.encoders.sign(twice=True)
+
+
+class OwnInitEncoder(flow.encoders.Encoder):
+    """Made from a number alone, by an __init__ of its own."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        object.__setattr__(self, "scale", scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldEncoder(flow.encoders.Encoder):
+    """The same, by a field: the fix."""
+
+    scale: float
+
+
+def test_an_encoder_that_cannot_be_told_what_its_phase_is_told_is_refused_and_fields_mend_it() -> None:
+    with pytest.raises(SbpError, match=r"later\(twice=True.* cannot tell its OwnInitEncoder.*\n  .*a field for each"):
+        flow.encoders.later(steps=1, of=OwnInitEncoder(2.0), twice=True)
+    assert flow.encoders.later(steps=1, of=OwnInitEncoder(2.0)).of.twice is False
+    assert flow.encoders.later(steps=1, of=FieldEncoder(scale=2.0), twice=True).of.twice is True
