@@ -78,6 +78,7 @@ NEEDED: dict[str, str] = {
     "torch.utils._foreach_utils._foreach_supported_types": "that optimizers take their one-call path",
     "torch.utils._python_dispatch.TorchDispatchMode": CAPTURE,
     "torch.utils._python_dispatch._disable_current_modes": "shells are made outside of fakes",
+    "torch.utils._python_dispatch.autograd_would_have_decomposed": "inference mode leaves composite ops whole",
     "torch.utils._triton.has_triton": COMPILE,
 }
 SOMETIMES = {

@@ -22,6 +22,7 @@ from torch import Tensor
 from ....placement.errors import MissingError, ShapeError
 from ..lower.localise import Local
 from .joint import Traced, gradients, trace, traced
+from .recorder import Recording
 from .simplify import tidied
 from .split_backward import Apart, apart
 from .split_backward import by_autograd as halves_by_autograd
@@ -101,9 +102,11 @@ def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
     halves = None
     if weights is not None and made.backward is not None:
         both = apart(replace(made, backward=backward), weights)
-        parts = [tidied(half, made.fakes).forward for half in (both.first, both.second)]
+        parts = [tidied(half, made.fakes).module.forward for half in (both.first, both.second)]
         halves = Apart(parts[0], parts[1], both.saved, both.again, both.owns)
-    return Compiled(forward.forward, backward and backward.forward, made.again, made.owns, "code", apart=halves)
+    return Compiled(
+        forward.module.forward, backward and backward.module.forward, made.again, made.owns, "code", apart=halves
+    )
 
 
 @cache
@@ -154,11 +157,14 @@ def by_inductor(local: Local, weights: Sequence[bool] | None = None) -> Compiled
     return Compiled(forward, backward, made.again, made.owns, "inductor", apart=halves)
 
 
-def _kernels(inner: Any, made: Traced, module: Any, *, backward: bool) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
+def _kernels(
+    inner: Any, made: Traced, calls: Recording, *, backward: bool
+) -> Callable[[Sequence[Tensor]], Sequence[Any]]:
     """A graph compiled; tensors that lie in memory otherwise than it counts on are copied first."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
 
+    module: Any = calls.module
     graph = module.graph
     (result,) = graph.output_node().args
     flat = [node for part in result for node in (part if isinstance(part, tuple) else (part,))]

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ....sbp.call import refs_in, renumbered, tensors_in
 from ..lower.localise import Local, LocalCall, Spec
 from .joint import Untraceable, traced
+from .recorder import Recording
 
 __all__ = ["Estimate", "SegmentBytes", "Insides", "estimated", "inside_of", "insides"]
 
@@ -43,9 +44,9 @@ def insides(local: Local) -> "Insides | Estimate":
     return Insides(inside_of(made.forward), inside_of(made.backward) if made.backward else None, made.again)
 
 
-def inside_of(module: fx.GraphModule) -> SegmentBytes:
-    nodes = list(module.graph.nodes)
-    (result,) = module.graph.output_node().args
+def inside_of(calls: Recording) -> SegmentBytes:
+    nodes = list(calls.graph.nodes)
+    (result,) = calls.graph.output_node().args
     ends: list[fx.Node] = []
     fx.map_arg(result, ends.append)
     last = {source: at for at, node in enumerate(nodes) for source in node.all_input_nodes}

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....placement.errors import ShapeError
 from ...eager.capture import quiet
 from ..lower.localise import Local
+from .recorder import Recording, record
 
 __all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace", "traced"]
 
@@ -41,8 +41,8 @@ class Untraceable(RuntimeError):
 class Traced:
     """The two graphs. `forward` returns its outputs and, last, a tuple of what it saves."""
 
-    forward: fx.GraphModule
-    backward: fx.GraphModule | None
+    forward: Recording
+    backward: Recording | None
     again: tuple[int, ...]  # the inputs that the backward takes again, behind what was saved
     saved: int
     owns: tuple[bool, ...]  # for each gradient, whether its memory is nobody else's
@@ -56,27 +56,24 @@ def trace(
 
     Raises `Untraceable` for what only autograd can run; any other error is a mistake.
     """
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )  # loads sympy, which takes as long as half of this package
-
-    # Inductor keeps what it compiled only of graphs with an environment of shapes, though all are known.
-    fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_symbols() if strided else None, static_shapes=True)
     specs = local.makes
     with fakes:
         inputs = [spec.empty() for spec in local.inputs]
         cotangents = [specs[at].empty() for at in local.returns]
     try:
         with quiet():
-            whole = make_fx(_joint(local), decomposition_table=decompositions)(inputs, cotangents)
+            whole = record(_joint(local), (inputs, cotangents), fakes, decompositions)
             if _writes(whole.graph):  # a cut by what depends on what would lose these
                 with torch.no_grad():
-                    whole = make_fx(torch.func.functionalize(whole))(inputs, cotangents)
+                    pure = torch.func.functionalize(whole.module)
+                    whole = record(lambda *given: pure(*given[0], *given[1]), (inputs, cotangents), fakes)
     except RuntimeError as error:  # of which all are that torch has for what fakes cannot do
         raise Untraceable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
     if _writes(whole.graph):
         raise Untraceable("an input is written to")
     _clean(whole.graph, strided=strided)
+    _forget_autograd(whole.graph, fakes)
     nodes = [node for node in whole.graph.nodes if node.op == "placeholder"]
     flat: Any = whole.graph.output_node().args[0]
     outputs, gradients = flat[: len(specs)], flat[len(specs) :]
@@ -113,6 +110,13 @@ def _traced(local: Local) -> Traced | str:
             return trace(local)
         except Untraceable as error:
             return str(error)
+
+
+def _symbols() -> Any:
+    """Inductor keeps what it compiled only of graphs with an environment of shapes, though all are known."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # loads sympy, which takes as long as half of this
+
+    return ShapeEnv()
 
 
 def _memory(node: fx.Node) -> int:
@@ -188,6 +192,20 @@ def _clean(graph: fx.Graph, *, strided: bool) -> None:
     graph.eliminate_dead_code()
 
 
+def _forget_autograd(graph: fx.Graph, fakes: FakeTensorMode) -> None:
+    """Values as they are outside of autograd, which would keep all that they were made of."""
+
+    def alone(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(alone, value))
+        return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
+
+    with torch.no_grad(), fakes:
+        for node in graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = alone(node.meta["val"])
+
+
 def ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     ahead = list(ends)
@@ -231,7 +249,7 @@ def _is_view(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
-def cut(whole: fx.GraphModule, given: Sequence[fx.Node], nodes: set[fx.Node], result: Any) -> fx.GraphModule:
+def cut(whole: Recording, given: Sequence[fx.Node], nodes: set[fx.Node], result: Any) -> Recording:
     """The part of a graph that makes these nodes of these."""
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
@@ -243,4 +261,4 @@ def cut(whole: fx.GraphModule, given: Sequence[fx.Node], nodes: set[fx.Node], re
             known[node] = graph.node_copy(node, known.__getitem__)
     graph.output(fx.map_arg(result, known.__getitem__))
     graph.eliminate_dead_code()
-    return fx.GraphModule(whole, graph)
+    return Recording(graph, whole.constants)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .recorder import Recording
+
 __all__ = ["tidied"]
 
 aten = torch.ops.aten
@@ -25,10 +27,10 @@ SPACES = (torch._C._VariableFunctions, torch._C._nn)
 _bindings: dict[Any, Callable[..., Any] | None] = {}
 
 
-def tidied(module: fx.GraphModule, fakes: FakeTensorMode) -> fx.GraphModule:
-    """A module that does the same."""
+def tidied(calls: Recording, fakes: FakeTensorMode) -> Recording:
+    """Calls that do the same."""
     graph, seen = fx.Graph(), dict[Any, fx.Node]()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output(graph.graph_copy(calls.graph, {}))
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in VIEWS:
             _shorten(node)
@@ -41,7 +43,7 @@ def tidied(module: fx.GraphModule, fakes: FakeTensorMode) -> fx.GraphModule:
         if isinstance(node.target, torch._ops.OpOverload):
             _say_reduction(node)
             node.target = _binding(node, fakes) or node.target
-    return fx.GraphModule(module, graph)
+    return Recording(graph, calls.constants)
 
 
 def _shorten(node: fx.Node) -> None:

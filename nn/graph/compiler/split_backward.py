@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..lower.localise import Local
 from .joint import Traced, ancestors, cut, gradients
+from .recorder import Recording
 
 __all__ = ["Apart", "SplitBackward", "apart", "by_autograd"]
 
@@ -21,8 +22,8 @@ __all__ = ["Apart", "SplitBackward", "apart", "by_autograd"]
 class SplitBackward:
     """The two halves as graphs, and which of the saved tensors and of the inputs taken again each one needs."""
 
-    first: fx.GraphModule
-    second: fx.GraphModule
+    first: Recording
+    second: Recording
     saved: tuple[tuple[int, ...], tuple[int, ...]]
     again: tuple[tuple[int, ...], tuple[int, ...]]
     owns: tuple[bool, ...]  # for each gradient of a weight, whether its memory is nobody else's

@@ -129,7 +129,7 @@ def test_what_is_saved_is_no_input_and_no_view() -> None:
     made = trace(SEGMENTS["linear"])
     assert made.again == (0, 1)
     assert made.saved == 1  # what gelu is of, and neither the weight nor its transpose
-    assert "saved" not in made.forward.code
+    assert "saved" not in made.forward.module.code
 
 
 def test_one_of_several_results_is_saved_alone() -> None:
