@@ -116,8 +116,9 @@ def test_no_order_of_single_axes_is_faster(axes: tuple[int, ...], prices: str, l
 @ON_NETWORKS
 @pytest.mark.parametrize("law", [beats_every_order_of_axes, beats_orders_that_leave_holes], ids=["plain", "holes"])
 def test_no_order_of_single_axes_is_faster_for_any_pair(axes: tuple[int, ...], prices: str, law: Law) -> None:
+    """On three axes for a quarter of them."""
     with use_cluster(network(prices, axes)):
-        assert broken(every_pair(ordered(grid(*axes), EVEN)), law) == []
+        assert broken(sample(every_pair(ordered(grid(*axes), EVEN)), 2000, (axes, prices)), law) == []
 
 
 @pytest.mark.parametrize("axes", [(2, 4), (2, 2), (4, 8)], ids=str)

@@ -19,6 +19,7 @@ from sbpflow.nn.graph.lower.instructions import Instruction, Transfer
 from sbpflow.nn.graph.lower.overlap import overlapped
 from sbpflow.nn.graph.run import variant
 from sbpflow.placement.errors import ScheduleError
+from tests.grids import with_all_pairs
 from tests.ranks import Ranks
 
 from .pipes import (
@@ -55,11 +56,11 @@ def fits(schedule: str, stages: str) -> bool:
 
 
 WAYS = [("2", "alone"), ("4", "alone"), *(("pairs", way) for way in ("tensor", "data", "zero"))]
-GRID = [
+GRID = with_all_pairs(
     (kind, schedule, stages, way, dtype)
     for kind, schedule, (stages, way), dtype in product(["gpt", "llama"], SYNCHRONOUS, WAYS, [F64, F32])
     if fits(schedule, stages)
-]
+)
 SAMPLE = [
     ("gpt", "1f1b", "4", "alone", F64),
     ("gpt", "zb_h1", "pairs", "zero", F64),
@@ -87,9 +88,7 @@ def test_a_model_learns_as_on_one_device(kind: str, schedule: str, stages: str, 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "schedule", "stages", "way", "dtype"), GRID)
-def test_every_model_learns_under_every_schedule(
-    kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype
-) -> None:
+def test_models_learn_under_every_schedule(kind: str, schedule: str, stages: str, way: str, dtype: torch.dtype) -> None:
     learns(kind, schedule, stages, way, dtype)
 
 

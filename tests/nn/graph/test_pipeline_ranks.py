@@ -12,6 +12,7 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors.schedules.published import PUBLISHED
 from sbpflow.sbp.trial import one_thread
+from tests.grids import with_all_pairs
 from tests.ranks import Ranks
 
 from .pipes import (
@@ -40,11 +41,11 @@ from .test_pipeline_losses import LOSSES, Weighted, labelled
 STAGES = {"2": ALONE2, "4": ALONE4, "pairs": PAIRS, "1 to 3": line(0, (1, 2, 3)), "3 to 1": line((0, 1, 2), 3)}
 
 WAYS = [("2", "alone"), ("4", "alone"), *(("pairs", way) for way in ("tensor", "data", "zero"))]
-GRID = [
+GRID = with_all_pairs(
     (kind, schedule, stages, way)
     for kind, schedule, (stages, way) in product(["gpt", "llama"], SYNCHRONOUS, WAYS)
     if PUBLISHED[schedule].v == 1 or stages != "4"
-]
+)
 
 
 def learn(kind: str, schedule: str, stages: str, way: str, steps: int) -> None:
