@@ -29,6 +29,7 @@ OF_ALL_SIZES = pytest.mark.parametrize("size", SHAPES)
 # Latency decides routes on the first, bytes on the second, the slow axis on the third.
 UNDER_ALL_PRICES = pytest.mark.parametrize("prices", ["cpu", "flat", "two_level"])
 
+MANY = 1000  # of 4,096 and more on three axes
 MAX, MIN = P("max"), P("min")
 
 
@@ -59,8 +60,9 @@ def test_a_move_between_signatures_keeps_the_value(axes: tuple[int, ...], size: 
 @OF_ALL_SIZES
 @UNDER_ALL_PRICES
 def test_every_move_between_signatures_keeps_the_value(axes: tuple[int, ...], size: str, prices: str) -> None:
+    """On three axes so many of them."""
     with use_cluster(network(prices, axes)):
-        assert broken(pairs_of(public(grid(*axes), SHAPES[size])), keeps_the_value) == []
+        assert broken(pairs_of(public(grid(*axes), SHAPES[size]), MANY, (axes, size, prices)), keeps_the_value) == []
 
 
 @pytest.mark.sampled(4)
@@ -76,8 +78,9 @@ def test_nested_splits_in_any_order_keep_the_value(axes: tuple[int, ...], size: 
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_every_pair_of_nesting_orders_keeps_the_value(axes: tuple[int, ...], size: str) -> None:
+    """On three axes so many of them."""
     with use_cluster("flat"):
-        assert broken(pairs_of(ordered(grid(*axes), SHAPES[size])), keeps_the_value) == []
+        assert broken(pairs_of(ordered(grid(*axes), SHAPES[size]), MANY, (axes, size)), keeps_the_value) == []
 
 
 @pytest.mark.sampled(3)
