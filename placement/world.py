@@ -135,6 +135,7 @@ def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
         meeting.set(f"join/{_start}{_joined}/came/{rank}", "")
         return
     _start, end, answered = f"{mine}/", time.monotonic() + timeout, dict[int, bytes]()
+    meeting.set(f"join/{_start}{_joined}/came/0", "")
     waiting = {*range(1, size)}
     while waiting:
         for other in sorted(waiting):
