@@ -102,7 +102,7 @@ def test_many_states_with_holes_keep_the_value(axes: tuple[int, ...], size: str)
     odd, usual = holed(p, SHAPES[size]), ordered(p, SHAPES[size])
     pairs = [*every_pair(odd, usual), *every_pair(usual, odd), *every_pair(odd, odd)]
     with use_cluster("flat"):
-        assert broken(sample(pairs, 4000, (axes, size)), keeps_the_value) == []
+        assert broken(sample(pairs, 2 * MANY, (axes, size)), keeps_the_value) == []
 
 
 @ON_ALL_GRIDS
@@ -144,7 +144,8 @@ def test_maxima_and_minima_keep_the_value(axes: tuple[int, ...], size: str, kind
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
 def test_every_pair_of_maxima_keeps_the_value(axes: tuple[int, ...], size: str, prices: str) -> None:
     with use_cluster(prices):
-        assert broken(pairs_of(public(grid(*axes), SHAPES[size], (S(0), S(1), B, MAX))), keeps_the_value) == []
+        layouts = public(grid(*axes), SHAPES[size], (S(0), S(1), B, MAX))
+        assert broken(pairs_of(layouts, MANY, (axes, size, prices)), keeps_the_value) == []
 
 
 @pytest.mark.sampled(7)

@@ -72,10 +72,10 @@ def test_a_move_passes_its_gradient_back(axes: tuple[int, ...], size: str, price
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_many_moves_pass_their_gradients_back(axes: tuple[int, ...], size: str) -> None:
-    """All pairs there are on one axis and two; on three, a third of them."""
+    """All pairs there are on one axis and two; on three, a tenth of them."""
     layouts = with_gradients(grid(*axes), SHAPES[size])
     with use_cluster("flat"):
-        assert broken(pairs_of(layouts, 5000, (axes, size)), passes_its_gradient_back) == []
+        assert broken(pairs_of(layouts, 1500, (axes, size)), passes_its_gradient_back) == []
 
 
 @pytest.mark.sampled(4)
@@ -219,7 +219,7 @@ def test_gradients_return_from_other_placements(where: str, size: str) -> None:
 def test_all_gradients_return_from_other_placements(where: str, size: str) -> None:
     sources, targets = with_gradients(SQUARE, SHAPES[size]), with_gradients(other(where), SHAPES[size])
     pairs = [*every_pair(sources, targets), *every_pair(targets, sources)]
-    assert broken(sample(pairs, 1000, where), passes_its_gradient_back) == []
+    assert broken(sample(pairs, 500, where), passes_its_gradient_back) == []
 
 
 @pytest.mark.parametrize(("sbp", "target"), [(S(0), B), (P, S(1)), (B, S(0)), (S(0), S(1))], ids=str)

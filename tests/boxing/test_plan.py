@@ -270,8 +270,9 @@ def test_a_move_between_placements_keeps_the_value(where: str, size: str, prices
 @OF_ALL_SIZES
 @ON_NETWORKS
 def test_every_move_between_placements_keeps_the_value(where: str, size: str, prices: str) -> None:
+    """Of those between grids so many."""
     with use_cluster(prices):
-        assert broken(between(where, SHAPES[size]), sends_what_it_planned) == []
+        assert broken(sample(between(where, SHAPES[size]), 150, (where, size)), sends_what_it_planned) == []
 
 
 @pytest.mark.sampled(8)

@@ -1,19 +1,21 @@
 """A checkpoint of any plan goes on in any other: weights and states are the same to the bit, and the next step is."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
 import sbpflow as flow
+from tests.grids import with_all_pairs
 from tests.nn.checkpoint import plans
 from tests.nn.graph import pipes
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("after", plans.NAMES)
-@pytest.mark.parametrize("before", plans.NAMES)
-@pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), with_all_pairs(product(["gpt", "llama"], plans.NAMES, plans.NAMES))
+)
 def test_a_run_goes_on_in_another_plan(tmp_path: Path, kind: str, before: str, after: str) -> None:
     model = plans.made(kind)
     optimizer = pipes.adamw(model)
