@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -41,6 +42,7 @@ ALL_CODE = [
 ]
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 

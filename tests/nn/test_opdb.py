@@ -4,7 +4,7 @@ import pytest
 
 from tests.nn.oppool import Results, run
 
-SAMPLE = 16
+SAMPLE = 10
 
 
 def sample() -> Results:
