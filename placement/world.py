@@ -113,8 +113,8 @@ def _meet(timeout: float) -> None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     meeting, rank, size = _base
     _name_start(meeting, rank, size, timeout)
+    meeting.set(_came(rank), "")
     named = PrefixStore(f"join/{_start}{_joined}", meeting)
-    named.set(f"came/{rank}", "")
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
 
 
@@ -132,14 +132,14 @@ def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
     if rank:
         meeting.set(f"hello/{rank}", mine)
         _start = f"{meeting.get(f'answer/{mine}').decode()}/"
-        meeting.set(f"join/{_start}{_joined}/came/{rank}", "")
+        meeting.set(_came(rank), "")
         return
     _start, end, answered = f"{mine}/", time.monotonic() + timeout, dict[int, bytes]()
-    meeting.set(f"join/{_start}{_joined}/came/0", "")
+    meeting.set(_came(rank), "")
     waiting = {*range(1, size)}
     while waiting:
         for other in sorted(waiting):
-            if meeting.check([f"join/{_start}{_joined}/came/{other}"]):
+            if meeting.check([_came(other)]):
                 waiting.discard(other)
             elif meeting.check([f"hello/{other}"]) and answered.get(other) != (said := meeting.get(f"hello/{other}")):
                 answered[other] = said
@@ -149,19 +149,21 @@ def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
         time.sleep(0.002)
 
 
+def _came(rank: int) -> str:
+    """The key in the store where all meet by which a rank says that it is there."""
+    return f"join/{_start}{_joined}/came/{rank}"
+
+
 def _absent() -> str:
     """Ranks that did not come, as far as the store that they meet at can tell."""
-    from torch._C._distributed_c10d import PrefixStore
-
     if _base is None:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if os.environ.get("RANK") == "0":
             return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
         return f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached"
     meeting, _, size = _base
-    named = PrefixStore(f"join/{_start}{_joined}", meeting)
     try:
-        late = [str(rank) for rank in range(size) if not named.check([f"came/{rank}"])]
+        late = [str(rank) for rank in range(size) if not meeting.check([_came(rank)])]
     except RuntimeError:
         return "the store that they meet at is gone: rank 0 has ended"
     if not late:

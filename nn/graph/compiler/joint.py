@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ....placement.errors import ShapeError
+from ....sbp.call import map_tensors
 from ...eager.capture import quiet
 from ..lower.localise import Local
 from .recorder import Recording, record
@@ -194,16 +195,10 @@ def _clean(graph: fx.Graph, *, strided: bool) -> None:
 
 def _forget_autograd(graph: fx.Graph, fakes: FakeTensorMode) -> None:
     """Values as they are outside of autograd, which would keep all that they were made of."""
-
-    def alone(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(alone, value))
-        return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-
     with torch.no_grad(), fakes:
         for node in graph.nodes:
             if "val" in node.meta:
-                node.meta["val"] = alone(node.meta["val"])
+                node.meta["val"] = map_tensors(node.meta["val"], lambda x: x.detach() if x.requires_grad else x)
 
 
 def ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:

@@ -16,6 +16,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
 
+from ....sbp.call import map_tensors, tensors_in
+
 __all__ = ["Recording", "record"]
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -49,11 +51,11 @@ def record(
     A node's value without values is its `meta["val"]`. Raises a RuntimeError for what has no form without values.
     """
     recorder = _Recorder(fakes, decompositions or {})
-    for x in (x for each in given for x in each):
+    for x in tensors_in(given):
         recorder.note(x, recorder.graph.placeholder(f"a{len(recorder.alive)}"))
     with _no_cached_casts(), fakes, recorder:
         made = function(*given)
-    recorder.graph.output(recorder.nodes(list(made)))
+    recorder.graph.output([recorder.node(x) for x in made])
     return recorder.recording
 
 
@@ -81,10 +83,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 made = self.decompositions[op](*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        if op._can_decompose() and autograd_would_have_decomposed(op, [*args, *kwargs.values()]):  # in inference mode
+        if op._can_decompose() and autograd_would_have_decomposed(op, tensors_in((args, kwargs))):  # in inference mode
             with self:
                 return op.decompose(*args, **kwargs)
-        given, named = self.nodes(args), {name: self.nodes(x) for name, x in kwargs.items()}
+        given, named = map_tensors(args, self.node), map_tensors(kwargs, self.node)
         made = op(*args, **kwargs)
         if made is None or isinstance(made, Tensor | list | tuple):
             # A constant that is lifted may be written to: of each run it is another.
@@ -102,11 +104,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for at, part in enumerate(made):
                 self.note(part, self.graph.call_function(operator.getitem, (node, at)))
 
-    def nodes(self, value: Any) -> Any:
-        """Arguments with nodes in the place of tensors."""
-        if isinstance(value, Tensor):
-            return self.node_of.get(id(value)) or self._constant(value)
-        return type(value)(map(self.nodes, value)) if type(value) in (list, tuple) else value
+    def node(self, value: Tensor) -> fx.Node:
+        """The node that made a tensor, or that fetches one from outside."""
+        return self.node_of.get(id(value)) or self._constant(value)
 
     def _constant(self, value: Tensor) -> fx.Node:
         if isinstance(value, FakeTensor):

@@ -149,8 +149,8 @@ class Writer:
 
     def coded(self, do: Instruction) -> Iterator[Instruction]:
         """A move, or what it is made of where it hops encoded: before it, itself, and behind it."""
-        encoder = self.transfers[do.number].encoder if do.what == "box" else None
-        if encoder is None or self.transfers[do.number].filled:
+        move = self.transfers[do.number] if do.what == "box" else None
+        if move is None or move.encoder is None or move.filled:
             yield do
             return
         leave, arrive = self.code(do)
