@@ -15,6 +15,7 @@ from .encoder import (
     KeptTensors,
     Payload,
     PieceCuts,
+    PlaceAmong,
     Summed,
     SummedPieces,
 )
@@ -23,5 +24,5 @@ from .named import int4, int8, later, low_rank, momentum, sign, topk
 
 __all__ = [
     "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptErrors", "KeptTensors", "Payload", "PieceCuts",
-    "Summed", "SummedPieces", "int4", "int8", "later", "low_rank", "momentum", "sign", "topk",
+    "PlaceAmong", "Summed", "SummedPieces", "int4", "int8", "later", "low_rank", "momentum", "sign", "topk",
 ]  # fmt: skip

@@ -24,16 +24,16 @@ from .encoded_sum import EncodedSum, Encoding, rounds
 from .encoder import (
     Dealt,
     Encoder,
-    EncoderCourse,
     GatheredPayloads,
     KeptTensors,
     Payload,
+    PlacedCourse,
     Request,
     Summed,
     SummedPieces,
 )
 from .kept import KeptErrors, unshared
-from .packing import packed, unpacked
+from .packing import nbytes, packed, unpacked
 
 __all__ = ["EncodedMove", "FlyingCode", "check_encoding", "encoded_plans"]
 
@@ -119,7 +119,7 @@ class EncodedMove:
         return owned(self.place)
 
     def exchanged(
-        self, courses: Sequence[Sequence[EncoderCourse]]
+        self, courses: Sequence[Sequence[PlacedCourse]]
     ) -> Generator[Asked, ShardsHere, list[list[tuple[Tensor, KeptTensors]]]]:
         """The courses of all members on the ranks owned here, in step, to their ends."""
         ends: list[list[tuple[Tensor, KeptTensors]]] = [[] for _ in courses]
@@ -149,9 +149,16 @@ class EncodedMove:
         ]
 
     def gathered(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[list[Payload]]]]:
-        lines = tuple(packed([one.payload for one in row])[None] for row in rows)
-        come = yield Asked(lines, *self.rows(lines[0].shape[1]))
-        return [_by_member(list(line), [one.payload for one in row]) for line, row in zip(come, rows, strict=True)]
+        likes = [self._of_each_rank(row) for row in rows]
+        size = max(map(nbytes, likes[0]))
+        runs = (packed([one.payload for one in row]) for row in rows)
+        lines = tuple(torch.nn.functional.pad(run, (0, size - run.numel()))[None] for run in runs)
+        come = yield Asked(lines, *self.rows(size))
+        return [_by_member(list(line), like) for line, like in zip(come, likes, strict=True)]
+
+    def _of_each_rank(self, row: Sequence[GatheredPayloads]) -> list[tuple[Payload, ...]]:
+        """For each rank payloads of all members as it has them, whose values say nothing."""
+        return list(zip(*(one.like or (one.payload,) * self.ranks for one in row), strict=True))
 
     def summed_pieces(self, rows: Sequence[Any]) -> Generator[Asked, ShardsHere, list[list[Tensor]]]:
         runs = [_each([[x.reshape(-1) for x in one.pieces] for one in row]) for row in rows]
@@ -171,7 +178,7 @@ class EncodedMove:
         found = []
         for line, row, rank in zip(come, rows, self.here, strict=True):
             at = self.sums[0].place_of(rank)
-            found.append(_by_member(list(line[:, 0]), [one.payloads[at] for one in row]))
+            found.append(_by_member(list(line[:, 0]), [[one.payloads[at] for one in row]] * self.ranks))
         return found
 
     @property
@@ -271,9 +278,7 @@ def _done(boxes: Boxes, come: ShardsHere | None = None) -> list[ShardsHere]:
         return made
 
 
-def _all(
-    rows: Sequence[EncoderCourse], answers: Sequence[Any], ends: list[tuple[Tensor, KeptTensors]]
-) -> list[Request]:
+def _all(rows: Sequence[PlacedCourse], answers: Sequence[Any], ends: list[tuple[Tensor, KeptTensors]]) -> list[Request]:
     """Let the courses of one tensor go on, one a rank, to all that they ask for next or to their ends."""
     asked = []
     for course, answer in zip(rows, answers, strict=True):
@@ -308,8 +313,8 @@ def _stacked(runs: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.nn.functional.pad(run, (0, most - run.numel())) for run in runs])
 
 
-def _by_member(runs: Sequence[Tensor], like: Sequence[Payload]) -> list[list[Payload]]:
-    each = [unpacked(run, like) for run in runs]
+def _by_member(runs: Sequence[Tensor], likes: Sequence[Sequence[Payload]]) -> list[list[Payload]]:
+    each = [unpacked(run, like) for run, like in zip(runs, likes, strict=True)]
     return [list(member) for member in zip(*each, strict=True)]
 
 

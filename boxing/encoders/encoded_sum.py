@@ -23,6 +23,8 @@ from .encoder import (
     GatheredPayloads,
     KeptTensors,
     PieceCuts,
+    PlaceAmong,
+    PlacedCourse,
     Request,
     Summed,
     SummedPieces,
@@ -90,11 +92,11 @@ class EncodedSum:
             at = at * self.place.shape[axis] + coords[axis]
         return at
 
-    def course(self, value: Tensor, kept: KeptTensors, rank: int, encoder: Encoder | None = None) -> EncoderCourse:
-        by = encoder or self.encoder
+    def course(self, value: Tensor, kept: KeptTensors, rank: int, encoder: Encoder | None = None) -> PlacedCourse:
+        by, here = encoder or self.encoder, self.place_of(rank)
         if self.cuts:
-            return by.course_in_pieces(value, kept, PieceCuts(self.cuts, self.place_of(rank)))
-        return by.course(value, kept, self.ranks)
+            return _placed(by.course_in_pieces(value, kept, PieceCuts(self.cuts, here)), here)
+        return _placed(by.course(value, kept, self.ranks), here)
 
     def dry_run(self, encoder: Encoder) -> tuple[tuple["EncodedRound", ...], KeptTensors]:
         """The exchanges that it asks for at first by an encoder, and what is kept of it, without values."""
@@ -111,12 +113,30 @@ class EncodedSum:
             found.append(one)
 
 
+def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
+    """A course on the rank that has this place among those that add up: what is left are its exchanges."""
+    answer = None
+    while True:
+        try:
+            asked = course.send(answer)
+        except StopIteration as end:
+            made: tuple[Tensor, KeptTensors] = end.value
+            return made
+        answer = here if isinstance(asked, PlaceAmong) else (yield asked)
+
+
 class EncodedRound(NamedTuple):
-    """An exchange of one tensor: elements of a sum or bytes of a payload, for each rank where it deals."""
+    """An exchange of one tensor: elements of a sum, elements or bytes for each rank that it deals to, or bytes of the
+    payload of each rank that it gathers from."""
 
     kind: type[Request]
     dtype: torch.dtype
     sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the rank that has most, to all others of them."""
+        return (max if self.kind is GatheredPayloads else sum)(self.sizes) * self.dtype.itemsize
 
 
 def _round(asked: Request, ranks: int) -> tuple[EncodedRound, Any]:
@@ -127,7 +147,8 @@ def _round(asked: Request, ranks: int) -> tuple[EncodedRound, Any]:
         sizes = tuple(x.numel() for x in asked.pieces)
         return EncodedRound(SummedPieces, asked.pieces[0].dtype, sizes), asked.pieces[0]
     if isinstance(asked, GatheredPayloads):
-        return EncodedRound(GatheredPayloads, torch.uint8, (nbytes([asked.payload]),)), [asked.payload] * ranks
+        each = asked.like or [asked.payload] * ranks
+        return EncodedRound(GatheredPayloads, torch.uint8, tuple(nbytes([x]) for x in each)), list(each)
     sizes = tuple(nbytes([payload]) for payload in asked.payloads)
     return EncodedRound(Dealt, torch.uint8, sizes), [asked.payloads[0]] * ranks
 
@@ -141,7 +162,7 @@ def rounds(src: Layout, dst: Layout, encoder: Encoder, axes: tuple[int, ...]) ->
 def payload_bytes(src: Layout, dst: Layout, encoding: Encoding) -> int:
     """The bytes of a tensor as it is encoded, by which buckets are filled."""
     each = rounds(src, dst, encoding.encoder, encoding.axes)
-    return sum(sum(one.sizes) * one.dtype.itemsize for one in each)
+    return sum(one.bytes for one in each)
 
 
 def kept_bytes(src: Layout, dst: Layout, encoding: Encoding, rank: int) -> int:

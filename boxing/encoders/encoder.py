@@ -22,8 +22,8 @@ from ...sbp import Layout
 from ..plan import BoxingPlan
 
 __all__ = [
-    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptTensors", "Payload", "PieceCuts", "Request", "Summed",
-    "SummedPieces",
+    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptTensors", "Payload", "PieceCuts", "PlaceAmong",
+    "PlacedCourse", "Request", "Summed", "SummedPieces", "share_bounds",
 ]  # fmt: skip
 
 Payload: TypeAlias = tuple[Tensor, ...]
@@ -43,15 +43,21 @@ class SummedPieces(NamedTuple):
 
 
 class GatheredPayloads(NamedTuple):
-    """Asks for the payloads of all ranks, in their order."""
+    """Asks for the payloads of all ranks, in their order. Where they are not of one shape, `like` has one of each rank,
+    whose values say nothing."""
 
     payload: Payload
+    like: Sequence[Payload] = ()
 
 
 class Dealt(NamedTuple):
     """Hands each rank a payload, and asks for those that all ranks have for this one."""
 
     payloads: Sequence[Payload]
+
+
+class PlaceAmong(NamedTuple):
+    """Asks for the place of this rank among those that add up, which is sent nowhere."""
 
 
 class PieceCuts(NamedTuple):
@@ -66,7 +72,8 @@ class PieceCuts(NamedTuple):
 
 
 Request: TypeAlias = Summed | SummedPieces | GatheredPayloads | Dealt
-EncoderCourse: TypeAlias = Generator[Request, Any, tuple[Tensor, KeptTensors]]
+EncoderCourse: TypeAlias = Generator[Request | PlaceAmong, Any, tuple[Tensor, KeptTensors]]
+PlacedCourse: TypeAlias = Generator[Request, Any, tuple[Tensor, KeptTensors]]  # on a rank whose place is known
 
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -99,26 +106,24 @@ class Encoder:
         if self.twice:
             return (yield from self._in_shares(value, kept, ranks))
         wanted = value + kept["error"] if "error" in kept else value
-        payload = self.encode(wanted)
-        left = {"error": wanted - self.decode(payload, wanted)} if self.feedback else {}
+        payload = self._payload(wanted)
+        left = {"error": wanted - self._decoded(payload, wanted)} if self.feedback else {}
         everybody = yield GatheredPayloads(payload)
-        return self.summed(everybody, wanted), left
+        return self._summed(everybody, wanted), left
 
     def course_in_pieces(self, value: Tensor, kept: KeptTensors, cuts: PieceCuts) -> EncoderCourse:
         """The way of an addend to this rank's piece of the sum, and what is kept for the next."""
         wanted = value + kept["error"] if "error" in kept else value
         pieces = cuts.of(wanted)
-        payloads = [self.encode(x.contiguous()) if x.numel() else (_nothing(x),) for x in pieces]
+        payloads = [self._payload(x.contiguous()) for x in pieces]
         left = {}
         if self.feedback:
             error = wanted.clone()
             for piece, payload, rest in zip(pieces, payloads, cuts.of(error), strict=True):
-                if piece.numel():  # one that several ranks have is sent to each, and left out once
-                    rest.copy_(piece - self.decode(payload, piece))
+                rest.copy_(piece - self._decoded(payload, piece))  # of a piece that several ranks have, once
             left["error"] = error
-        mine = pieces[cuts.here]
         come = yield Dealt(payloads)
-        return self.summed(come, mine) if mine.numel() else mine.clone(), left
+        return self._summed(come, pieces[cuts.here]), left
 
     @property
     def cuts(self) -> bool:
@@ -134,17 +139,31 @@ class Encoder:
         return total.to(like.dtype)
 
     def _in_shares(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
+        here = yield PlaceAmong()
         wanted = value + kept["error"] if "error" in kept else value
-        size = -(-wanted.numel() // ranks)
-        rows = torch.nn.functional.pad(wanted.reshape(-1), (0, ranks * size - wanted.numel())).view(ranks, size)
-        payloads = [self.encode(row) for row in rows]
-        sent = torch.stack([self.decode(payload, row) for payload, row in zip(payloads, rows, strict=True)])
-        mine = self.summed((yield Dealt(payloads)), rows[0])
+        shares = [wanted.reshape(-1)[a:b] for a, b in share_bounds(wanted.numel(), ranks)]
+        payloads = [self._payload(x) for x in shares]
+        mine = self._summed((yield Dealt(payloads)), shares[here])
         mine = mine + kept["share"] if "share" in kept else mine
-        payload = self.encode(mine)
-        left = {"error": _like(rows - sent, value), "share": mine - self.decode(payload, mine)} if self.feedback else {}
-        everybody = yield GatheredPayloads(payload)
-        return _like(torch.stack([self.decode(each, mine) for each in everybody]), value), left
+        payload, left = self._payload(mine), {}
+        if self.feedback:
+            sent = self._behind_each_other(payloads, shares).view(value.shape)
+            left = {"error": wanted - sent, "share": mine - self._decoded(payload, mine)}
+        everybody = yield GatheredPayloads(payload, payloads)
+        return self._behind_each_other(everybody, shares).view(value.shape), left
+
+    def _behind_each_other(self, payloads: Sequence[Payload], shares: Sequence[Tensor]) -> Tensor:
+        return torch.cat([self._decoded(payload, like) for payload, like in zip(payloads, shares, strict=True)])
+
+    def _payload(self, value: Tensor) -> Payload:
+        """An encoder is asked of something alone: a mean, a largest one or a scale of nothing is none."""
+        return self.encode(value) if value.numel() else (value.new_empty(0, dtype=torch.uint8),)
+
+    def _decoded(self, payload: Payload, like: Tensor) -> Tensor:
+        return self.decode(payload, like) if like.numel() else like
+
+    def _summed(self, payloads: Sequence[Payload], like: Tensor) -> Tensor:
+        return self.summed(payloads, like) if like.numel() else like.clone()
 
     @property
     def steady(self) -> "Encoder":
@@ -178,10 +197,12 @@ class Encoder:
         return f"{self.name or type(self).__name__}({given})"
 
 
-def _nothing(like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.uint8)
+def share_bounds(numel: int, ranks: int) -> list[tuple[int, int]]:
+    """Where the share of each rank begins and ends in a tensor that is summed twice. Shares are cut as they are, and
+    never filled up: an encoder would count what they are filled with.
 
-
-def _like(rows: Tensor, value: Tensor) -> Tensor:
-    """Rows of shares as the tensor that they were cut of."""
-    return rows.reshape(-1)[: value.numel()].view(value.shape)
+    >>> share_bounds(7, ranks=3), share_bounds(2, ranks=3)
+    ([(0, 3), (3, 6), (6, 7)], [(0, 1), (1, 2), (2, 2)])
+    """
+    size = -(-numel // ranks)
+    return [(min(rank * size, numel), min((rank + 1) * size, numel)) for rank in range(ranks)]

@@ -15,9 +15,9 @@ from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout, State
 from ..box import box
-from .encoder import KeptTensors
+from .encoder import KeptTensors, share_bounds
 
-__all__ = ["KeptErrors", "KeptRows", "KeptUnder", "unshared"]
+__all__ = ["KeptErrors", "KeptRows", "KeptUnder", "left_out", "unshared"]
 
 
 class KeptRows(NamedTuple):
@@ -120,7 +120,7 @@ def _followed(held: KeptRows, lies: Layout) -> Sequence[KeptTensors]:
     if was.state == lies.state:  # in another order of memory, or dtype
         return [{name: _as(x, was, lies) for name, x in kept.items()} for kept in held.ranks]
     rows: list[dict[str, Tensor]] = [{"steps": kept["steps"]} if "steps" in kept else {} for kept in held.ranks]
-    left = [_left_out(kept, was, rank) for kept, rank in zip(held.ranks, here, strict=True)]
+    left = [left_out(kept, was, rank) for kept, rank in zip(held.ranks, here, strict=True)]
     momenta = [kept["momentum"] for kept in held.ranks if "momentum" in kept]
     ways = ("error", left, was, lies), ("momentum", momenta, _whole(was), _whole(lies))
     for name, parts, src, dst in ways:
@@ -144,38 +144,43 @@ def unshared(kept: KeptTensors, lies: Layout, rank: int) -> KeptTensors:
     """The same, with what was left out of a share of the sum in the error of the addend."""
     if "share" not in kept:
         return kept
-    left = _left_out(kept, lies, rank)
+    left = left_out(kept, lies, rank)
     rest = {name: x for name, x in kept.items() if name not in ("error", "share")}
     return rest if left is None else {**rest, "error": left}
 
 
-def _left_out(kept: KeptTensors, lies: Layout, rank: int) -> Tensor | None:
+def left_out(kept: KeptTensors, lies: Layout, rank: int) -> Tensor | None:
     """All that a rank left out, of its addend and of its share of the sum, as an addend."""
     error, share = kept.get("error"), kept.get("share")
     if error is None or share is None:
         return error
+    begin, end = _share(lies, rank)
+    rest = torch.zeros_like(error).reshape(-1)
+    rest[begin:end] = share
+    return error + rest.view(error.shape)
+
+
+def _share(lies: Layout, rank: int) -> tuple[int, int]:
+    """Where the share of a rank begins and ends in its addend."""
     place, at, ranks = lies.placement, 0, 1
     for axis in lies.state.partial:
         at, ranks = at * place.shape[axis] + place.coords(rank)[axis], ranks * place.shape[axis]
-    rows = share.new_zeros(ranks, share.numel())
-    rows[at] = share
-    return error + rows.reshape(-1)[: error.numel()].view(error.shape)
+    return share_bounds(prod(lies.local_shape(rank)), ranks)[at]
 
 
 def _rows(held: KeptRows) -> dict[str, Any]:
     """All that is kept of a tensor as tensors with a row for each rank; those of uneven shards have zeros behind."""
     place = held.lies.placement
     found: dict[str, Any] = {"lies": _text(held.lies), "by": held.by}
-    most = max(prod(held.lies.local_shape(rank)) for rank in place.flat)
+    sizes = {"error": max(prod(held.lies.local_shape(rank)) for rank in place.flat)}
+    sizes["share"] = max(end - begin for begin, end in (_share(held.lies, rank) for rank in place.flat))
     for name in sorted(held.ranks[0]) if held.ranks else ():
         parts = [kept[name].reshape(-1) for kept in held.ranks]
-        size = (
-            max(most, parts[0].numel()) if len({x.numel() for x in parts}) > 1 or name == "error" else parts[0].numel()
-        )
+        size = sizes.get(name) or max(x.numel() for x in parts)
         axes = tuple(range(place.ndim))
         layout = Layout(place, State((axes, ())), (place.size, size), parts[0].dtype)
         rows = [torch.nn.functional.pad(x, (0, size - x.numel())).view(1, -1) for x in parts]
-        found[name] = layout, tuple(rows), tuple(held.ranks[0][name].shape)
+        found[name] = layout, tuple(rows), (size,) if name == "share" else tuple(held.ranks[0][name].shape)
     return found
 
 
@@ -193,7 +198,9 @@ def _read(name: str, rows: Mapping[str, Any], lies: Layout, by: str) -> KeptRows
         for what, value in rows.items():
             if what not in ("lies", "by"):
                 whole, shape = value
-                shape = lies.local_shape(rank) if what == "error" else shape
+                if what in ("error", "share"):  # of each rank as large as what it is of
+                    begin, end = _share(lies, rank)
+                    shape = lies.local_shape(rank) if what == "error" else (end - begin,)
                 where = "cpu" if what == "steps" else device(place, rank)
                 mine[what] = whole[at, : prod(shape)].reshape(tuple(shape)).to(where, copy=True)
         found.append(mine)

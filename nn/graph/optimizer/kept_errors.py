@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim import Optimizer
 
-from ....boxing.encoders.kept import KeptErrors
+from ....boxing.encoders.kept import KeptErrors, left_out
 from ....placement.errors import SbpError
-from ....placement.world import world
+from ....placement.world import owned, world
 from ...tensors.tensor import GlobalTensor, wrap
 
 __all__ = ["StepErrors", "keeps_errors", "refuse_unsaved"]
@@ -46,13 +46,16 @@ class StepErrors:
         return iter(self.kept)
 
     def error(self, name: str) -> GlobalTensor:
-        """The error of a gradient: addends, each kept on its rank, of which the sum is still to be added."""
+        """The error of a gradient: addends, each kept on its rank, of which the sum is still to be added. What a rank
+        left out of its share of a sum that is encoded twice is in its addend."""
         held = self.kept.rows_of(name)
         if held is None:
             raise SbpError(
                 f"nothing is kept of {name!r}\n  there are errors of {', '.join(self.kept) or 'nothing yet'}"
             )
-        shards = tuple(kept["error"] for kept in held.ranks if "error" in kept)
+        here = owned(held.lies.placement)
+        each = [left_out(kept, held.lies, rank) for kept, rank in zip(held.ranks, here, strict=True)]
+        shards = tuple(x for x in each if x is not None)
         if len(shards) != len(held.ranks):
             raise SbpError(f"{held.by} keeps no error of {name}\n  it may have feedback=False, or not have begun yet")
         return wrap(shards or (torch.empty(0, dtype=held.lies.dtype),), held.lies)
