@@ -17,7 +17,7 @@ from ...graph.choose.parameters import exact_of
 from ...graph.optimizer.adopt import owner_of, served, states_at_rest
 from ...graph.optimizer.late_mean import put_mean, wide, wide_dtype
 from ...graph.optimizer.on_shards import forget
-from ...graph.optimizer.trained import Trained
+from ...graph.optimizer.trained import Trained, lies_beside
 from ...model.values.same_values import ranks_of
 from ...tensors.tensor import GlobalTensor
 from ..trees import Json, decoded
@@ -25,8 +25,6 @@ from .owners import HeldParameter
 from .saved_states import LATE_MEAN, MASTER, STATE
 
 __all__ = ["LoadedStates", "wide_weight"]
-
-COUNTS = {"step", "mu_product", "eta", "mu"}  # without dims, whatever dims the parameter has
 
 
 def wide_weight(tensors: Mapping[str, Pieced], name: str) -> Pieced:
@@ -131,7 +129,7 @@ def _steps_on_device(optimizer: Optimizer, value: Tensor) -> bool:
 
 def _read(of: Pieced, beside: Tensor, exact: torch.dtype, files: Reading, into: object, *, on_device: bool) -> Tensor:
     """A tensor of a state, as it is to lie beside its parameter: in its dtype, if it was in that of the weight."""
-    like = of.shape == tuple(beside.shape) and of.name.rpartition(".")[2] not in COUNTS
+    like = lies_beside(of.name.rpartition(".")[2], of.shape, beside.shape)
     with_dims = bool(of.shape) or like
     dtype = beside.dtype if of.dtype is exact and of.dtype.is_floating_point and with_dims else of.dtype
     if isinstance(beside, GlobalTensor) and with_dims:

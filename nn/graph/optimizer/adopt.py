@@ -21,7 +21,7 @@ from ..choose.parameters import became, building
 from .late_mean import carry_mean
 from .on_shards import ALONE, forget
 from .settle import settle
-from .trained import Trained, alike
+from .trained import Trained, alike, lies_beside
 
 __all__ = [
     "adopt", "clip", "hand_over", "has_hooks", "owned_by", "owner_of", "refuse_closures", "served", "states_at_rest",
@@ -246,16 +246,16 @@ def _lies_as(value: GlobalTensor, trained: Trained) -> bool:
 
 def states_at_rest(state: Mapping[str, Any], trained: Trained) -> Mapping[str, Any]:
     """All that an optimizer keeps for a parameter, as it lies from now on."""
-    made = {name: _state(part, trained) for name, part in state.items()}
+    made = {name: _state(name, part, trained) for name, part in state.items()}
     return made if trained.host is None else trained.host.kept(made)
 
 
-def _state(part: Any, trained: Trained) -> Any:
+def _state(name: str, part: Any, trained: Trained) -> Any:
     """The state that an optimizer keeps for a parameter, as it lies from now on."""
     of = trained.held
-    if not isinstance(part, Tensor) or part.ndim == 0:
+    like = isinstance(part, Tensor) and lies_beside(name, part.shape, of.shape)  # else Adafactor's, by rows and columns
+    if not isinstance(part, Tensor) or not (part.ndim or like):
         return part
-    like = tuple(part.shape) == of.shape  # else as Adafactor's, for rows and columns
     if not like and isinstance(part, GlobalTensor):
         return part
     state = of.state if like else State(((),) * part.ndim)

@@ -19,6 +19,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from ....placement.world import owned
 from ....sbp import Layout
 from ...tensors.tensor import GlobalTensor, wrap
+from .trained import lies_beside
 
 __all__ = ["ALONE", "forget", "step_on_shards"]
 
@@ -147,13 +148,13 @@ class _Shards:
             held = [self.mine.get(shard) for shard in x._shards]
             if x not in self.state and all(held):
                 parts = [each for each in held if each is not None]
-                self.state[x] = {name: _shown(x, [each[name] for each in parts]) for name in parts[0]}
+                self.state[x] = {name: _shown(name, x, [each[name] for each in parts]) for name in parts[0]}
         self.count = len(self.state)
 
 
-def _shown(x: GlobalTensor, parts: list[Any]) -> Any:
+def _shown(name: str, x: GlobalTensor, parts: list[Any]) -> Any:
     one, of = parts[0], x._layout
-    if not isinstance(one, Tensor) or one.shape != x._shards[0].shape or not one.ndim:
+    if not isinstance(one, Tensor) or not lies_beside(name, one.shape, x._shards[0].shape):
         return one
     with torch.no_grad():
         return wrap(tuple(parts), Layout(of.placement, of.state, of.shape, one.dtype))

@@ -21,7 +21,7 @@ from ...tensors import seeds
 from ...tensors.tensor import GlobalTensor, wrap
 from ..host.states import KeptState
 from .on_shards import ALONE
-from .trained import Trained, on_host
+from .trained import Trained, lies_beside, on_host
 
 __all__ = ["step_on_whole"]
 
@@ -92,9 +92,10 @@ class _Whole:
         return kept
 
     def rested(self, name: str, part: Any) -> Any:
-        if not isinstance(part, Tensor) or not part.ndim:
+        of = self.of.held
+        like = isinstance(part, Tensor) and lies_beside(name, part.shape, of.shape)
+        if not isinstance(part, Tensor) or not (part.ndim or like):
             return part
-        of, like = self.of.held, tuple(part.shape) == self.of.held.shape
         state = of.state if like else State(((),) * part.ndim)
         lies = Layout(of.placement, state, tuple(part.shape), part.dtype)
         held, new = self.held.get(name), _cut(part.detach(), lies)

@@ -6,6 +6,7 @@ Of these only the ends that differ are moved: where all are alike, the master is
 offloaded rests on the hosts of its devices.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -21,7 +22,9 @@ from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import taken_exact
 from ..host.states import StateMemory
 
-__all__ = ["Trained", "alike", "on_host"]
+__all__ = ["Trained", "alike", "lies_beside", "on_host"]
+
+COUNTS = {"step", "mu_product", "eta", "mu"}  # without dims, whatever dims the parameter has
 
 
 class Trained:
@@ -224,6 +227,16 @@ def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
             return None
         found.append(tuple(slice(b[0][0] - a[0][0], b[0][1] - a[0][0]) for a, b in zip(held, wanted, strict=True)))
     return found or None  # who owns none has a token in the place of shards
+
+
+def lies_beside(name: object, kept: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether what an optimizer keeps under a name, of these sizes, lies as its parameter does: it has an element for
+    each of that. Counts are plain numbers; beside a parameter without dims only their names tell them apart.
+
+    >>> lies_beside("exp_avg", (3, 4), (3, 4)), lies_beside("exp_avg", (), ()), lies_beside("step", (), ())
+    (True, True, False)
+    """
+    return tuple(kept) == tuple(shape) and (bool(shape) or name not in COUNTS)
 
 
 def alike(a: Layout, b: Layout) -> bool:

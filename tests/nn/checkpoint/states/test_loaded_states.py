@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import (
     ASGD,
     LBFGS,
@@ -251,3 +251,59 @@ def test_states_of_a_weight_without_dims_lie_as_it_does(tmp_path: Path, name: st
     narrow, optimizer3 = made(torch.bfloat16)
     flow.load(tmp_path / "a", narrow, optimizer=optimizer3)
     trained(narrow, optimizer3)
+
+
+class Scaled(nn.Module):
+    """A layer, and a parameter without dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) * self.scale
+        return y
+
+
+def clipped(model: nn.Module, optimizer: Optimizer, at: int) -> None:
+    square_loss(model, *numbers(at)).backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("after", ["clipped", "graph"])
+@pytest.mark.parametrize("before", ["plain", "graph", "loaded", "noted"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
+def test_a_parameter_without_dims_goes_on_wherever_its_states_come_from(
+    tmp_path: Path, name: str, before: str, after: str
+) -> None:
+    one, other = Scaled().double(), Scaled().double().to("meta" if before == "noted" else "cpu")
+    optimizer, mine = OPTIMIZERS[name](one), OPTIMIZERS[name](other)
+    train = flow.compile(other, square_loss, mine, placement=LINE) if before == "graph" else None
+    for at in range(2):
+        plain_step(one, optimizer, at)
+        train(*numbers(at)) if train else plain_step(other, mine, at) if before == "plain" else None
+    if before in ("loaded", "noted"):
+        flow.save(tmp_path / "a", one, optimizer=optimizer)
+        flow.load(tmp_path / "a", other, optimizer=mine)
+    (clipped if after == "clipped" else plain_step)(one, optimizer, 2)
+    limit = 0.01 if after == "clipped" else None
+    flow.compile(other, square_loss, mine, placement=GRID if before != "graph" else LINE, clip_grad_norm=limit)(
+        *numbers(2)
+    )
+    close(all_of(other, mine), all_of(one, optimizer), 1e-9)
+
+
+def test_a_parameter_without_dims_is_stepped_eagerly_after_a_graph() -> None:
+    one, other = Scaled().double(), Scaled().double()
+    optimizer, mine = AdamW(one.parameters()), AdamW(other.parameters())
+    plain_step(one, optimizer, 0)
+    flow.compile(other, square_loss, mine, placement=LINE)(*numbers(0))
+    plain_step(one, optimizer, 1)
+    x, y = (flow.tensor(part, placement=LINE, sbp=B) for part in numbers(1))
+    square_loss(other, x, y).backward()  # type: ignore[no-untyped-call]
+    mine.step()
+    close(all_of(other, mine), all_of(one, optimizer), 1e-9)
