@@ -197,6 +197,14 @@ class Call:
         """The tensor inputs in the schema's order, lists taken apart; absent ones and numbers are not among them."""
         return tuple(tensors_in(list(self.bound.values())))
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether it draws random numbers; attention and dropout that are told not to do not."""
+        if torch.Tag.nondeterministic_seeded not in self.op.tags:
+            return False
+        off = ("dropout_p", 0), ("train", False), ("training", False)
+        return all(self.bound.get(name) != value for name, value in off)
+
 
 @dataclass(frozen=True, eq=False)
 class Match:

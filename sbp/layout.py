@@ -8,7 +8,7 @@ lies as the *dual* of the tensor; a B is of two kinds, since ranks may each hold
 """
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from math import prod
 from threading import Lock
 from typing import Any
@@ -24,7 +24,7 @@ from .signature import B, P, Partial, S, Sbp, Split
 from .state import Lie, Runs, Spans, State, state_of
 from .text import SbpLike, signature
 
-__all__ = ["Layout", "RunLayout", "layout", "memory_gaps", "memory_order"]
+__all__ = ["Layout", "RunLayout", "dense_strides", "layout", "memory_gaps", "memory_order"]
 
 _interned: "WeakValueDictionary[tuple[object, ...], Layout]" = WeakValueDictionary()
 _lock = Lock()
@@ -142,7 +142,7 @@ class Layout:
         >>> rows.strides, rows.in_order((0, 2, 1)).strides
         ((12, 4, 1), (12, 1, 3))
         """
-        return self.gaps or _dense(self.shape, self.order)
+        return self.gaps or dense_strides(self.shape, self.order)
 
     @property
     def in_rows(self) -> bool:
@@ -245,11 +245,14 @@ def memory_order(t: torch.Tensor) -> tuple[int, ...]:
     >>> memory_order(torch.empty(2, 3, 4).mT), memory_order(torch.empty(2, 3))
     ((0, 2, 1), ())
     """
-    if t.is_contiguous():
-        return ()
-    like = torch.empty_like(torch.empty_strided(t.shape, t.stride(), device="meta"))
+    return () if t.is_contiguous() else _order(tuple(t.shape), t.stride())
+
+
+@lru_cache(4096)
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    like = torch.empty_like(torch.empty_strided(shape, strides, device="meta"))
     strides = like.stride()
-    return () if like.is_contiguous() else tuple(sorted(range(t.ndim), key=lambda d: -strides[d]))
+    return () if like.is_contiguous() else tuple(sorted(range(len(shape)), key=lambda d: -strides[d]))
 
 
 def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
@@ -261,10 +264,11 @@ def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
     """
     if t.is_contiguous() or not t.numel():
         return ()
-    return () if t.stride() == _dense(t.shape, memory_order(t)) else t.stride()
+    return () if t.stride() == dense_strides(t.shape, memory_order(t)) else t.stride()
 
 
-def _dense(shape: Sequence[int], order: tuple[int, ...]) -> tuple[int, ...]:
+def dense_strides(shape: Sequence[int], order: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps whose dims lie in memory in this order."""
     found, step = [0] * len(shape), 1
     for d in reversed(order or range(len(shape))):
         found[d] = step

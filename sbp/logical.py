@@ -4,9 +4,10 @@ Values are numbered: first the sources, then what the ops make. Every op is func
 as a new value, and what a buffer holds after the step is in `writes`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from .call import Call, Ref, fill, in_order, refs_in, renumbered
 from .signature import Sbp
 from .state import State, Window
 from .text import Pin
+from .traits import traits
 
 __all__ = [
     "Fixed",
@@ -175,6 +177,25 @@ class LogicalOp:
         """The placement where an input is wanted, if the call runs there."""
         return self.fixed.place(slot, there) if self.fixed else there
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return Call(self.op, self.args, self.kwargs, ()).draws
+
+    def without_values(self, fakes: Mapping[int, Tensor], fresh: Iterator[int]) -> list["LogicalOp"]:
+        """The same draw of numbers that nobody reads, nor draws again, and before it what it is drawn for."""
+        origin = replace(self.origin, recompute="", offload=None)
+        mine = replace(self, origin=origin, lies=None)
+        if not {"unread", "drops"} & traits(self.name):
+            return [mine]
+        new = {n: next(fresh) for n in dict.fromkeys(self.inputs)}
+        empties = []
+        for n, number in new.items():
+            like, kwargs = fakes[n], {"dtype": fakes[n].dtype, "device": fakes[n].device}
+            args, empty = ([*like.shape], [*like.stride()]), torch.ops.aten.empty_strided.default
+            empties.append(LogicalOp(empty, args, kwargs, (like,), (number,), False, origin, self.placement))
+        return [*empties, mine.of(new)]
+
     def of(self, values: Mapping[int, int], **changes: Any) -> "LogicalOp":
         """The same call of other values, where `values` tells another, and with these fields changed."""
         args, kwargs = renumbered((self.args, self.kwargs), values)
@@ -262,6 +283,18 @@ class Logical:
             if not used.isdisjoint(op.numbers):
                 used.update(op.inputs)
                 kept.append(op)
+        return replace(self, ops=tuple(kept[::-1]))
+
+    def needed(self, fakes: Mapping[int, Tensor]) -> "Logical":
+        """The same, but for ops that draw random numbers: those who draw after them would draw others. Where they read
+        no values, they are given tensors without, so that what makes their inputs is left out."""
+        used, kept, fresh = {*self.ends}, list[LogicalOp](), count(max(fakes, default=-1) + 1)
+        for op in reversed(self.ops):
+            made = [op]
+            if used.isdisjoint(op.numbers):
+                made = op.without_values(fakes, fresh) if op.draws else []
+            used.update(n for each in made for n in each.inputs)
+            kept += reversed(made)
         return replace(self, ops=tuple(kept[::-1]))
 
     def call(self, op: LogicalOp, states: tuple[State, ...] = (), sizes: tuple[int, ...] = ()) -> Call:

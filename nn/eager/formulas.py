@@ -96,7 +96,7 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
         return x.drawn()
     seeds.agree(x.placement)
     everywhere = whole_everywhere(fill(whole_like(x)), x.placement)
-    dense = x._layout.in_order(x._layout.order)
+    dense = x._layout.in_order(everywhere._layout.order)
     of = dense.with_state(State(dense.state.dims))
     mine = shards_as(everywhere, of, "random")
     if of.state == everywhere._layout.state and len(mine) == 1:

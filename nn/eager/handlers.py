@@ -305,8 +305,9 @@ def _random(name: str) -> Callable[..., GlobalTensor]:
             seeds.agree(x.placement)
         if any(isinstance(a, Tensor) for a in args):  # bernoulli_(p) with a tensor of probabilities
             args = tuple(a.full_tensor() if isinstance(a, GlobalTensor) else a for a in args)
+        like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)  # gaps change normal numbers
         with torch.no_grad():
-            drawn = getattr(whole_like(x), name)(*args, **kwargs)
+            drawn = getattr(like, name)(*args, **kwargs)
         return x.copy_(whole_everywhere(drawn, x.placement))  # type: ignore[return-value]
 
     return fill
@@ -318,7 +319,7 @@ for _name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "l
 
 def _random_like(name: str) -> Callable[..., Tensor]:
     def draw(x: GlobalTensor, *args: Any, dtype: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory")}
         like = x if dtype is None or dtype is x.dtype else wrap(x._shards, x._layout.with_dtype(dtype))
         with torch.no_grad():
             made = random_like(like, lambda full: getattr(torch, name)(full, *args, **kwargs))

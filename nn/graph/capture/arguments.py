@@ -14,6 +14,7 @@ from ....boxing import box
 from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp import Layout
+from ....sbp.layout import memory_order
 from ....sbp.text import Pin
 from ...model.flows import FlowError
 from ...model.paths import met
@@ -128,17 +129,18 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], modes: tuple[Any, ...]) -> Hashable:
-    """The key of a compiled step: shapes and dtypes of tensors, every other value, and the modes of modules."""
+    """The key of a compiled step: shapes, dtypes and order in memory of tensors, every other value, and the modes of
+    modules."""
     return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]), modes
 
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, GlobalTensor):
         of = value._layout
-        return "global", of.state, of.placement, of.shape, of.dtype, value.requires_grad
+        return "global", of.state, of.placement, of.shape, of.dtype, of.order, value.requires_grad
     if isinstance(value, Tensor):
         check_dense(value, "an argument of a graph")
-        return "tensor", value.shape, value.dtype, value.requires_grad
+        return "tensor", value.shape, value.dtype, memory_order(value), value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, Mapping):

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....placement.errors import SbpError
+from ....sbp.layout import dense_strides, memory_order
 from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
+from ...tensors.tensor import GlobalTensor
 
 __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
@@ -37,13 +39,15 @@ class Constant:
 
 
 def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device; made under a
-    fake mode."""
-    shape, dense = tuple(real.shape), type(real) in (Tensor, nn.Parameter) and real.layout is torch.strided
-    if dense and not real.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(real):
-        made = torch.empty_strided(shape, real.stride(), dtype=dtype or real.dtype, device=device)
-    else:
-        made = torch.empty(shape, dtype=dtype or real.dtype, device=device)
+    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device: its dims lie in
+    memory in the same order. Made under a fake mode."""
+    shape = tuple(real.shape)
+    order: tuple[int, ...] = ()
+    if isinstance(real, GlobalTensor):
+        order = real._layout.order
+    elif real.layout is torch.strided and not real.is_nested:
+        order = memory_order(real)
+    made = torch.empty_strided(shape, dense_strides(shape, order), dtype=dtype or real.dtype, device=device)
     return made.requires_grad_(real.requires_grad)
 
 

@@ -292,7 +292,8 @@ class _Tracing:
 
     def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
         """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
-        whole = Logical((), tuple(self.tape.ops), result, tuple(self.losses), writes, rebuild).pruned()
+        whole = Logical((), tuple(self.tape.ops), result, tuple(self.losses), writes, rebuild)
+        whole = whole.needed(dict(enumerate(self.tape.fakes)))
         used = whole.ends.union(*(op.inputs for op in whole.ops))
         sources = {n: s for n, s in self.sources.items() if s.kind != "constant" or n in used}
         order = {n: at for at, n in enumerate(sorted(sources, key=lambda n: _ORDER[sources[n].kind]))}

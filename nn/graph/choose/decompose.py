@@ -89,7 +89,7 @@ class _Apart:
             self.same[n] = self.same.get(names[m], names[m])
 
     def made(self) -> Logical:
-        return replace(replace(self.logical, ops=()).map(self.same), ops=tuple(self.ops))
+        return replace(replace(self.logical, ops=()).map(self.same), ops=tuple(self.ops)).needed(self.fakes)
 
 
 def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
@@ -113,8 +113,8 @@ def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
         return _rrelu
     if "drops" in said:
         return call.op.decompose
-    if "follows" in said and call.inputs and memory_order(call.inputs[0]):
-        return partial(_drawn_in_memory, call.op)
+    if "unread" in said and call.inputs and (how := _memory(call)) != ((), False):
+        return partial(_drawn_in_memory, call.op, *how)
     if ranks == 1:
         return None
     if "addends" in said or (name == "batch_norm" and call.bound["training"]):
@@ -236,16 +236,42 @@ def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
     with torch.no_grad():
-        slopes = torch.ops.aten.rrelu_with_noise_functional(x.detach(), torch.empty_like(x), lower, upper, True)[1]
+        rows = x.detach().contiguous()  # torch draws row by row here, whatever the order in memory
+        slopes = torch.ops.aten.rrelu_with_noise_functional(rows, torch.empty_like(rows), lower, upper, True)[1]
     scaled: Tensor = x * slopes
     return scaled
 
 
-def _drawn_in_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _memory(call: Call) -> tuple[tuple[int, ...], bool]:
+    """The order of dims in which numbers are drawn for a tensor, and whether they are normal ones for one whose
+    elements do not lie in a row: of these torch draws others."""
+    like = call.outputs[0] if "_like" in call.name else call.inputs[0]
+    normal = call.name in ("normal_functional", "randn_like")
+    return memory_order(like), normal and not like.is_contiguous()
+
+
+def _drawn_in_memory(op: Any, order: tuple[int, ...], apart: bool, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Numbers for a tensor that does not lie row by row, drawn in the order in which its elements do."""
-    order = memory_order(x)
-    made: Tensor = op(x.detach().permute(order), *args, **kwargs)
+    kwargs.pop("memory_format", None)
+    order = order or tuple(range(x.ndim))
+    line = x.detach().permute(order).contiguous()
+    if apart:
+        mean, std = args or (0.0, 1.0)
+        made: Tensor = torch.ops.sbpflow.normal_apart(line, mean, std, kwargs.get("dtype") or x.dtype)
+    else:
+        made = op(line, *args, **kwargs)
     return made.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+@torch.library.custom_op("sbpflow::normal_apart", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _normal_apart(x: Tensor, mean: float, std: float, dtype: torch.dtype) -> Tensor:
+    """Normal numbers as torch draws them for a tensor whose elements do not lie in a row: one by one."""
+    return torch.empty(*x.shape, 2, dtype=dtype, device=x.device)[..., 0].normal_(mean, std).contiguous()
+
+
+@_normal_apart.register_fake
+def _(x: Tensor, mean: float, std: float, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype)
 
 
 def _cast_first(op: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:

@@ -10,9 +10,7 @@ Equal blocks begin and end segments, so that equal layers give equal segments, w
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
-
-import torch
+from typing import TypeAlias
 
 from ....boxing.graph.physical import Box, Op, Physical, vars_in
 from ....placement import Placement
@@ -62,12 +60,8 @@ def made_by(stage: Stage) -> tuple[str, ...]:
 
 
 def draws(op: Op) -> bool:
-    """Whether an op draws random numbers; attention and dropout that are told not to do not."""
-    if torch.Tag.nondeterministic_seeded not in op.op.tags:
-        return False
-    bound: dict[str, Any] = Call(op.op, op.args, op.kwargs, ()).bound
-    off = bound.get("dropout_p", 1) == 0 or bound.get("train", True) is False or bound.get("training", True) is False
-    return not off
+    """Whether an op draws random numbers."""
+    return Call(op.op, op.args, op.kwargs, ()).draws
 
 
 def kept(graph: Physical) -> frozenset[str]:
