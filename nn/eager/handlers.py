@@ -23,7 +23,7 @@ from ..tensors.meeting import adopt, meeting
 from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
-from .formulas import random_like, whole_like
+from .formulas import random_like
 from .moved_views import bring_back
 from .norms import norms
 from .recipe import Recipe, each_rank

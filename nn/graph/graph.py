@@ -17,11 +17,12 @@ from ...placement.errors import PlacementError, SbpError
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
 from .additions import Addition, refuse_other
-from .capture.arguments import key_of, parameter_names
+from .capture.arguments import key_of, own_parameters, parameter_names
 from .capture.packed import padded
 from .captures import Captures
 from .choose.parameters import building
 from .launches import landed
+from .optimizer.adopt import owner_of
 from .optimizer.loss_scale import LossScale
 from .optimizer.nonfinite import SkippedSteps
 from .optimizer.relocation import ModelMove
@@ -67,7 +68,7 @@ class Graph(PlannedViews):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = padded(args), padded(kwargs)
+        args, kwargs = self._taken(args, kwargs)
         step = self.step_for(*args, **kwargs)
         self._runs += 1
         try:
@@ -106,13 +107,18 @@ class Graph(PlannedViews):
         self._last = step
         return step
 
+    def _taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments as a step takes them."""
+        return own_parameters(padded(args), padded(kwargs), self._modules, owner_of)
+
     def plan(self, *args: Any, **kwargs: Any) -> Self:
         """Capture and choose for arguments like these (they may be on meta); returns the graph.
 
         Nothing is run, compiled or made: the model stays as it is, and its parameters may be on meta too. Should it, or
         what is said of it, change before the first run, that one plans anew.
         """
-        self.step_for(*padded(args), **padded(kwargs))
+        args, kwargs = self._taken(args, kwargs)
+        self.step_for(*args, **kwargs)
         return self
 
     def add(self, addition: Addition) -> Self:

@@ -8,7 +8,7 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....boxing import box
 from ....placement.errors import SbpError
@@ -24,7 +24,16 @@ from ...tensors.tensor import GlobalTensor
 from .packed import repacked, unpacked
 from .pytree import replaced
 
-__all__ = ["cutter", "flat", "input_flows", "input_titles", "key_of", "parameter_names", "tensors_by_path"]
+__all__ = [
+    "cutter",
+    "flat",
+    "input_flows",
+    "input_titles",
+    "key_of",
+    "own_parameters",
+    "parameter_names",
+    "tensors_by_path",
+]
 
 
 def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -49,6 +58,49 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     for name, value in kwargs.items():
         look(name, value)
     return found
+
+
+class OwnParameter:
+    """In arguments: a parameter of the graph's own modules stands here. It is no argument of the step, which has it."""
+
+    __slots__ = ("module", "name", "path")
+
+    def __init__(self, path: str, module: nn.Module, name: str) -> None:
+        self.path, self.module, self.name = path, module, name
+
+    @property
+    def value(self) -> Tensor | None:
+        """The module's own now: while it is captured, a stand-in without values."""
+        return self.module._parameters[self.name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnParameter) and (self.path, self.module) == (other.path, other.module)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.module))
+
+
+def own_parameters(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: Callable[[], Mapping[str, nn.Module]],
+    now: Callable[[Tensor], Tensor],
+) -> tuple[Any, Any]:
+    """The arguments with notes where parameters of the modules stand, or what these were before, of which `now` says
+    what they are: a copy of their values would get no gradient, and would not be trained."""
+    if not any(isinstance(x, nn.Parameter) for x in tensors_by_path(args, kwargs).values()):
+        return args, kwargs
+    held: dict[int, OwnParameter] = {}
+    for prefix, root in modules().items():
+        for path, module in root.named_modules(prefix=prefix):
+            for name, value in module._parameters.items():
+                held.setdefault(id(value), OwnParameter(f"{path}.{name}", module, name))
+
+    def put(_: str, x: Tensor) -> Any:
+        return held.get(id(now(x)), x) if isinstance(x, nn.Parameter) else x
+
+    given: tuple[Any, Any] = replaced((tuple(args), dict(kwargs)), put, objects=True)
+    return given
 
 
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -123,6 +175,7 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
         given = [replaced(value, put, str(at), objects=True) for at, value in enumerate(args)]
         named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
+        given, named = replaced((given, named), lambda _, of: of.value, objects=True, kind=OwnParameter)
         return unpacked(function(*repacked(given), **repacked(named)))
 
     return call

@@ -39,8 +39,8 @@ class Constant:
 
 
 def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device: its dims lie in
-    memory in the same order. Made under a fake mode."""
+    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device, where its dims
+    lie in the same order. Made under a fake mode."""
     shape = tuple(real.shape)
     order: tuple[int, ...] = ()
     if isinstance(real, GlobalTensor):

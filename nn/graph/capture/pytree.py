@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 __all__ = ["is_simple", "replaced"]
 
-_OPAQUE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-Change = Callable[[str, Tensor], Any]
+_OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+Change = Callable[[str, Any], Any]
 
 
-def replaced(value: Any, change: Change, path: str = "", *, objects: bool = False) -> Any:
-    """The structure with every tensor replaced by `change(path, tensor)`; with `objects` also those in attributes.
+def replaced(value: Any, change: Change, path: str = "", *, objects: bool = False, kind: type = Tensor) -> Any:
+    """The structure with every tensor replaced by `change(path, tensor)`; with `objects` also those in attributes. With
+    another `kind` that is replaced, and tensors stay.
 
     Classes are kept, as those of named tuples, dataclasses and transformers' outputs.
 
@@ -23,7 +24,7 @@ def replaced(value: Any, change: Change, path: str = "", *, objects: bool = Fals
     >>> replaced({"x": [torch.ones(1), 2]}, lambda path, x: path)
     {'x': ['x.0', 2]}
     """
-    return _Replacing(change, objects).visit(value, path)
+    return _Replacing(change, objects, kind).visit(value, path)
 
 
 def is_simple(value: Any) -> bool:
@@ -36,12 +37,12 @@ def is_simple(value: Any) -> bool:
 
 
 class _Replacing:
-    def __init__(self, change: Change, objects: bool) -> None:
-        self.change, self.objects = change, objects
+    def __init__(self, change: Change, objects: bool, kind: type) -> None:
+        self.change, self.objects, self.kind = change, objects, kind
         self.known: dict[int, tuple[Any, Any]] = {}  # an object may be in several places, or in itself
 
     def visit(self, value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, self.kind):
             return self.change(path, value)
         if isinstance(value, tuple):
             parts = [self.visit(part, _join(path, at)) for at, part in enumerate(value)]

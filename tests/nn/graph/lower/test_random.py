@@ -155,7 +155,7 @@ LAID: dict[str, Callable[[Tensor], Tensor]] = {
     "normal_": lambda x: torch.zeros_like(x).normal_(1, 2),
     "normal_ of a view": lambda x: x.repeat(2, 2)[:, ::2].normal_() * 1,
     "bernoulli_": lambda x: x.clone().bernoulli_(0.3),
-    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu": lambda x: F.rrelu(x.contiguous().T, training=True),
 }
 
 
