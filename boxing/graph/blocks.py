@@ -246,7 +246,9 @@ class _Repeats:
             else:
                 steps.append((known(step.source), made, step.encoder))
         like = self.like
-        sources = tuple((s.kind, like(s.value.layout), like(s.home), like(s.master), s.whole) for s in block.sources)
+        sources = tuple(
+            (s.kind, like(s.value.layout), like(s.home), like(s.master), s.whole, s.once) for s in block.sources
+        )
         backs = tuple(
             (known(back.of), known(back.into), like(back.src), like(back.dst), back.encoder)
             + ((back.encoding.encoder, back.encoding.axes) if back.encoding else ())

@@ -101,7 +101,8 @@ class _Insertion:
         self.values[value.name] = value
         said = source.grads is not None or grads is not of
         apart = grads if trained and said else None, states if trained and states is not of else None
-        return Source(value, source.kind, *apart, offload=source.offload if trained else None)
+        offload, once = (source.offload, stored.once) if trained else (None, False)
+        return Source(value, source.kind, *apart, offload=offload, once=once)
 
     def run(self, scope: _Scope, op: LogicalOp, chosen: Option | Spread, there: Placement) -> None:
         """Put the ops of one call, with the moves that they need before them."""

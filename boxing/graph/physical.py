@@ -53,7 +53,8 @@ class Source:
     A parameter's gradient, and what its optimizer changes and keeps, may lie otherwise and be of another dtype; None:
     as the parameter. Of `states` the changed pieces are moved to where the parameter lies (ZeRO-1). An optimizer that
     looks at more than an element at once has all of it for its step, and so many tensors of its state: `whole`; or one
-    rank has, that keeps its state, the `owner`. With `offload` the optimizer has them on the host.
+    rank has, that keeps its state, the `owner`. With `offload` the optimizer has them on the host. A gradient that goes
+    home `once` is added up over micro-batches where it is made, although it is smaller at home.
     """
 
     value: Value
@@ -63,6 +64,7 @@ class Source:
     whole: int | None = None  # None: it steps on the pieces
     offload: OffloadPlace | None = field(default=None, kw_only=True)
     owner: int | None = field(default=None, kw_only=True)
+    once: bool = field(default=False, kw_only=True)
 
     @property
     def home(self) -> Layout:

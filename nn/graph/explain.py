@@ -105,7 +105,7 @@ def said(taken: Stored | Option | Lie, axes: int) -> str:
         sbp = taken.state.sbp(axes)
         return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
     if isinstance(taken, Stored):
-        lie, grads, states = (said(each, axes) for each in taken)
+        lie, grads, states = (said(each, axes) for each in taken[:3])
         gradient = "" if grads in (lie, states) else f", gradient as {grads}"
         return lie + gradient + ("" if lie == states else f", updated as {states}")
     ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))

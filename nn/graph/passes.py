@@ -185,7 +185,7 @@ class Passes:
                 | input_pins(self.flows, inputs, homes)
                 | {n: of.state for n, of in (kept or {}).items()}
             ),
-            rests=lambda homes: rests_of(self.modules, homes, states=self.learns),
+            rests=lambda homes: rests_of(self.modules, homes, states=self.learns, read=self.read_whole(homes)),
             states=self.states,
             limit=room,
             regather=self.options.backend != "autograd",
@@ -217,6 +217,12 @@ class Passes:
                 "that a step had\n  train in bf16, which has none, or leave the compression out"
             )
         return made
+
+    def read_whole(self, homes: Mapping[str, Placement]) -> set[str]:
+        """The parameters whose gradients optimizers have whole on all ranks for their step."""
+        if not self.whole:
+            return set()
+        return self.whole.keys() - owned_by(self.optimizers, named_values(self.modules), homes).keys()
 
     def _fits_errors(self, graph: Physical, room: float) -> None:
         """Refuse errors for which there is no room: signatures were chosen without them."""

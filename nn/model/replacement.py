@@ -20,7 +20,7 @@ from ..tensors.hooks import Hooks
 from ..tensors.moves import own_shards
 from ..tensors.tensor import GlobalTensor, wrap
 
-__all__ = ["check_replaceable", "replace"]
+__all__ = ["check_replaceable", "has_hooks", "replace"]
 
 _KINDS = (Tensor, nn.Parameter, GlobalTensor, FakeTensor)
 
@@ -46,9 +46,8 @@ def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
         vars(new).update(attributes(old))
     if isinstance(old, nn.Parameter):
         new._is_param = True
-    hooks = _hooks(old)
-    if hooks.calls or hooks.after:
-        new._hooks = hooks
+    if has_hooks(old):
+        new._hooks = _hooks(old)
     new.requires_grad_(old.requires_grad)
     if old.grad is not None and not old.grad.is_meta:
         with torch.no_grad():
@@ -56,6 +55,12 @@ def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
             grad = held if isinstance(held, GlobalTensor) else whole_everywhere(dense(held), new.placement)
             new.grad = wrap(own_shards(grad, there, "gradient"), there)
     return new
+
+
+def has_hooks(value: Tensor) -> bool:
+    """Whether somebody is to be called with its gradient."""
+    hooks = _hooks(value)
+    return bool(hooks.calls or hooks.after)
 
 
 def _hooks(old: Tensor) -> Hooks:

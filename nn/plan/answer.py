@@ -84,7 +84,8 @@ def _chosen(step: Step, given: Assignment | None) -> Iterator[str]:
     trained = {s.value.name: s for s in step.graph.sources if s.kind == "parameter"}
     sources = {name: s for name, s in trained.items() if open_names is None or name in open_names}
     rests: dict[Kind, Rests] = {"weights": {n: _entries(s.value.layout) for n, s in sources.items()}}
-    rests["grads"] = {n: _entries(s.home) for n, s in sources.items() if s.home.state != s.value.layout.state}
+    apart = {n: s for n, s in sources.items() if {s.home.state, s.master.state} != {s.value.layout.state}}
+    rests["grads"] = {n: _entries(s.home) for n, s in apart.items() if not s.once}  # else as where nothing is said
     rests["states"] = {n: _entries(s.master) for n, s in sources.items() if s.master.state != s.value.layout.state}
     for kind, of in rests.items():
         for path, entries, names in _grouped(of, trained):

@@ -126,6 +126,8 @@ def resting(made: Assignment, model: nn.Module, kept: int) -> int:
     for name, value in model.named_parameters():
         cut = {kind: _axes(made, kind, name) for kind in made.rests}
         here = cut["weights"]
+        if name not in made.rests["grads"]:  # those of a step in one go are in pieces as the states
+            cut["grads"] = cut["states"]
         parts = [(here, 1)]
         if value.requires_grad:
             parts += [(here | cut["grads"], 1), (here | cut["states"], kept)]

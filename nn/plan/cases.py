@@ -118,11 +118,14 @@ class Cases:
         """Of each candidate of a parameter whether its weights lie as a plan says, and whether all do."""
         grid = made.grids.whole
         weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
-        said = [weights, *(weights | _entries(made, kind, source) for kind in RESTS)]
+        grads, states = (_entries(made, kind, source) for kind in RESTS)
+        if not grads:  # they go where the states lie
+            grads = {axis: entry for axis, entry in states.items() if weights.get(axis) == B and entry != B}
+        said = [weights, weights | grads, weights | states]
         key = id(candidates), *(tuple(_lying(entries, grid)) for entries in said)
         if key not in self.known:
             lies = [
-                [allows(tuple(_lying(entries, grid)), lie.state) for entries, lie in zip(said, each, strict=True)]
+                [allows(tuple(_lying(entries, grid)), lie.state) for entries, lie in zip(said, each[:3], strict=True)]
                 for each in candidates
                 if isinstance(each, Stored)
             ]

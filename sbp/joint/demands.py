@@ -17,10 +17,12 @@ Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number;
 
 class RestPins(NamedTuple):
     """The words on how a parameter's gradient and what its optimizer keeps lie; on axes that they do not name, as the
-    parameter does. None: nothing is said."""
+    parameter does. None: nothing is said. Such a gradient goes to where the states lie, unless somebody `reads` it
+    whole."""
 
     grads: Said | None = None
     states: Said | None = None
+    reads: bool = False
 
 
 class EncodedWay(Protocol):

@@ -22,11 +22,13 @@ __all__ = ["Sources", "Stored", "stored", "update_seconds"]
 
 
 class Stored(NamedTuple):
-    """How a source lies, how its gradient is brought together, and how the optimizer's state lies."""
+    """How a source lies, how its gradient is brought together, and how the optimizer's state lies; over micro-batches
+    the gradient goes there `once`, behind all, or where that is smaller with each of them."""
 
     lie: Lie
     grads: Lie
     states: Lie
+    once: bool = False
 
 
 class Sources(NamedTuple):
@@ -63,9 +65,9 @@ def stored(
     memory: list[float] = []
     back: list[list[tuple[State, State, int]]] = []
     for state in states:
-        for grads, master in _apart(state, rest, shape, sizes, sharded) if trained else [(state, state)]:
-            found.append(Stored(Lie(state), Lie(grads), Lie(master)))
-            each = zip((state, grads, master), (size, wide, most), strict=True)
+        for grads, master, once in _apart(state, rest, shape, sizes, sharded) if trained else [(state, state, False)]:
+            found.append(Stored(Lie(state), Lie(grads), Lie(master), once))
+            each = zip((state, state if once else grads, master), (size, wide, most), strict=True)
             here, come, there = (local_numel(lie.dims, shape, sizes) * bytes_ for lie, bytes_ in each)
             held = source.kind in ("parameter", "buffer")
             stays = 0 if source.offload else there * kept  # else it is the host's memory
@@ -119,17 +121,32 @@ def _allowed(
 
 def _apart(
     state: State, rest: RestPins, shape: tuple[int, ...], sizes: tuple[int, ...], sharded: bool
-) -> Iterable[tuple[State, State]]:
-    """The pairs in which a gradient and an optimizer's state may lie beside a parameter in this state."""
+) -> Iterable[tuple[State, State, bool]]:
+    """The ways in which a gradient and an optimizer's state may lie beside a parameter in this state, and whether the
+    gradient comes there once."""
     if rest.grads is None and rest.states is None:
-        return ((home, home) for home in (_homes(state, shape, sizes) if sharded else [state]))
+        return ((home, home, False) for home in (_homes(state, shape, sizes) if sharded else [state]))
     free = list(_homes(state, shape, sizes)) if sharded else [state]
-    grads, states = (free if said is None else list(_resting(state, said, shape, sizes)) for said in rest)
+    grads, states = (free if said is None else list(_resting(state, said, shape, sizes)) for said in rest[:2])
+    pairs: Collection[tuple[State, State]]
     if rest.grads is None:  # also as the optimizer wants it, which may be uneven
-        return dict.fromkeys((come, there) for there in states for come in (*grads, *([there] if sharded else ())))
-    if rest.states is None:
-        return dict.fromkeys((come, there) for come in grads for there in (*states, *([come] if sharded else ())))
-    return dict.fromkeys(product(grads, states))
+        pairs = dict.fromkeys((come, there) for there in states for come in (*grads, *([there] if sharded else ())))
+    elif rest.states is None:
+        pairs = dict.fromkeys((come, there) for come in grads for there in (*states, *([come] if sharded else ())))
+    else:
+        pairs = dict.fromkeys(product(grads, states))
+    left = rest.grads is None or not (sharded or any(entry is not None for _, entry in rest.grads))
+    if rest.reads or not left:
+        return ((come, there, False) for come, there in pairs)
+    # Whole it would be summed everywhere, for an update that reads pieces.
+    whole = local_numel(state.dims, shape, sizes)
+    smaller = {there for _, there in pairs if local_numel(there.dims, shape, sizes) < whole}
+    return dict.fromkeys(
+        (there, there, True)
+        if there in smaller and (come == state or (come == there and not sharded))
+        else (come, there, False)
+        for come, there in pairs
+    )
 
 
 def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:

@@ -101,7 +101,7 @@ def _role(graph: Physical, op: Op, name: str, source: Source | None) -> Role:
     if source is None:
         words = tuple(_split(op, used, axis) for axis in axes)
         return Role("", words, tuple(axes.values()), placements=(used.placement,))
-    rest = source.value.layout, source.home, source.master
+    rest = source.value.layout, source.value.layout if source.once else source.home, source.master
     if rest[0].placement is not used.placement:
         rest = used, used, used
     others = [graph.layout(x) for x in op.inputs if x != name]

@@ -73,8 +73,8 @@ class _Reader:
                     steps.append(self.step(line))
                 case BackLine():
                     backs.append(self.back(line))
-                case GraphLine("source", (kind, typed, rests, step, offload)):
-                    sources.append(self.source(kind, typed, rests, step, offload))
+                case GraphLine("source", (kind, typed, rests, once, step, offload)):
+                    sources.append(self.source(kind, typed, rests, once, step, offload))
                 case GraphLine("place", (short, grid)):
                     self.place(short, grid)
                 case GraphLine("graph", (label,)):
@@ -103,6 +103,7 @@ class _Reader:
         kind: Token,
         typed: Typed,
         rests: tuple[WrittenLayout | None, ...],
+        once: bool,
         step: tuple[Token | None, Token | None],
         offload: Token | None,
     ) -> Source:
@@ -117,7 +118,7 @@ class _Reader:
         if owner is not None and owner not in value.layout.placement:
             assert step[1] is not None
             raise Misread(step[1], f"there is no rank {owner} on {value.layout.placement}", "write one that has a part")
-        return Source(value, str(kind), grads, states, many, offload=there, owner=owner)
+        return Source(value, str(kind), grads, states, many, offload=there, owner=owner, once=once)
 
     def step(self, line: CallLine) -> GraphStep:
         args = [self.resolved(arg) for arg in line.args if not isinstance(arg, Keyword)]

@@ -42,7 +42,7 @@ WORDS = {
     "LABEL": "a name", "LBRACE": "'{'",
     "LITERAL": "a value as %x, a number, a text, a list or the like", "LOSS": "'loss'",
     "LPAR": "'('", "LSQB": "'['", "NO_GRAD": "'no_grad'",
-    "NUMBER": "a number", "OFFLOAD": "'offload'", "ON": "'on'", "OP": "an op as linear(...)",
+    "NUMBER": "a number", "OFFLOAD": "'offload'", "ON": "'on'", "ONCE": "'once'", "OP": "an op as linear(...)",
     "OWNER": "'owner'",
     "PLACE": "p0 = ...", "RBRACE": "'}'",
     "RETURN": "'return'", "ROUND": "'round'", "RPAR": "')'", "RSQB": "']'", "SEMICOLON": "';'", "STATES": "'states'",
@@ -157,12 +157,16 @@ class _Build(Transformer[Token, Any]):
         value: Typed,
         grads: WrittenLayout | None,
         states: WrittenLayout | None,
+        once: bool | None,
         many: Token | None,
         owner: Token | None,
         offload: Token | None,
         _end: Token,
     ) -> GraphLine:
-        return GraphLine("source", (kind, value, (grads, states), (many, owner), offload))
+        return GraphLine("source", (kind, value, (grads, states), bool(once), (many, owner), offload))
+
+    def once(self) -> bool:
+        return True
 
     def step(self, *parts: Any) -> CallLine:
         *outputs, (op, args, grad, turn), end = parts

@@ -125,6 +125,7 @@ class _Writer:
     def source(self, source: Source) -> str:
         apart = {"grads": source.grads, "states": source.states}
         said = [f", {kind} {self.near(of, source.value.name)}" for kind, of in apart.items() if of is not None]
+        said += [", once"] * source.once
         said += [f", whole {source.whole}"] * (source.whole is not None)
         said += [f", owner {source.owner}"] * (source.owner is not None)
         said += [f", offload {source.offload}"] if source.offload else []

@@ -1,6 +1,6 @@
 """The modules of a graph: where their parameters live, how these are to lie, and how they are made to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from ...model.fp8 import eights_of
 from ...model.inside import uses_of
 from ...model.offload import saved_offloads, state_offloads
 from ...model.recompute.recomputation import recomputed_of
+from ...model.replacement import has_hooks
 from ...model.replacement import replace as replaced
 from ...model.slots import slots, tied
 from ...model.values.materialise import make_global, plain_slots
@@ -141,12 +142,16 @@ def pins_of(
     return pins | {name: value._layout.state for name, value in lying.items() if name not in far}
 
 
-def rests_of(modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], *, states: bool) -> dict[str, RestPins]:
-    """The parameters of which is said how their gradients lie, or their `states` where there is an optimizer."""
+def rests_of(
+    modules: Mapping[str, nn.Module], homes: Mapping[str, Placement], *, states: bool, read: Collection[str] = ()
+) -> dict[str, RestPins]:
+    """The parameters of which is said how their gradients lie, or their `states` where there is an optimizer; those of
+    `read` are wanted whole, and so are those that hooks are called with."""
     where = _under_all_names(homes, named_values(modules))
+    hooked = {slot.full for slot in slots(modules) if has_hooks(slot.value)}
     grads, kept = (checked_rests(modules, where, kind) for kind in ("grads", "states"))
     return {
-        name: RestPins(grads.get(name), kept.get(name) if states else None)
+        name: RestPins(grads.get(name), kept.get(name) if states else None, name in read or name in hooked)
         for name in {**grads, **(kept if states else {})}
     }
 

@@ -1,7 +1,8 @@
 """Homes of gradients over micro-batches: those that take less memory there are brought home with each of these.
 
 home smaller    as in pieces: moved with every micro-batch, and the pieces are added up (ZeRO-2)
-home as large   as whole: addends are added up where they are made, and brought together once, behind all
+home as large   as whole: addends are added up where they are made, and brought together once, behind all; so are they
+                where nobody said that gradients rest in pieces, and only the update has them so (ZeRO-1)
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ def brought_each_time(graph: Physical, stages: Sequence[Stage], where: Chunks) -
         and back.dst is sources[back.into].home
         and (back.of == back.into or back.of in seen)
         and back.of in chunks
+        and not sources[back.into].once
         and _smaller(back)
     }
 

@@ -160,7 +160,7 @@ def trains(name: str) -> None:
 
 FORMULAS = {  # bytes of a number: weights, gradients, states; each over four ranks or not
     "ddp": (8, 8, 16),
-    "zero1": (8, 8, 16 / 4),
+    "zero1": (8, 8 / 4, 16 / 4),
     "zero2": (8, 8 / 4, 16 / 4),
     "zero3": (8 / 4, 8 / 4, 16 / 4),
 }
@@ -180,7 +180,7 @@ def test_bytes_at_rest_are_those_of_the_formula(name: str) -> None:
 MASTERS = "cast ** to bf16\ncast states ** to fp32\n"  # 2 bytes of weights, 12 of a master and two moments
 MIXED = {  # bytes of a number, as above; gradients are of two bytes, or cast to fp32 too
     "ddp": (2, 1, 12),
-    "zero1": (2, 1, 12 / 4),
+    "zero1": (2, 1 / 4, 12 / 4),
     "zero2": (2, 1 / 4, 12 / 4),
     "zero3": (2 / 4, 1 / 4, 12 / 4),
 }

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow import B
 from sbpflow.boxing.graph.move_table import moves_of
+from sbpflow.placement import cluster
 
-from ..small import GPT, gpt, loss_fn, same_as_one_device
+from ..small import GPT, batches, gpt, loss_fn, same_as_one_device
 
 N = 4
 PLANS = {
@@ -19,9 +21,9 @@ PLANS = {
     "zero3": "grid (data=4)\n**: data=S(0)\n",
 }
 MASTERS = "cast ** to bf16\ncast states ** to fp32\n"
-PER_NUMBER = {"ddp": 16, "zero1": 4 + 12 / N, "zero2": 2 + 14 / N, "zero3": 16 / N}  # mixed precision with Adam
-# Bytes sent, where a sum is a scatter and a gather. ZeRO-1 sums gradients whole here, as they rest; ZeRO-2 does not.
-OF_DATA_PARALLEL = {"ddp": 1.0, "zero1": 1.5, "zero2": 1.0, "zero3": 1.5}
+# Mixed precision with Adam. ZeRO-1 has 4 + 12 / N in the paper: gradients of a step in one go are in pieces as well.
+PER_NUMBER = {"ddp": 16, "zero1": 2 + 14 / N, "zero2": 2 + 14 / N, "zero3": 16 / N}
+OF_DATA_PARALLEL = {"ddp": 1.0, "zero1": 1.0, "zero2": 1.0, "zero3": 1.5}  # bytes sent
 
 
 @pytest.mark.sampled(1)
@@ -59,6 +61,53 @@ def test_gradients_and_weights_send_the_papers_share_of_data_parallelism(name: s
     step, numbers = large(PLANS[name])
     sent = sum(row.total * row.count for row in moves_of(step.physical, step.planned.program.again))
     assert sent / (2 * (N - 1) * numbers * 4) == pytest.approx(OF_DATA_PARALLEL[name], rel=0.02)
+
+
+HOSTS: dict[str, Any] = {"one": "flat", "two": cluster("two_level").with_node(2)}
+
+
+def sent(plan: str, width: int, **options: Any) -> int:
+    """The bytes that a step sends, without losses and the norms by which it clips."""
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width + 1))
+    text, adam = plan + "**: data=B\ninput * <- data=S(0)\n", torch.optim.AdamW(model.parameters())
+    step = flow.compile(model, lambda m, x: m(x).square().mean(), adam, plan=text, **options)
+    step(torch.randn(1024, width))
+    with flow.record() as moves:
+        step(torch.randn(1024, width))
+    return sum(move.plan.total for move in moves if move.op != "same values" and move.plan.src.numel > 16)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("width", [64, 51], ids=["even", "uneven"])
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 4}, {"micro_batches": 4, "clip_grad_norm": 0.01}])
+def test_zero_1_sends_what_data_parallelism_sends(hosts: str, width: int, options: dict[str, Any]) -> None:
+    """Gradients that only the update reads are scattered: once a step, however many micro-batches it has."""
+    with flow.use_cluster(HOSTS[hosts]):
+        wanted = sent(PLANS["ddp"], width, **options)
+        assert sent(PLANS["zero1"], width, **options) == wanted > 0
+        if options:
+            assert sent(PLANS["zero2"], width, **options) > 2 * wanted  # with every micro-batch
+
+
+def test_gradients_that_somebody_reads_whole_are_summed_whole() -> None:
+    """By a hook, or as the plan says."""
+    model, hooked, seen = gpt(), gpt(), list[Tensor]()
+    hooked.head.weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
+    homes = []
+    for each, more in ((model, "grads **: data=B\n"), (hooked, "")):
+        adam = torch.optim.AdamW(each.parameters())
+        step = flow.compile(each, loss_fn, adam, plan=PLANS["zero1"] + more)
+        step(*batches(1)[0])
+        homes.append({s.value.name: s.home.state.split for s in step.physical.sources if s.kind == "parameter"})
+    assert not any(homes[0].values())
+    assert {name for name, cut in homes[1].items() if not cut} == {"head.weight"}
+    assert [grad.sbp for grad in seen] == [(B,)]  # type: ignore[attr-defined]
+
+
+def test_a_plan_found_for_zero_1_says_no_more_than_that() -> None:
+    step, _ = large(PLANS["zero1"])
+    assert "grads" not in str(step.plan)
 
 
 def test_fsdp_gathers_a_layer_twice_and_scatters_its_gradients_once() -> None:

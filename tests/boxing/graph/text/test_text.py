@@ -255,7 +255,9 @@ def any_graph(pick: random.Random) -> Physical:
         grads, states = (any_layout(pick) if pick.random() < 0.5 else None for _ in range(2))
         kind, whole = pick.choice(["input", "parameter", "buffer", "constant"]), pick.choice([None, 0, 2])
         places: list[OffloadPlace | None] = [None, "cpu", "disk"]
-        sources.append(Source(value(), kind, grads, states, whole, offload=pick.choice(places)))
+        sources.append(
+            Source(value(), kind, grads, states, whole, offload=pick.choice(places), once=pick.random() < 0.5)
+        )
     steps: list[GraphStep] = []
     for _ in range(pick.randint(0, 12)):
         names = list(values)

@@ -89,8 +89,9 @@ def test_a_step_is_that_of_one_device(rest: str, where: flow.Placement) -> None:
 
 
 def _resting(rest: str) -> list[Any]:
-    weights, *others = RESTS[rest]
-    return [weights, *(weights if sbp is None else sbp for sbp in others)]
+    weights, grads, states = RESTS[rest]
+    states = states or weights
+    return [weights, grads or (states if weights is WHOLE else weights), states]
 
 
 def _on(source: Source, sbp: dict[str, Sbp]) -> Sbp:
@@ -238,7 +239,7 @@ def test_axes_that_are_not_named_are_as_the_weights() -> None:
     flow.nn.shard(model, {"0": {"tensor": S(0)}})
     flow.nn.shard(model, {"*": {"data": S(0)}}, kind="states")
     step = alike(model, net(4, 16, 3), GRID)
-    assert lies(step, "0.weight") == ["(B, S(0))", "(B, S(0))", "(S(0), S(0))"]
+    assert lies(step, "0.weight") == ["(B, S(0))", "(S(0), S(0))", "(S(0), S(0))"]
     sent = {row.name: row for row in step.explain().moves if row.direction == "update" and row.total}
     update = sent["0.weight and 1 more"]
     assert update.route == "all_gather over data"

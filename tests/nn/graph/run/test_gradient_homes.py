@@ -82,7 +82,7 @@ def test_a_schedule_without_a_flush_is_its_recurrence(rest: str, schedule: str) 
         same(ours, theirs)
 
 
-@pytest.mark.parametrize("rest", ["data parallel", "ZeRO-2", "ZeRO-3", "gradients alone"])
+@pytest.mark.parametrize("rest", ["data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3", "gradients alone"])
 def test_each_rank_adds_up_what_it_keeps(rest: str) -> None:
     """A stage has two layers of 8 x 8 and 8 numbers; in pieces of rows each of two ranks has half."""
     step = alike(rest, "1f1b", 1)
