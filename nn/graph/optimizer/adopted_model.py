@@ -22,7 +22,7 @@ from ..choose.parameters import free_values, globalised, named_values
 from ..compiler.generated_calls import Shards
 from ..host.memory import Folder
 from ..host.states import StateMemory
-from .adopt import adopt, clip, served
+from .adopt import adopt, clip, owner_of, served
 from .followers import Followers
 from .kept_errors import keeps_errors
 from .late_mean import means_of_step, means_put
@@ -65,7 +65,7 @@ class AdoptedModel:
         followers = None
         if move is not None and not move.done:
             homes = {s.value.name: s.home.placement for s in graph.sources}
-            followers = Followers(optimizers, named_values(modules), move, graph.ranks, _left(errors, homes))
+            followers = Followers(optimizers, named_values(modules), move, graph.ranks, _lost_errors(errors, homes))
             relocated(free_values(modules, kept, others), move.lost)
         changed = globalised(modules, kept, others)
         settle(moved)
@@ -73,6 +73,7 @@ class AdoptedModel:
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in kept}  # type: ignore[misc]
         self.slots = [(slot.table, slot.name, slot.value) for slot in slots(modules) if slot.full in kept]
         self.sources = {s.value.name: s for s in graph.sources}
+        self.many, self.stepped = self._stepped()
         mapped = bool(optimizers and graph.losses) and any(s.offload == "disk" for s in graph.sources)
         folder = Folder(graph.name) if mapped else None
         self.trained = {
@@ -101,7 +102,7 @@ class AdoptedModel:
         self.updating = Lock()
 
     def _trained(self, value: GlobalTensor, source: Source, folder: Folder | None) -> Trained:
-        if not self.optimizers:
+        if id(value) not in self.stepped:
             return Trained(value, source.home)
         return Trained(value, source.home, source.master, _host(source, folder))
 
@@ -171,8 +172,8 @@ class AdoptedModel:
         self.update(grads)
 
     def update(self, grads: Mapping[str, Shards]) -> None:
-        """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone. Stages of
-        one process may call it at any time."""
+        """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone.
+        Stages of one process may call it at any time."""
         come = [(self.trained[name], shards) for name, shards in grads.items() if name in self.trained]
         with self.updating:
             if self.scale is not None:
@@ -186,6 +187,10 @@ class AdoptedModel:
                     return
             for name, each in self.pieces.items():
                 each.idle = name not in grads
+            if self.optimizers:
+                if self.many != self._many():
+                    self.many, self.stepped = self._stepped()
+                come = self._left(come, 1.0 if self.scale is None else factor)
             # A parameter's hooks are called with its own gradient, which has to go by it then.
             hooked = any(each.parameter._hooks is not None for each in self.trained.values())
             if hooked or not self.optimizers:
@@ -220,8 +225,25 @@ class AdoptedModel:
             for each in self.pieces.values():
                 each.idle = False
 
+    def _many(self) -> int:
+        """The number of parameters that optimizers hold."""
+        return sum(len(group["params"]) for each in self.optimizers for group in each.param_groups)
 
-def _left(errors: KeptErrors | None, homes: Mapping[str, Placement]) -> str | None:
+    def _stepped(self) -> tuple[int, set[int]]:
+        """How many parameters optimizers hold, and the ids of these."""
+        held = (value for each in self.optimizers for group in each.param_groups for value in group["params"])
+        return self._many(), {id(owner_of(value)) for value in held}
+
+    def _left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
+        """The gradients that optimizers step by. Those of parameters that none of them holds are left on these, added
+        to what is there, as by torch: whoever wants them finds them."""
+        others = [(each, shards) for each, shards in come if id(each.parameter) not in self.stepped]
+        for each, shards in others if scale == 1.0 else _unscaled(others, scale):
+            each.give(shards, keep=True)
+        return [(each, shards) for each, shards in come if id(each.parameter) in self.stepped] if others else come
+
+
+def _lost_errors(errors: KeptErrors | None, homes: Mapping[str, Placement]) -> str | None:
     """The errors of a compressed gradient that would stay on ranks that have nothing of it any more."""
     for name in errors or ():
         rows = errors.rows_of(name) if errors is not None else None
