@@ -29,11 +29,13 @@ def report(
 ) -> Report:
     """All that is known of a graph, where so much is held by rank, and so many bytes are stowed in memory and files."""
     found = decided.solution
-    solution = SearchReport(found.cost, found.greedy, found.bound, found.method, found.seconds)
+    many = decided.formulated.rounds.stages
+    cost, greedy, bound = found.cost / many, found.greedy / many, found.bound / many
+    solution = SearchReport(cost, greedy, bound, found.method, found.seconds, many)
     memory = MemoryReport(ranks, None if limit is None else int(limit), estimates, decided.again)
-    update, exposed, hidden = _times(decided)
+    update, exposed, hidden, once = _times(decided)
     costs = tuple(_costs(decided))
-    made = Report(graph, costs, memory, solution, exposed, hidden, update, again)
+    made = Report(graph, costs, memory, solution, exposed, hidden, update, again, once=once)
     copying = max((_copying(graph, *each) for each in stowed), default=0.0)
     return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
 
@@ -52,25 +54,31 @@ def _waiting(copying: float, compute: float) -> float:
 
 
 def parts_of(decided: Decided) -> dict[str, float]:
-    """The seconds of a choice, by what they are spent on."""
-    update, waited, _ = _times(decided)
+    """The seconds of a choice, by what they are spent on: those of a stage, in the mean."""
+    rounds = decided.formulated.rounds
+    update, waits, _, once = _times(decided)
+    waited = rounds.times * waits + once
     computing = decided.solution.cost - update - waited
-    return {"computing": computing, "moves that all wait for": waited, "the optimizer": update}
+    parts = {"computing": computing, "moves that all wait for": waited, "the optimizer": update}
+    return {part: seconds / rounds.stages for part, seconds in parts.items()}
 
 
-def _times(decided: Decided) -> tuple[float, float, float]:
-    """Seconds of the optimizer, of moves that all wait for, and of moves beside the computing; with the ops' they are
-    the cost of the choice."""
-    problem, choice = decided.formulated.problem, decided.solution.choice
-    nodes = zip(decided.formulated.nodes, choice, strict=True)
-    update = sum(float(node.cost[k]) for node, k in nodes if node.kind == "source")
+def _times(decided: Decided) -> tuple[float, float, float, float]:
+    """Seconds of the optimizer, of moves that all wait for, of moves beside the computing, both of one micro-batch, and
+    of moves that a step makes once besides; with the ops' they are the cost of the choice."""
+    posed, choice = decided.formulated, decided.solution.choice
+    problem, times = posed.problem, posed.rounds.times
+    update = sum(posed.own(node, k) for node, k in zip(posed.nodes, choice, strict=True) if node.kind == "source")
+    lasting = [at for at, edge in enumerate(posed.tensors) if edge.of.lasts]
+    once = sum(spent.before + spent.behind for spent in (posed.spent(at, choice) for at in lasting))
     over = max(0.0, problem.beside(choice))
-    waited = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in problem.edges)
-    return update, waited + over, problem.hides(choice) - over
+    waited = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in problem.edges) - once
+    return update, (waited + over) / times, (problem.hides(choice) - over) / times, once
 
 
 def _costs(decided: Decided) -> Iterator[Cost]:
-    """Each op's own seconds; its runner-up is what it would take next if all others stayed."""
+    """Each op's own seconds; its runner-up is what it would take next if all others stayed. In micro-batches both
+    are of one."""
     posed, choice = decided.formulated, decided.solution.choice
     next_best = swaps(posed.problem.priced(decided.solution.share), choice)
     for at, node in enumerate(posed.nodes):
@@ -79,7 +87,7 @@ def _costs(decided: Decided) -> Iterator[Cost]:
         op = decided.logical.ops[node.index]
         if is_pin_alone(op):
             continue
-        seconds = float(node.cost[choice[at]])
+        seconds = posed.own(node, choice[at])
         swap = next_best[at]
         for number in op.numbers[:1]:
             if swap.seconds == inf or swap.candidate < 0:
@@ -89,7 +97,7 @@ def _costs(decided: Decided) -> Iterator[Cost]:
                     decided.names[number],
                     seconds,
                     said(node.candidates[swap.candidate], len(_sizes(decided, at))),
-                    swap.seconds,
+                    swap.seconds / posed.rounds.times,
                 )
 
 

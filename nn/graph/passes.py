@@ -25,7 +25,9 @@ from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
+from ...sbp.joint.demands import Rounds
 from ...sbp.joint.known_options import KnownOptions
+from ...sbp.joint.placements import Homes
 from ...sbp.joint.solver.solve import Solver
 from ...sbp.logical import Logical
 from ...sbp.text import Pin
@@ -174,9 +176,11 @@ class Passes:
         rest: Placement | None = None,
         enough: float = inf,
         known: KnownOptions | None = None,
+        rounds: Callable[[Homes], Rounds] | None = None,
     ) -> Decided:
         """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. The
-        best of those that take `enough` seconds is not looked for; `known` is of others for this step and cluster."""
+        best of those that take `enough` seconds is not looked for; `known` is of others for this step and cluster, and
+        `rounds` says how often a step runs what the graph is of."""
         made = decide(
             logical,
             rest or self.rest,
@@ -195,6 +199,7 @@ class Passes:
             encoders=compressed_grads(self.modules, self.options.compress),
             enough=enough,
             known=known,
+            rounds=rounds,
         )
         made = replace(made, graph=self.encoded(made.graph))
         if room is not None and any(back.encoding is not None for back in made.graph.backs):
@@ -310,7 +315,7 @@ def _choices(decided: Decided) -> Iterator[str]:
             number, what = node.index, node.kind
         axes = decided.graph.layout(names[number]).placement.ndim
         taken = said(node.candidates[k], axes)
-        yield f"%{number} {what}: {taken}, one of {len(node.candidates)}, {float(node.cost[k]):.3g} s"
+        yield f"%{number} {what}: {taken}, one of {len(node.candidates)}, {decided.formulated.own(node, k):.3g} s"
 
 
 def stage_text(stage: Stage) -> str:

@@ -145,7 +145,7 @@ class Pieces:
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
         one, pieces, weights = self.first, self.batch.pieces, self.program.weights
-        parts = one.graph, one.decided, one.variant.stages, one.variant.where
+        parts = one.graph, one.decided, one.variant.where
         ends = None
         if isinstance(weights, ChunkWeights):
             timed = weights.ends(step_costs(one.graph, one.decided))

@@ -9,6 +9,7 @@ little for the others, it is chosen again with less room.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,9 @@ from ...placement import Placement
 from ...placement.errors import SbpError, ScheduleError
 from ...sbp import Layout
 from ...sbp.call import refs_in
+from ...sbp.joint.demands import Rounds
+from ...sbp.joint.known_options import KnownOptions
+from ...sbp.joint.placements import Homes
 from ...sbp.logical import Logical
 from ...sbp.state import Runs
 from ..model.annotate import LayerMoves, chunk_of, placement_of
@@ -32,7 +36,7 @@ from .microbatch.micro import Micro
 from .microbatch.peel import peeled
 from .passes import Passes
 from .pieces import Pieces, Sized, kept_of
-from .run.chunks import Chunks
+from .run.chunks import Chunks, groups
 from .run.footprint import less, outgrown
 from .run.network import shape_of
 from .run.variant import Variant
@@ -114,6 +118,7 @@ class _Planner:
         self.numbers = range(len(batch.pieces))
         self.whole = along(captured(self.numbers), batch.runs, batch.inputs)
         self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
+        self.known = KnownOptions()
         self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
 
     def chosen(self, room: float | None) -> Pieces:
@@ -143,19 +148,32 @@ class _Planner:
                 kinds.append(kind)
         sized: dict[tuple[int, PieceKind], Sized] = {}
         kept: Mapping[str, Layout] = {}
+        rounds = partial(self.rounds, len(groups[0]))
         two = self.schedule.way == "routes" and bool(self.whole.logical.losses) and len(self.numbers) > 1
         for kind, micro in micros.items():
             logical = micro.logical
             if kept:
                 logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
-            decided = self.passes.decided(logical, self.inputs, room, kept)
+            asked: Any = {"known": self.known, "rounds": rounds}
+            decided = self.passes.decided(logical, self.inputs, room, kept, **asked)
             kept = kept or kept_of(decided.graph)
             one = sized[0, kind] = self.sized(micro, decided)
             if two:
                 logical, rest = mirrored(logical, one.variant.where, self.passes.rest)
-                decided = self.passes.decided(logical, self.inputs, room, kept, rest)
+                decided = self.passes.decided(logical, self.inputs, room, kept, rest, **asked)
                 sized[1, kind] = self.sized(micro, decided)
         return kinds, sized
+
+    def rounds(self, many: int, where: Homes) -> Rounds:
+        """How often a step does what it does with each of so many micro-batches that make up an update, beside what it
+        does once: stages wait for the first to come, and for the last to go back, as long as one of them works at a
+        micro-batch for each other stage; where weights' gradients wait, these fill two thirds of that."""
+        stages = len(set(groups(where.ops).values())) or 1
+        waits = (stages - 1) / max(1, (1 + max(self.said.values(), default=0)) // stages)
+        if not self.schedule.synchronous:
+            waits = 0
+        ends = self.passes.options.ends
+        return Rounds(many + waits / (3 if self.schedule.split else 1), stages, ends is not None and ends.once)
 
     def micros_of(self, group: Sequence[int], update: Batch) -> list[Micro]:
         """The steps of an update's micro-batches."""

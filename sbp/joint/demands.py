@@ -9,7 +9,7 @@ from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
-__all__ = ["Demands", "EncodedWay", "RestPins", "Said", "SourcePin"]
+__all__ = ["Demands", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
 
 SourcePin: TypeAlias = Entries | State
 Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number; None: to be chosen
@@ -34,13 +34,22 @@ class EncodedWay(Protocol):
     def __hash__(self) -> int: ...
 
 
+class Rounds(NamedTuple):
+    """How often a step does what it does with every micro-batch, for each time that it does something once: with all of
+    them, and in the time in which its `stages` wait for each other. With `gathers` it gathers weights once."""
+
+    times: float = 1.0
+    stages: int = 1
+    gathers: bool = False
+
+
 @dataclass(frozen=True)
 class Demands:
     """Demands on a choice: what it has to respect, and what it may do.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
-    once, by the type of device, and `encoders` what they are encoded by.
+    once, by the type of device, and `encoders` what they are encoded by. `rounds` are of a step in micro-batches.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -49,3 +58,4 @@ class Demands:
     together: Mapping[str, int] = field(default_factory=dict)
     rests: Mapping[str, RestPins] = field(default_factory=dict)  # of parameters, by name
     encoders: Mapping[str, EncodedWay] = field(default_factory=dict)  # of parameters' gradients, by name
+    rounds: Rounds | None = None

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...placement import Cluster, Placement
 from ...placement.links import Links
@@ -23,33 +21,22 @@ from ..logical import Logical, LogicalOp
 from ..state import Factors, Lie, State
 from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
-from .demands import Demands, EncodedWay, RestPins
+from .demands import Demands, RestPins, Rounds
+from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies
 from .fixed import options_of
 from .known_options import KnownOptions
-from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
+from .move_cost import local_bytes
 from .op_cost import is_view, seconds
 from .options import Reach
 from .pins import is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import wishes
 from .problem import Edge, Problem, Vector
-from .regions import let_go
 from .repeated_blocks import ties
 from .source_options import stored
-from .uses import static, users, weights
+from .uses import let_go, static, users, weights
 
-__all__ = ["Formulated", "Lies", "formulate"]
-
-SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
-
-
-class Lies(NamedTuple):
-    """How one tensor of a node lies in each of its candidates; shared by equal nodes, and told apart by identity."""
-
-    each: tuple[Lie, ...]
-    back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
-    grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
-    encoded: tuple[EncodedWay, torch.dtype] | None = None  # how it goes home, and of which numbers
+__all__ = ["ChoiceNode", "EdgeTensor", "Formulated", "formulate"]
 
 
 @dataclass
@@ -64,6 +51,15 @@ class ChoiceNode:
     slots: dict[int, Lies] = field(default_factory=dict)  # of op nodes: input slot -> lies; of others 0
 
 
+class EdgeTensor(NamedTuple):
+    """What goes along an edge: the number of a value, how it lies at both ends, and how it is carried."""
+
+    number: int
+    have: Lies
+    need: Lies
+    of: Carried
+
+
 @dataclass(frozen=True, eq=False)
 class Formulated:
     problem: Problem
@@ -71,6 +67,21 @@ class Formulated:
     copy_homes: Mapping[int, Placement]  # of values of several users: where the copy lies
     producers: Mapping[int, tuple[int, int]]  # value -> the node that makes it, and which of its outputs it is
     spreads: Mapping[tuple[int, int], Spread]  # (op, candidate) -> how it is taken apart where its dim is split
+    tensors: tuple[EdgeTensor, ...]  # of the problem's edges
+    costs: EdgeCosts
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.costs.rounds
+
+    def own(self, node: ChoiceNode, k: int) -> float:
+        """Seconds of a node by itself: of an op those of one micro-batch, of a source those of a step."""
+        return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
+
+    def spent(self, at: int, choice: Sequence[int]) -> EdgeSeconds:
+        """The seconds along an edge."""
+        edge, (_, have, need, of) = self.problem.edges[at], self.tensors[at]
+        return self.costs.chosen(have, need, of, choice[edge.i], choice[edge.j])
 
 
 def formulate(
@@ -97,8 +108,10 @@ class _Formulation:
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
+        self.costs = EdgeCosts(cluster, demands)
         self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
+        self.tensors: list[EdgeTensor] = []
         self.made_by: dict[int, tuple[int, Lies]] = {}
         self.producers: dict[int, tuple[int, int]] = {}
         self.copies: dict[int, int] = {}
@@ -110,6 +123,8 @@ class _Formulation:
         self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}
         self.users = users(logical)
         self.weights = weights(logical)
+        kept = {n for n, source in enumerate(logical.sources) if source.kind != "input"}
+        self.lasting = kept if demands.rounds is not None else set[int]()  # in micro-batches, what is the same for all
         self.let_go = let_go(logical)
 
     def beside(self, there: Placement) -> bool:
@@ -144,7 +159,8 @@ class _Formulation:
             self._room(),
         )
         homes = {number: self.copy_home(number) for number in self.copies}
-        return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread)
+        ends = tuple(self.tensors), self.costs
+        return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread, *ends)
 
     def _room(self) -> tuple[Vector, ...]:
         """Costs of what is computed beside which weights and their gradients move; nothing where they do not."""
@@ -184,7 +200,13 @@ class _Formulation:
         reach = [Reach(self._states_on(n, there), n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
         saved = tuple(self._is_saved(n) for n in op.numbers)
         flags = tuple(grads), saved, bool(op.origin.recompute)
-        key = (static(op, call), tuple((id(r.states), r.partial, r.grad) for r in reach), flags, there)
+        key = (
+            static(op, call),
+            tuple((id(r.states), r.partial, r.grad) for r in reach),
+            flags,
+            there,
+            self.costs.rounds.times,
+        )
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
@@ -238,7 +260,7 @@ class _Formulation:
             for y in outs
         )
         partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
-        return tuple(found), np.array(cost), memory, ins, outs, states, partial, apart
+        return tuple(found), self.costs.rounds.times * np.array(cost), memory, ins, outs, states, partial, apart
 
     def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
         """One object for equal sets, since they are told apart by identity."""
@@ -288,7 +310,7 @@ class _Formulation:
         wanted: dict[Lie, None] = {}
         if there is self.home(number):
             wanted.update(dict.fromkeys(have.each))
-        key = "copy", id(have), there, number in self.logical.wants_grad
+        key = "copy", id(have), there, number in self.logical.wants_grad, number in self.lasting
         lies = self.known.get(key)
         if lies is None:
             lies = self.known[key] = self._copy_lies(number, wanted, there)
@@ -305,6 +327,8 @@ class _Formulation:
             free = [a for a in axes if a not in state.split]
             for bits in range(1 << len(free) if grad else 1):
                 wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None
+        if number in self.lasting:  # whether it comes anew with each micro-batch is known to its users
+            return Lies((*wanted, *wanted), (), moves=(False,) * len(wanted) + (True,) * len(wanted))
         return Lies(tuple(wanted), ())
 
     def _states_on(self, number: int, there: Placement) -> tuple[State, ...]:
@@ -324,55 +348,15 @@ class _Formulation:
         fake = self.logical.fakes[number]
         grad, weight = number in self.logical.wants_grad, number in self.weights
         again = (weight or number in self.pieces) and self._is_saved(number)
-        key = id(have), id(need), tuple(fake.shape), fake.dtype, grad, weight, again, here, there
+        hides = weight and grad and here is there and self.beside(here)
+        lasts = number in self.lasting
+        of = Carried(tuple(fake.shape), fake.dtype, here, there, grad, again, lasts, hides)
+        key = id(have), id(need), of, self.costs.rounds
         found = self.matrices.get(key)
         if found is None:
-            matrix, starts = self._matrix(have, need, fake, grad, again, here, there)
-            hides = weight and grad and here is there and self.beside(here)
-            found = (starts + SLOWS * matrix, (1 - SLOWS) * matrix) if hides else (starts + matrix, None)
-            self.matrices[key] = found
+            found = self.matrices[key] = self.costs.matrices(have, need, of)
         self.edges.append(Edge(i, j, *found))
-
-    def _matrix(
-        self, have: Lies, need: Lies, fake: Tensor, grad: bool, again: bool, p: Placement, q: Placement
-    ) -> tuple[Vector, Vector]:
-        """Of all pairs of candidates what moving takes, and what starting it; equal ones are worked out once.
-
-        What is gathered again for the backward counts twice. The gradients of parameters go many at once, so that of
-        the latency of one only its share counts.
-        """
-        back = have.back or tuple(lie.dual for lie in have.each)
-        rows, at = distinct(list(zip(have.each, back, strict=True)))
-        columns, to = distinct(need.each)
-        times = 2.0 if again else 1.0
-        small, whole = self._moved([lie.state for lie, _ in rows], [lie.state for lie in columns], fake, p, q)
-        small, starts = times * small, times * whole - times * small
-        if grad:
-            share = 1.0
-            if have.back:
-                share = min(
-                    1.0, fake.numel() * (have.grain or fake.itemsize) / self.demands.together.get(p.type, 1 << 62)
-                )
-            duals, homes = [lie.dual.state for lie in columns], [home.state for _, home in rows]
-            home, whole = self._moved(duals, homes, fake, q, p, have.grain)
-            for plain, links in ((home, self.links(p).without_latency), (whole, self.links(p))):
-                if have.encoded is not None and p is q:
-                    plain[:] = encoded_seconds(plain, *have.encoded, duals, homes, tuple(fake.shape), p, links)
-            small, starts = small + home.T, starts + share * (whole - home).T
-        return small[np.ix_(at, to)], starts[np.ix_(at, to)]
-
-    def _moved(
-        self, src: Sequence[State], dst: Sequence[State], fake: Tensor, p: Placement, q: Placement, grain: int = 0
-    ) -> tuple[Vector, Vector]:
-        """Seconds of all these moves from `p` to `q`, without latency and with it."""
-        shape, itemsize, here, there = tuple(fake.shape), grain or fake.dtype.itemsize, self.links(p), self.links(q)
-        if p is q:
-            each = [moved(src, dst, shape, itemsize, links) for links in (here.without_latency, here)]
-        else:
-            across = self.cluster(p).between(p, q)
-            ends = (here.without_latency, there.without_latency), (here, there)
-            each = [crossed(src, dst, shape, itemsize, *links, across) for links in ends]
-        return each[0], each[1]
+        self.tensors.append(EdgeTensor(number, have, need, of))
 
     def _ends(self) -> None:
         """The ends of a graph: results are not left as addends; a buffer's new value goes to where the buffer lies."""

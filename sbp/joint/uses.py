@@ -1,11 +1,13 @@
-"""Uses of the values of a graph: by which ops, which are weights or made of nothing else, and when calls are alike."""
+"""Uses of the values of a graph: by which ops, which are weights or made of nothing else, which the backward lets go,
+and when calls are alike."""
 
+from collections import Counter
 from collections.abc import Hashable
 
 from ..call import Call, frozen, refs_in, renumbered
 from ..logical import Logical, LogicalOp
 
-__all__ = ["static", "users", "weights"]
+__all__ = ["let_go", "static", "users", "weights"]
 
 
 def users(logical: Logical) -> dict[int, list[int]]:
@@ -35,3 +37,18 @@ def static(op: LogicalOp, call: Call) -> Hashable:
 
     args = frozen(renumbered((op.args, op.kwargs), order))
     return op.op, args, shapes, op.grad, op.lies, op.fixed
+
+
+def let_go(logical: Logical) -> dict[int, str]:
+    """The values that a region makes and that may be let go, each with its region.
+
+    While the backward goes through a region all of it is there, so that the largest one counts as kept; of equal ones
+    the last, since repeated blocks but the last are to be alike.
+    """
+    regions = {n: op.origin.recompute for op in logical.ops for n in op.numbers if op.origin.recompute}
+    size: Counter[str] = Counter()
+    for n, region in regions.items():
+        size[region] += logical.fakes[n].nbytes
+    largest = max(size.values(), default=0)
+    kept = next((region for region in reversed(size) if size[region] == largest), "")
+    return {n: region for n, region in regions.items() if region != kept}

@@ -68,13 +68,15 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound."""
+    """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound. Of a
+    pipeline's they are those of its `stages` together, in the mean of these; a step takes as long as the slowest."""
 
     optimum: float
     greedy: float | None = None
     bound: float | None = None
     method: str = ""
     spent: float | None = None  # seconds that choosing took
+    stages: int = 1
 
     @property
     def proved(self) -> bool:
@@ -82,13 +84,15 @@ class SearchReport:
         return self.bound is not None and self.optimum <= self.bound * (1 + 1e-9)
 
     def __str__(self) -> str:
-        text = duration(self.optimum) + (f" by {self.method}" if self.method else "")
+        text = duration(self.optimum) + f", the mean of {self.stages} stages," * (self.stages > 1)
+        text += f" by {self.method}" if self.method else ""
         text += f" in {duration(self.spent)}" if self.spent is not None else ""
         if self.greedy is not None:
             more = f" ({self.greedy / self.optimum - 1:+.0%})" if self.optimum else ""
             text += f"; op after op would give {duration(self.greedy)}{more}"
         if self.bound is not None:
-            text += "; proved best" if self.proved else f"; none is below {duration(self.bound)}"
+            of = " of their sum" * (self.stages > 1)
+            text += f"; proved best{of}" if self.proved else f"; none is below {duration(self.bound)}"
         return text
 
 
@@ -152,6 +156,7 @@ class GraphFacts:
     cut: str = ""  # how its layers were cut into stages, where nobody said it
     copying: float = 0.0  # seconds of what is offloaded on its way to the host, and as many back
     waiting: float = 0.0  # those of both during which nothing is computed
+    once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
 
     @cached_property
     def moves(self) -> list[MoveRow]:
@@ -214,6 +219,7 @@ class GraphFacts:
                 "hidden": self.hidden,
                 "moves": self.moving,
                 "exposed": self.exposed,
+                "once": self.once,
                 "copying": self.copying,
                 "waiting": self.waiting,
                 "course": self.course and asdict(self.course),

@@ -43,7 +43,9 @@ def time_line(facts: GraphFacts) -> str:
     parts = f"compute {duration(facts.compute)}, {update}{moves}"
     cut = f"\n          cut in {facts.cut}" if facts.cut else ""
     if facts.course is not None:
-        return f"{duration(facts.predicted)} predicted: {facts.course}{cut}\n          of one micro-batch, {parts}"
+        once = f"{update}moves {duration(facts.once)}"
+        parts = f"of one micro-batch, compute {duration(facts.compute)}, {moves}\n          once a step, {once}"
+        return f"{duration(facts.predicted)} predicted: {facts.course}{cut}\n          {parts}"
     return f"{duration(facts.predicted)} predicted: {parts}{cut}"
 
 

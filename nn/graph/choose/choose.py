@@ -15,7 +15,7 @@ from ....boxing.graph.physical import Physical
 from ....boxing.picture.palette import duration
 from ....placement import Placement, default_cluster
 from ....placement.errors import SbpError, ShortageError
-from ....sbp.joint.demands import Demands, EncodedWay, RestPins, SourcePin
+from ....sbp.joint.demands import Demands, EncodedWay, RestPins, Rounds, SourcePin
 from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
 from ....sbp.joint.known_options import KnownOptions
 from ....sbp.joint.move_cost import local_bytes
@@ -66,6 +66,7 @@ def decide(
     encoders: Mapping[str, EncodedWay] = MappingProxyType({}),
     enough: float = inf,
     known: KnownOptions | None = None,
+    rounds: Callable[[Homes], Rounds] | None = None,
 ) -> Decided:
     """The cheapest signatures of a graph, with all moves; `states` tensors belong to each parameter besides itself.
 
@@ -75,7 +76,8 @@ def decide(
     parameters is gathered again for the backward. `arguments_everywhere` says that every rank has the arguments from
     its caller, `uses` which modules compute by composites, and `encoders` how gradients go home in fewer bytes. The
     best of what takes `enough` seconds is not looked for: with a limit, where nothing less fits, there is no plan;
-    without, any will do. `known` is what other decisions on the same step and cluster have worked out.
+    without, any will do. `known` is what other decisions on the same step and cluster have worked out. Where the graph
+    is of one micro-batch, `rounds` is asked how often a step runs it, and what is least is the step.
     """
     worked = known or KnownOptions()
     first = homes(logical, placement)
@@ -90,7 +92,7 @@ def decide(
     where = where if logical is alone else homes(logical, placement)
     places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
     pinned = pins(places)
-    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places), encoders)
+    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places), encoders, rounds and rounds(where))
     key = _key(logical, where, demands, (limit, regather, enough), name)
     before = _known.get(key)
     if before is not None:
@@ -173,7 +175,11 @@ def _key(logical: Logical, where: Homes, demands: Demands, limit: Hashable, name
     )
     ends = str(logical.result), logical.losses, tuple(logical.writes.items())
     clusters = tuple(default_cluster(place) for place in dict.fromkeys((*where.sources, *where.ops)))
-    said = tuple(demands.pins.items()), tuple(demands.rests.items()), demands.states, tuple(demands.encoders.items())
+    said = (
+        *(tuple(of.items()) for of in (demands.pins, demands.rests, demands.encoders)),
+        demands.states,
+        demands.rounds,
+    )
     return sources, ops, ends, where, said, limit, clusters, name
 
 

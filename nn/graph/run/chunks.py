@@ -14,7 +14,7 @@ from ....boxing.graph.physical import Box, Physical
 from ....placement import Placement
 from ..lower.segments import Segment, Stage, made_by
 
-__all__ = ["Chunks", "chunks"]
+__all__ = ["Chunks", "chunks", "groups"]
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,12 @@ from ....actors.schedules.chunk_ends import ended
 from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
-from ....boxing.graph.buckets import exchanges
-from ....boxing.graph.move_table import buckets, updates
-from ....boxing.graph.physical import Box, Physical
+from ....boxing.graph.physical import Physical
 from ....boxing.graph.report.facts import Course
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
 from .chunks import Chunks
-from .gradient_homes import brought_each_time
 from .network import Ends, skeleton
 from .tasks import derived
 
@@ -33,8 +30,9 @@ __all__ = ["chunk_costs", "course", "layer_costs", "once", "step_costs"]
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
     """The seconds that each of these modules takes, forward and backward, for what the graph is of. What is in none of
     them counts for the one before it, as a head does, or for the first."""
-    nodes = zip(decided.formulated.nodes, decided.solution.choice, strict=True)
-    ops = [(decided.logical.ops[node.index], float(node.cost[k])) for node, k in nodes if node.kind == "op"]
+    posed = decided.formulated
+    nodes = zip(posed.nodes, decided.solution.choice, strict=True)
+    ops = [(decided.logical.ops[node.index], posed.own(node, k)) for node, k in nodes if node.kind == "op"]
     found = [0.0] * len(paths)
     for at, (_, seconds) in zip(layer_of_each((op.origin.module for op, _ in ops), paths), ops, strict=True):
         found[at] += seconds
@@ -43,78 +41,94 @@ def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
 
 def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:
     """The costs of every chunk, in seconds of one micro-batch."""
-    made = {name: at for at, stage in enumerate(stages) for name in _names(stage)}
-    weights = derived(stages, where)
+    posed, choice, weights = decided.formulated, decided.solution.choice, derived(stages, where)
+    chunk_of = _chunks_of(decided, stages, where)
     parts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for at, node in enumerate(decided.formulated.nodes):
-        if node.kind != "op":
+    hops: dict[int, float] = defaultdict(float)
+    for at, node in enumerate(posed.nodes):
+        chunk = chunk_of[at]
+        if node.kind != "op" or chunk is None:
             continue
-        op, seconds = decided.logical.ops[node.index], float(node.cost[decided.solution.choice[at]])
-        names = [decided.names[n] for n in op.numbers if n in decided.names]
-        chunk = next((where.of[made[name]] for name in names if name in made), None)
-        if chunk is None:
-            continue
+        op, seconds = decided.logical.ops[node.index], posed.own(node, choice[at])
         inputs = [decided.names[n] for n in op.inputs if n in decided.names]
         wants = [name for name in inputs if op.grad and graph.values[name].grad]
         share = seconds / 3 if wants else seconds  # backward is twice the forward, as it is priced
+        parts[chunk]["room"] += seconds
         parts[chunk]["forward"] += share
         if wants and graph.losses:
             ours = [name in weights for name in wants]
             half = share * 2 if all(ours) or not any(ours) else share
             parts[chunk]["weight"] += half * any(ours)
             parts[chunk]["backward"] += half * (not all(ours))
-    hops: dict[int, float] = defaultdict(float)
-    for at, stage in enumerate(stages):
-        if not isinstance(stage, Box):
+    group = {place: number for number, places in enumerate(where.placements) for place in places}
+    for at, (edge, (number, _, _, of)) in enumerate(zip(posed.problem.edges, posed.tensors, strict=True)):
+        source, chunk, spent = chunk_of[edge.i], chunk_of[edge.j], posed.spent(at, choice)
+        ends = {group.get(place) for place in (of.here, of.there)} - {None}
+        if len(ends) > 1:  # arguments are the caller's, and weights go once a step
+            if source is not None and chunk == source + 1:
+                hops[source] += spent.forward
             continue
-        price, chunk = graph.plan(stage).price.time, where.of[at]
+        chunk = source if chunk is None else chunk
         if chunk is not None:
-            parts[chunk]["out"] += price
-        elif at in where.hops and where.home.get(stage.output.name) == where.home[stage.source] + 1:
-            hops[where.home[stage.source]] += price
-    for back in graph.backs:
-        at = made.get(back.of, -1)
-        if at >= 0 and (chunk := where.of[at]) is not None and isinstance(stages[at], Box):
-            kind = "weight" if back.of in weights else "back"
-            parts[chunk][kind] += back.plan.price.time
-    each_time = brought_each_time(graph, stages, where)
-    for together in buckets(back for back in graph.backs if back.of in each_time):
-        for chunk in each_time[together[0].of]:
-            parts[chunk]["weight"] += sum(way.price.time for way in exchanges(together))
+            again = 0.5 if of.again else 0.0  # of what goes forward, the share that goes so for the backward
+            parts[chunk]["out"] += (1 - again) * spent.forward
+            parts[chunk]["hidden"] += (1 - again) * spent.hidden_forward
+            parts[chunk]["back"] += again * spent.forward
+            parts[chunk]["hidden back"] += again * spent.hidden_forward + spent.hidden_backward
+            parts[chunk]["weight" if decided.names.get(number) in weights else "back"] += spent.backward
     return tuple(_costs(parts[c], hops[c]) for c in range(len(where.group)))
+
+
+def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list[int | None]:
+    """The chunk in which each node of the problem is done: an op where what it makes is; a copy where its tensor is
+    made, but of arguments, of weights and of what comes from elsewhere where it is first used."""
+    posed, names = decided.formulated, decided.names
+    made = {name: at for at, stage in enumerate(stages) for name in _names(stage)}
+
+    def chunk(numbers: Sequence[int]) -> int | None:
+        known = [names[n] for n in numbers if n in names]
+        found = next((where.of[made[name]] for name in known if name in made), None)
+        return found if found is not None else next((where.home[name] for name in known if name in where.home), None)
+
+    ops = decided.logical.ops
+    found = [chunk(ops[node.index].numbers) if node.kind == "op" else None for node in posed.nodes]
+    ends = list(zip(posed.problem.edges, posed.tensors, strict=True))
+    copies = [at for at, node in enumerate(posed.nodes) if node.kind == "copy"]
+    makers = {edge.j: edge.i for edge, tensor in ends if tensor.of.here is tensor.of.there}
+    users = {edge.i: edge.j for edge, _ in reversed(ends)}
+    for at in copies:
+        source = found[makers[at]] if at in makers else None
+        found[at] = found[users[at]] if source is None and at in users else source
+    return found
 
 
 def _costs(of: Mapping[str, float], hop: float) -> Costs:
     """With moves inside of forward and backward as exchanges, as far as both have them: the rest of the longer is not
-    hidden by any other task of this chunk, and counts as if it computed."""
+    hidden by any other task of this chunk, and counts as if it computed. Of those beside the computing that counts for
+    which there is no room."""
     both = min(of["out"], of["back"])
+    beside = of["hidden"] + of["hidden back"]
+    over = max(0.0, 1 - of["room"] / beside) if beside else 0.0
     forward, backward = of["forward"] + of["out"] - both, of["backward"] + of["back"] - both
-    return Costs(forward, backward, of["weight"], hop, exchange=both)
+    weight = of["weight"] + over * of["hidden back"]
+    return Costs(forward + over * of["hidden"], backward, weight, hop, exchange=both)
 
 
 def once(
-    graph: Physical,
-    decided: Decided,
-    stages: Sequence[Stage],
-    where: Chunks,
-    *,
-    homed: Collection[str] = (),
-    steps: bool = False,
+    graph: Physical, decided: Decided, where: Chunks, *, homed: Collection[str] = (), steps: bool = False
 ) -> float:
     """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
     gradients home, and the optimizer. Groups of ranks do that beside each other. What chunks do by themselves is not in
     it: gather weights, bring gradients of these home, and with `steps` their optimizers."""
+    posed, choice, names = decided.formulated, decided.solution.choice, decided.names
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     found: dict[int, float] = defaultdict(float)
-    boxes = [box for at in where.once if isinstance(box := stages[at], Box)]
-    moves = [graph.plan(box) for box in boxes if not (where.gathers and _near(graph, box))]
-    each_time = brought_each_time(graph, stages, where)
-    ends = [b for b in graph.backs if (b.of == b.into or b.of in where.weights) and b.of not in each_time]
-    ends = [b for b in ends if b.into not in homed]
-    moves += [way for together in buckets(ends) for way in exchanges(together)]
-    moves += [move for _, move in updates(graph.sources)]
-    for move in moves:
-        found[group.get(move.src.placement, 0)] += move.price.time
+    for at, tensor in enumerate(posed.tensors):
+        if tensor.of.lasts:
+            spent, here = posed.spent(at, choice), group.get(tensor.of.here, 0)
+            near = group.get(tensor.of.there, 0) == here
+            found[here] += spent.before * (not (where.gathers and near))
+            found[here] += spent.behind * (names.get(tensor.number) not in homed)
     for name, seconds in step_costs(graph, decided).items():
         if not (steps and name in homed):
             found[group.get(graph.layout(name).placement, 0)] += seconds
@@ -132,10 +146,6 @@ def step_costs(graph: Physical, decided: Decided) -> dict[str, float]:
         for at, node, name in named
         if name is not None and name in graph.values
     }
-
-
-def _near(graph: Physical, box: Box) -> bool:
-    return graph.layout(box.source).placement is box.output.layout.placement and graph.plan(box).sends
 
 
 def course(

@@ -1,0 +1,181 @@
+"""The cost of an edge: the seconds in which a step brings a tensor from one node to another, and its gradient back.
+
+In micro-batches a step does some of that with each of them, and some once:
+
+    what is computed                               with each, and its gradient too
+    a weight that is gathered                      with each; once where all weights are
+    one that goes to other ranks, or is only       once; gradients are added up, and brought home once, but where they
+    seen in another way, as data parallel ones     take less memory at home: these go there with each
+
+Weights move beside what is computed where the runtime has that so. What is done once a step stands before or behind all
+micro-batches, where nothing is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...placement import Cluster, Placement
+from ...placement.links import Links
+from ..state import Lie, State
+from .demands import Demands, EncodedWay, Rounds
+from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
+from .problem import Vector
+
+__all__ = ["Carried", "EdgeCosts", "EdgeSeconds", "Lies"]
+
+SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
+STRAIGHT = Rounds()
+Mask: TypeAlias = npt.NDArray[np.bool_] | bool  # by pairs of candidates whether that is done with each micro-batch
+
+
+class Lies(NamedTuple):
+    """How one tensor of a node lies in each of its candidates; shared by equal nodes, and told apart by identity."""
+
+    each: tuple[Lie, ...]
+    back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
+    grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
+    encoded: tuple[EncodedWay, torch.dtype] | None = None  # how it goes home, and of which numbers
+    moves: tuple[bool, ...] = ()  # of a weight's copy whether it comes anew with each micro-batch
+
+    def only(self, k: int) -> "Lies":
+        """The same of one candidate alone."""
+        one = slice(k, k + 1)
+        return self._replace(each=self.each[one], back=self.back[one], moves=self.moves[one])
+
+
+class Carried(NamedTuple):
+    """A tensor on its way from a node to another. One that `lasts` is the same for a whole step, and one that is moved
+    `again` goes a second time for the backward."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    here: Placement
+    there: Placement
+    grad: bool
+    again: bool
+    lasts: bool
+    hides: bool  # whether it goes on beside what is computed
+
+    @property
+    def far(self) -> bool:
+        """Whether it goes to ranks that have nothing of it."""
+        return self.here is not self.there and set(self.here.flat).isdisjoint(self.there.flat)
+
+
+class EdgeSeconds(NamedTuple):
+    """Seconds of a value and of its gradient: those of each micro-batch that all wait for, those beside which something
+    is computed, and those that a step takes once, before all micro-batches and behind them."""
+
+    forward: float
+    backward: float
+    hidden_forward: float
+    hidden_backward: float
+    before: float
+    behind: float
+
+
+class _Seconds(NamedTuple):
+    """The same of one way, by pairs of candidates."""
+
+    waits: Vector
+    hidden: Vector
+    once: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCosts:
+    """The costs of edges on a cluster, in a step that makes such demands."""
+
+    cluster: Callable[[Placement], Cluster]
+    demands: Demands
+    known: dict[object, EdgeSeconds] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.demands.rounds or STRAIGHT
+
+    def links(self, placement: Placement) -> Links:
+        return Links.of(placement, self.cluster(placement))
+
+    def matrices(self, have: Lies, need: Lies, of: Carried) -> tuple[Vector, Vector | None]:
+        """The seconds of a step by pairs of candidates, and those of moves that go on beside what is computed."""
+        ways, times = self._ways(have, need, of), self.rounds.times
+        waits = sum(times * way.waits + way.once for way in ways)
+        hidden = sum(times * way.hidden for way in ways)
+        return np.asarray(waits), np.asarray(hidden) if of.hides else None
+
+    def chosen(self, have: Lies, need: Lies, of: Carried, i: int, j: int) -> EdgeSeconds:
+        """The seconds of one pair."""
+        key = id(have), id(need), i, j, of
+        if key not in self.known:
+            ways = [map(float, map(np.ndarray.item, way)) for way in self._ways(have.only(i), need.only(j), of)]
+            (waits, hidden, before), (back, beside, behind) = ways if len(ways) > 1 else (*ways, (0.0, 0.0, 0.0))
+            self.known[key] = EdgeSeconds(waits, back, hidden, beside, before, behind)
+        return self.known[key]
+
+    def _ways(self, have: Lies, need: Lies, of: Carried) -> list[_Seconds]:
+        """The way of a value and of its gradient, if it has one; equal pairs of candidates are worked out once."""
+        back = have.back or tuple(lie.dual for lie in have.each)
+        anew = have.moves or (False,) * len(have.each)
+        rows, at = distinct(list(zip(have.each, back, anew, strict=True)))
+        columns, to = distinct(list(zip(need.each, need.moves or (None,) * len(need.each), strict=True)))
+        src, dst = [lie.state for lie, _, _ in rows], [lie.state for lie, _ in columns]
+        small, whole = self._moved(src, dst, of, of.dtype.itemsize)
+        each: Mask = True
+        if of.lasts:
+            gathered, sends = np.array([moves for _, _, moves in rows])[:, None], whole > 0
+            each = np.full(sends.shape, False) if of.far or self.rounds.gathers else sends | gathered
+        ways = [self._split(small, whole - small, each, of, 2.0 if of.again else 1.0)]
+        if need.moves:  # a copy comes anew where it does not lie so already
+            asked = np.array([moves for _, moves in columns])[None, :]
+            ways = [ways[0]._replace(once=ways[0].once + np.where(each == asked, 0.0, np.inf))]
+        if of.grad:
+            duals, homes = [lie.dual.state for lie, _ in columns], [home.state for _, home, _ in rows]
+            ways.append(self._gradient(have, duals, homes, each, of))
+        return [_Seconds(*(x[np.ix_(at, to)] for x in way)) for way in ways]
+
+    def _gradient(
+        self, have: Lies, duals: Sequence[State], homes: Sequence[State], each: Mask, of: Carried
+    ) -> _Seconds:
+        """The way of a gradient. Those of parameters go many at once, so that of the latency of one only its share
+        counts; but those of weights that are gathered go alone, with each micro-batch."""
+        grain, p = have.grain or of.dtype.itemsize, of.here
+        back = of._replace(here=of.there, there=p)
+        small, whole = self._moved(duals, homes, back, grain)
+        if have.encoded is not None and p is of.there:
+            for plain, links in ((small, self.links(p).without_latency), (whole, self.links(p))):
+                plain[:] = encoded_seconds(plain, *have.encoded, duals, homes, of.shape, p, links)
+        small, starts = small.T, (whole - small).T
+        if have.back:
+            share = min(1.0, prod(of.shape) * grain / self.demands.together.get(p.type, 1 << 62))
+            starts = np.where(each, starts, share * starts) if of.lasts else share * starts
+            if of.lasts and p is of.there and not self.rounds.gathers:
+                come, home = (local_bytes(states, of.shape, 1, p.shape) for states in (duals, homes))
+                each |= home[:, None] < come[None, :]
+        return self._split(small, starts, each, of, 1.0)
+
+    def _split(self, small: Vector, starts: Vector, each: Mask, of: Carried, times: float) -> _Seconds:
+        moving, none = times * small, np.zeros_like(small)
+        waits = times * starts + (SLOWS * moving if of.hides else moving)
+        hidden = (1 - SLOWS) * moving if of.hides else none
+        if each is True:
+            return _Seconds(waits, hidden, none)
+        once = np.where(each, none, starts + small)
+        return _Seconds(np.where(each, waits, none), np.where(each, hidden, none), once)
+
+    def _moved(self, src: Sequence[State], dst: Sequence[State], of: Carried, itemsize: int) -> tuple[Vector, Vector]:
+        """Seconds of all these moves, without latency and with it."""
+        here, there = self.links(of.here), self.links(of.there)
+        if of.here is of.there:
+            each = [moved(src, dst, of.shape, itemsize, links) for links in (here.without_latency, here)]
+        else:
+            across = self.cluster(of.here).between(of.here, of.there)
+            ends = (here.without_latency, there.without_latency), (here, there)
+            each = [crossed(src, dst, of.shape, itemsize, *links, across) for links in ends]
+        return each[0], each[1]
