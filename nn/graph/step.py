@@ -26,6 +26,7 @@ from .capture.arguments import cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
 from .explain import report
 from .host.memory import Folder, to_disk
+from .idle_axes import said_of_idle
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
 from .microbatch_runner import MicroBatchRunner
@@ -85,6 +86,7 @@ class Step:
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
+        self.said_of_idle: Sequence[str] | None = None
         self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
 
     @property
@@ -213,14 +215,21 @@ class Step:
         """The same by kind, with the states of optimizers."""
         return held_by_rank(self.memory(), self.graph, self.plan.passes.states)
 
-    def explain(self) -> Report:
-        """The plan and its reasons; in micro-batches, ops and moves are those of one."""
+    def explain(self, idle: bool = True) -> Report:
+        """The plan and its reasons; in micro-batches, ops and moves are those of one. Of axes that do nothing, `idle`
+        looks what they could do, which takes as long as to plan the step."""
         plan, live = self.plan, self.memory()
         held = held_by_rank(live, self.graph, plan.passes.states)
         estimates = max((of.estimates for of in live.values()), key=len, default=())
         stowed = [of.stowed for of in live.values()]
         made = report(self.graph, plan.decided, held, estimates, plan.options.memory, self.program.again, stowed)
-        return replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
+        made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
+        return replace(made, idle=self._idle(made.predicted or 0.0)) if idle else made
+
+    def _idle(self, predicted: float) -> Sequence[str]:
+        if self.said_of_idle is None:
+            self.said_of_idle = tuple(said_of_idle(self.plan, predicted))
+        return self.said_of_idle
 
     def __repr__(self) -> str:
         sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))

@@ -54,6 +54,7 @@ class Checked:
         lines = [
             f"{self.plan.name or 'plan'}: {duration(self.seconds)} a step, {volume(self.memory)} on the fullest rank",
             *(f"  {m.direction:9} {m.count:5} {m.route}: {volume(m.bytes)}, {duration(m.seconds)}" for m in self.moves),
+            *(f"  {line}" for line in self.report.idle),
             *(f"  {finding}" for finding in self.findings),
         ]
         return "\n".join(lines)
@@ -114,9 +115,10 @@ def checked_step(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
+    idle: bool = True,
 ) -> Checked:
-    """Of the planned step of a plan what is found of it."""
-    report = step.explain()
+    """Of the planned step of a plan what is found of it; of axes that do nothing only where `idle` asks for that."""
+    report = step.explain(idle)
     seconds = report.predicted or 0.0
     others: dict[str, float] = {}
     for line in plan.statements:

@@ -8,6 +8,7 @@ more than one of them that fits.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,11 @@ def plan(
         best, tried = trying.best, trying.tried
         if best is None or best.step is None or best.checked is None:
             raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
-        said = answer(best.step, trying.meaning(best.of.plan), best.checked.report)
+        checked = replace(best.checked, report=best.step.explain())
+        said = answer(best.step, trying.meaning(best.of.plan), checked.report)
     within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}\n"
     made = FoundPlan.read(said if within in said else said + within)
-    object.__setattr__(made, "checked", best.checked)
+    object.__setattr__(made, "checked", checked)
     object.__setattr__(made, "found", best.of.name)
     object.__setattr__(made, "floor", max(0.0, tried[0].bound))
     object.__setattr__(made, "runners_up", runners_up(tried, best, limit))
@@ -158,7 +160,7 @@ class _Trying:
         made = TriedPlan(one, step)
         if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):
             return made
-        return TriedPlan(one, step, checked_step(one.plan, step, self.model, self.batch, **self.how))
+        return TriedPlan(one, step, checked_step(one.plan, step, self.model, self.batch, **self.how, idle=False))
 
     @property
     def opened(self) -> TriedPlan | None:

@@ -156,6 +156,7 @@ class GraphFacts:
     cut: str = ""  # how its layers were cut into stages, where nobody said it
     copying: float = 0.0  # seconds of what is offloaded on its way to the host, and as many back
     waiting: float = 0.0  # those of both during which nothing is computed
+    idle: Sequence[str] = ()  # a line on each axis over which nothing is split
     once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
 
     @cached_property
@@ -225,6 +226,7 @@ class GraphFacts:
                 "course": self.course and asdict(self.course),
             },
             "cut": self.cut,
+            "idle": list(self.idle),
             "choice": chosen,
             "recomputed": {"ops": self.recomputed[0], "regions": self.recomputed[1]},
             "memory": self.memory

@@ -19,6 +19,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         f"  time    {time_line(facts)}",
         f"  choice  {facts.solution or 'unknown'}",
         *_memory(facts.memory),
+        *(f"  idle    {line}" for line in facts.idle),
     ]
     moves = [
         *_moves(facts),
