@@ -1,0 +1,109 @@
+"""What is chosen for a step in micro-batches is chosen for the step: what each of them does, so often, and once what a
+step does once."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sbpflow as flow
+from sbpflow import B
+from sbpflow.nn.graph.step import Step
+from tests.ranks import Ranks
+
+GRIDS = {"line": "cpu:[0-3]", "square": "cpu:[0-3] as (data=2, tensor=2)"}
+
+
+class Words(nn.Module):
+    """An embedding, two blocks, and a head, which may be tied to it."""
+
+    def __init__(self, width: int, hidden: int, words: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)) for _ in range(2)
+        )
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.embed(x)
+        for block in self.blocks:
+            h = h + block(h)
+        logits: Tensor = self.head(h)
+        return logits
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+
+def planned(model: nn.Module, samples: int, m: int, where: str, **options: Any) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = flow.compile(model, loss_fn, optimizer, placement=flow.placement(where), micro_batches=m, **options)
+    return step.step_for(torch.zeros(samples, 16, dtype=torch.long, device="meta"))
+
+
+def lies(step: Step) -> dict[str, tuple[object, ...]]:
+    """How the matrices of blocks and the head lie."""
+    sources = [s.value for s in step.graph.sources if s.kind == "parameter" and s.value.layout.ndim > 1]
+    return {value.name: value.layout.sbp for value in sources if "embed" not in value.name}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("m", "options"), [(1, {"schedule": "1f1b"}), (3, {}), (8, {}), (4, {"schedule": "gpipe"})])
+@pytest.mark.parametrize("tied", [False, True], ids=["two", "tied"])
+@pytest.mark.parametrize("cluster", ["cpu", "h100x8"])
+@pytest.mark.sampled(4)
+def test_what_is_said_of_the_choice_is_said_of_the_step(
+    grid: str, m: int, options: dict[str, Any], tied: bool, cluster: str
+) -> None:
+    with torch.device("meta"):
+        model = Words(64, 256, 400, tied=tied)
+    with flow.use_cluster(cluster):
+        where = GRIDS[grid].replace("cpu", cluster if cluster == "cpu" else "cuda")
+        report = planned(model, 12 * m, m, where, **options).explain()
+    assert report.solution is not None
+    assert report.predicted == pytest.approx(report.solution.optimum, rel=1e-9)
+    assert report.solution.optimum >= report.solution.bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("m", [2, 8])
+@pytest.mark.parametrize(("samples", "width", "words"), [(4096, 64, 64), (16, 512, 64), (2048, 128, 4000)])
+def test_samples_are_shared_out_alike_as_one_and_as_many_micro_batches(
+    samples: int, width: int, words: int, m: int
+) -> None:
+    with torch.device("meta"):
+        model = Words(width, 4 * width, words)
+    one, many = (planned(model, samples, n, GRIDS["line"]) for n in (1, m))
+    assert lies(many) == lies(one)
+
+
+def accumulated() -> tuple[int, list[object]]:
+    """How many sums a step sends that adds up eight micro-batches, and how the weights lie; it is the step of torch."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), torch.randn(1024, 64)
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = flow.compile(model, square, optimizer, placement=flow.placement("cpu", range(4)), micro_batches=8)
+    with flow.record() as moves:
+        step(x)
+    square(alone, x).backward()
+    torch.optim.SGD(alone.parameters(), lr=0.1).step()
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), other)
+    return sum(move.plan.sends for move in moves), [p.sbp[0] for p in model.parameters()]
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.as_tensor(model(x).square().mean())
+
+
+def test_ranks_that_accumulate_bring_gradients_together_once_a_step(ranks4: Ranks) -> None:
+    """As DDP does. Each micro-batch moved activations, for sums that were priced as if each of them made them."""
+    for sums, lies in ranks4(accumulated):
+        assert lies == [B] * 4
+        assert sums <= 2  # the gradients, and the loss
