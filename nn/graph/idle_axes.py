@@ -2,15 +2,16 @@
 step would take with the batch split over it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from ...boxing.graph.physical import Physical
 from ...boxing.picture.palette import duration
 from ...placement import Placement
-from ...placement.errors import SbpflowError
-from ...sbp.layout import Layout
-from ...sbp.signature import S
-from ...sbp.text import Pin
+from ...sbp import Layout
+from ...sbp.joint.solver.solve import Solver
 from .plan import Planned
 
 __all__ = ["IdleAxis", "idle_axes", "said_of_idle"]
@@ -56,26 +57,23 @@ def _is_used(of: Layout, at: int) -> bool:
 
 
 def _with_batch_split(plan: Planned, axis: IdleAxis) -> float | None:
-    """The cost of the best choice in which the first dim of all arguments is split over an axis; None where some lie
-    already, or have no such dim, or none can be made so."""
-    inputs = {s.name: s.fake for s in plan.logical.sources if s.kind == "input"}
-    given = [name for name in (plan.pieces.batch.inputs if plan.pieces else inputs) if name in inputs]
-    samples = next((inputs[name].shape[0] for name in given if inputs[name].ndim), 0)
-    homes = {n: plan.graph.layout(n).placement for n in given if inputs[n].shape[:1] == (samples,)}
-    if plan.lies or not homes:
+    """The cost of the best choice of those that were open in which the first dim of the batch is split over an axis;
+    None where there is none, as where arguments lie already."""
+    sources, posed = plan.decided.logical.sources, plan.decided.formulated
+    given = {s.name: s.fake for s in sources if s.kind == "input"}
+    if plan.pieces is not None:
+        given = {name: given[name] for name in plan.pieces.batch.inputs if name in given}
+    samples = next((x.shape[0] for x in given.values() if x.ndim), 0)
+    costs = list(posed.problem.costs)
+    for n, node in enumerate(posed.nodes):
+        if node.kind == "source" and (fake := given.get(sources[node.index].name)) is not None:
+            place = plan.graph.layout(sources[node.index].name).placement
+            at = next((at for at in range(place.ndim) if _name(place, at) == axis.name), None)
+            if fake.shape[:1] == (samples,):
+                splits = [at in stored.lie.state.dims[0] for stored in node.candidates]
+                costs[n] = np.where(splits, node.cost, np.inf)
+    problem = replace(posed.problem, costs=tuple(costs))
+    if not samples or any(np.isinf(cost).all() for cost in costs):
         return None
-    flows = dict(plan.passes.flows)
-    for name, place in homes.items():
-        at = next((at for at in range(place.ndim) if _name(place, at) == axis.name), None)
-        if at is None:
-            return None
-        entries = list(flows[name].on(place, inputs[name].ndim)) if name in flows else [None] * place.ndim
-        entries[at] = S(0)
-        flows[name] = Pin(tuple(entries), what=f"the argument {name}")
-    rounds = plan.decided.formulated.costs.demands.rounds
-    asked = None if rounds is None else lambda _: rounds
-    try:
-        found = plan.passes.flowing(flows).decided(plan.logical, inputs, plan.options.memory, rounds=asked)
-    except SbpflowError:
-        return None
-    return found.solution.cost
+    found = Solver(problem).solve(problem.memory, None, branches=0)
+    return found.cost if found.choice else None

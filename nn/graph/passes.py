@@ -6,7 +6,6 @@ environment each step writes what its passes give, a file each, as text.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -127,13 +126,6 @@ class Passes:
     def free(self) -> bool:
         """Whether global parameters are to move."""
         return self.move is not None and not self.move.done
-
-    def flowing(self, flows: Mapping[str, Pin]) -> "Passes":
-        """The same where arguments lie so, of which nothing is written down."""
-        made = copy(self)
-        made.flows, made.dump = flows, copy(self.dump)
-        made.dump.folder = None
-        return made
 
     def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
         """The computation of `build` on such arguments."""

@@ -53,7 +53,6 @@ class Planned:
     balance: Balance  # of the stages of pipelines
     said: tuple[Mapping[str, Any], ...]  # of the modules, by annotations
     pieces: Pieces | None
-    lies: bool = False  # whether arguments came global, and so lie already
 
     @property
     def options(self) -> Options:
@@ -152,9 +151,8 @@ def plan_step(
                 f"  no stage can know whether another overflows: {fix} a schedule with a flush, such as '1f1b'"
             )
     passes.settle(build)
-    lies = any(isinstance(x, GlobalTensor) for x in inputs.values())
     graph = replace(graph, called=input_titles(inputs, names))
-    return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces, lies)
+    return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces)
 
 
 def _fits(value: Tensor, of: Layout, types: Types | None, *, free: bool) -> bool:

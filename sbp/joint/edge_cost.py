@@ -42,11 +42,12 @@ class Lies(NamedTuple):
     grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
     encoded: tuple[EncodedWay, torch.dtype] | None = None  # how it goes home, and of which numbers
     moves: tuple[bool, ...] = ()  # of a weight's copy whether it comes anew with each micro-batch
+    once: tuple[bool, ...] = ()  # whether a gradient that is smaller at home goes there behind all of them
 
     def only(self, k: int) -> "Lies":
         """The same of one candidate alone."""
         one = slice(k, k + 1)
-        return self._replace(each=self.each[one], back=self.back[one], moves=self.moves[one])
+        return self._replace(each=self.each[one], back=self.back[one], moves=self.moves[one], once=self.once[one])
 
 
 class Carried(NamedTuple):
@@ -122,31 +123,32 @@ class EdgeCosts:
     def _ways(self, have: Lies, need: Lies, of: Carried) -> list[_Seconds]:
         """The way of a value and of its gradient, if it has one; equal pairs of candidates are worked out once."""
         back = have.back or tuple(lie.dual for lie in have.each)
-        anew = have.moves or (False,) * len(have.each)
-        rows, at = distinct(list(zip(have.each, back, anew, strict=True)))
+        anew, late = (of or (False,) * len(have.each) for of in (have.moves, have.once))
+        rows, at = distinct(list(zip(have.each, back, anew, late, strict=True)))
         columns, to = distinct(list(zip(need.each, need.moves or (None,) * len(need.each), strict=True)))
-        src, dst = [lie.state for lie, _, _ in rows], [lie.state for lie, _ in columns]
+        src, dst = [lie.state for lie, *_ in rows], [lie.state for lie, _ in columns]
         small, whole = self._moved(src, dst, of, of.dtype.itemsize)
         each: Mask = True
         if of.lasts:
-            gathered, sends = np.array([moves for _, _, moves in rows])[:, None], whole > 0
+            gathered, sends = np.array([moves for _, _, moves, _ in rows])[:, None], whole > 0
             each = np.full(sends.shape, False) if of.far or self.rounds.gathers else sends | gathered
         ways = [self._split(small, whole - small, each, of, 2.0 if of.again else 1.0)]
         if need.moves:  # a copy comes anew where it does not lie so already
             asked = np.array([moves for _, moves in columns])[None, :]
             ways = [ways[0]._replace(once=ways[0].once + np.where(each == asked, 0.0, np.inf))]
         if of.grad:
-            duals, homes = [lie.dual.state for lie, _ in columns], [home.state for _, home, _ in rows]
+            duals, homes = [lie.dual.state for lie, _ in columns], [(home.state, late) for _, home, _, late in rows]
             ways.append(self._gradient(have, duals, homes, each, of))
         return [_Seconds(*(x[np.ix_(at, to)] for x in way)) for way in ways]
 
     def _gradient(
-        self, have: Lies, duals: Sequence[State], homes: Sequence[State], each: Mask, of: Carried
+        self, have: Lies, duals: Sequence[State], ends: Sequence[tuple[State, bool]], each: Mask, of: Carried
     ) -> _Seconds:
-        """The way of a gradient. Those of parameters go many at once, so that of the latency of one only its share
-        counts; but those of weights that are gathered go alone, with each micro-batch."""
+        """The way of a gradient to its home; of `ends` with whether it goes there late. Those of parameters go many at
+        once, so that of the latency of one only its share counts; but those of weights that are gathered go alone, with
+        each micro-batch."""
         grain, p = have.grain or of.dtype.itemsize, of.here
-        back = of._replace(here=of.there, there=p)
+        homes, back = [home for home, _ in ends], of._replace(here=of.there, there=p)
         small, whole = self._moved(duals, homes, back, grain)
         if have.encoded is not None and p is of.there:
             for plain, links in ((small, self.links(p).without_latency), (whole, self.links(p))):
@@ -156,8 +158,9 @@ class EdgeCosts:
             share = min(1.0, prod(of.shape) * grain / self.demands.together.get(p.type, 1 << 62))
             starts = np.where(each, starts, share * starts) if of.lasts else share * starts
             if of.lasts and p is of.there and not self.rounds.gathers:
-                come, home = (local_bytes(states, of.shape, 1, p.shape) for states in (duals, homes))
-                each |= home[:, None] < come[None, :]
+                come, there = (local_bytes(states, of.shape, 1, p.shape) for states in (duals, homes))
+                late = np.array([late for _, late in ends])
+                each |= (there[:, None] < come[None, :]) & ~late[:, None]
         return self._split(small, starts, each, of, 1.0)
 
     def _split(self, small: Vector, starts: Vector, each: Mask, of: Carried, times: float) -> _Seconds:

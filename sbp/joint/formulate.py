@@ -187,7 +187,8 @@ class _Formulation:
             made = stored(source, wished, pinned, rest, states, sharded, device, links)
             encoded = (by, source.grads or source.fake.dtype) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)
-            lying = Lies(*ends, source.grads.itemsize if source.grads is not None else 0, encoded)
+            late = tuple(c.once for c in made.candidates)
+            lying = Lies(*ends, source.grads.itemsize if source.grads is not None else 0, encoded, once=late)
             self.known[key] = made, lying
         found, lies = self.known[key]
         at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))

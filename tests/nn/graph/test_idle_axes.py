@@ -5,17 +5,20 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow import B, S
+from sbpflow import B
+from sbpflow.boxing.picture.palette import duration
+from sbpflow.nn.plan.check import Checked
 
 GRID = "grid (data=2, tensor=2)\n"
 TENSOR = "0.*: tensor=S(0)\n2.*: tensor=S(1)\n"
+IDLE = "nothing is split over data: its 2 ranks do the same; the batch split over it, a step would take "
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
     return torch.as_tensor(model(x).square().mean())
 
 
-def checked(text: str, rows: int = 4) -> flow.nn.plan.check.Checked:
+def checked(text: str, rows: int = 4) -> Checked:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     return flow.Plan.read(text).check(model, torch.zeros(rows, 64, device="meta"), loss_fn=loss_fn)
@@ -24,20 +27,15 @@ def checked(text: str, rows: int = 4) -> flow.nn.plan.check.Checked:
 def test_an_axis_over_which_nothing_is_split_is_told_with_its_price() -> None:
     idle, split = checked(GRID + TENSOR), checked(f"{GRID}{TENSOR}input 0 <- data=S(0)")
     (line,) = idle.report.idle
-    assert line.startswith("nothing is split over data: its 2 ranks do the same; the batch split over it, a step would take ")
-    assert f" {flow.boxing.picture.palette.duration(split.seconds)}, " in line
+    assert line.startswith(f"{IDLE}{duration(split.seconds)}, ")
+    assert line.endswith(" more")
     assert all(line in str(shown) for shown in (idle, idle.report))
     assert line in idle.report.full()
     assert idle.dict()["report"]["idle"] == [line]
     assert not split.report.idle
 
 
-def test_in_a_pipeline_too() -> None:
-    pipe = "grid (pipe=2, data=2, tensor=2)\nplace 0 at pipe=0\nplace 2 at pipe=1\npipe 0 over pipe by 1f1b, 2 micro-batches\n"
-    ...
-
-
-@pytest.mark.parametrize("text", ["**: data=S(0)", "states **: data=S(0)", "input 0 <- data=S(0)", "0.weight: data=S(0)"])
+@pytest.mark.parametrize("text", ["**: data=S(0)", "states **: data=S(0)", "input 0 <- data=S(0)"])
 def test_an_axis_over_which_anything_lies_in_pieces_is_not(text: str) -> None:
     assert not [line for line in checked(f"{GRID}{TENSOR}{text}").report.idle if "over data" in line]
 
@@ -45,6 +43,7 @@ def test_an_axis_over_which_anything_lies_in_pieces_is_not(text: str) -> None:
 def test_arguments_that_lie_already_have_no_price() -> None:
     place = flow.placement("cpu", range(2))
     x = flow.tensor(torch.zeros(4, 4), placement=place, sbp=B)
+    model = flow.nn.shard(nn.Linear(4, 4), {"*": B})
     with torch.no_grad():
-        report = flow.compile(nn.Linear(4, 4), placement=place).plan(x).explain()
-    assert report.idle == ("nothing is split over axis 0: its 2 ranks do the same",)
+        step = flow.compile(model, lambda model, x: model(x).sum(), placement=place).plan(x)
+    assert step.explain().idle == ("nothing is split over axis 0: its 2 ranks do the same",)
