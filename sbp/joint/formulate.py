@@ -52,7 +52,7 @@ class ChoiceNode:
 
 
 class EdgeTensor(NamedTuple):
-    """What goes along an edge: the number of a value, how it lies at both ends, and how it is carried."""
+    """The tensor on an edge: the number of a value, how it lies at both ends, and how it is carried."""
 
     number: int
     have: Lies
