@@ -193,12 +193,21 @@ def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
 def load(text: str, source: str) -> None:
     """Put every line of a text into the book: names of ops, parted by `|`, and their rule. `#` begins a comment.
 
-    A line goes on behind a `|` at its end, and where the next begins with `or`.
+    A line goes on behind a `|` at its end, and where the next begins with `or`. A name that ends in `?` is an op of some
+    versions of torch: where there is none, it has no rule.
     """
     for number, line in _lines(text):
         names, _, body = line.partition(" ")
         for name in names.split("|"):
-            define(name, body.strip(), f"{source}:{number}")
+            if not name.endswith("?") or _exists(name[:-1]):
+                define(name.removesuffix("?"), body.strip(), f"{source}:{number}")
+
+
+def _exists(name: str) -> bool:
+    try:
+        return operands(name) is not None
+    except LookupError:
+        return False
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

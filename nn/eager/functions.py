@@ -32,13 +32,13 @@ from .recipe import Recipe
 
 __all__ = ["Applied", "FunctionOp", "applied", "captured", "function_name", "install"]
 
-_apply = Function.apply.__func__  # type: ignore[attr-defined]
+_apply = Function.__dict__["apply"]  # a classmethod in Python before torch 2.14, one in C++ since
 _applied: dict[type[Function], "Applied"] = {}
 
 
 def applied(cls: type[Function], *args: Any) -> Any:
     """`apply` as torch has it."""
-    return _apply(cls, *args)
+    return _apply.__get__(None, cls)(*args)
 
 
 class Applied:
@@ -48,7 +48,7 @@ class Applied:
         self.cls, self.__name__ = cls, cls.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _apply(self.cls, *args, **kwargs)
+        return _apply.__get__(None, self.cls)(*args, **kwargs)
 
     def recipe(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
         """By the Function's rule if it has one."""
@@ -107,7 +107,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(isinstance(a, GlobalTensor) for a in args):
         if capturing():  # its own backward would be lost among the calls that its forward makes
             raise LookupError(f"{cls.__name__} is not captured")
-        return _apply(cls, *args, **kwargs)
+        return _apply.__get__(None, cls)(*args, **kwargs)
     if cls is BackwardHookFunction:
         raise SbpError(
             "a module's full backward hook sees single shards, not global tensors\n"
@@ -117,7 +117,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:  # saves and replays by itself, on one device's tensors
             run, preserve, *rest = args
             return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
-        return _apply(cls, *args, **kwargs)  # only keeps its inputs
+        return _apply.__get__(None, cls)(*args, **kwargs)  # only keeps its inputs
     func = _applied.get(cls)
     if func is None:
         func = _applied[cls] = Applied(cls)
