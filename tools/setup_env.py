@@ -34,7 +34,11 @@ def main() -> None:
     # --no-deps: torch's own needs come from the usual index, in the last step.
     if has_gpu():
         print("setup: a GPU is here, so torch is the CUDA build", flush=True)
-    elif not step("installing torch, CPU build (200 MB)", [*PIP, "--no-deps", torch, *CPU_INDEX], may_fail=True):
+    elif not step(
+        "installing torch, CPU build (200 MB)",
+        [*PIP, "--no-deps", newest_cpu_build(torch) or torch, *CPU_INDEX],
+        may_fail=True,
+    ):
         print("setup: no CPU build within reach, so torch is the default build, which may be large", flush=True)
     step(
         f"installing sbpflow and its needs ({', '.join(extras)})",
@@ -49,6 +53,29 @@ def has_gpu() -> bool:
         return succeeds(["nvidia-smi", "--list-gpus"])
     probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return importlib.util.find_spec("torch") is not None and succeeds([sys.executable, "-c", probe])
+
+
+def newest_cpu_build(need: str) -> str | None:
+    """`torch==2.15.0+cpu`, the newest within `need` that is marked as a CPU build; None where none is, as on macOS.
+
+    A range would take the highest number of all indexes in force, which may be a CUDA build of gigabytes.
+    """
+    pip = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "index", "versions", "torch", *CPU_INDEX)
+    listed = subprocess.run(pip, capture_output=True, text=True, check=False).stdout
+    line = next((line for line in listed.splitlines() if line.startswith("Available versions:")), "")
+    return newest_marked(line.partition(":")[2].split(","), need)
+
+
+def newest_marked(versions: Sequence[str], need: str) -> str | None:
+    """Of versions from the newest on, the first with `+cpu` in a range such as `torch>=2.11,<2.16`."""
+    low, high = (release(bound) for bound in need.removeprefix("torch>=").split(",<"))
+    marked = (v.strip() for v in versions if v.strip().endswith("+cpu"))
+    return next((f"torch=={v}" for v in marked if low <= release(v) < high), None)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers by which versions compare: (2, 13, 0) of `2.13.0+cpu`, without what letters make of the last."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 def succeeds(command: Sequence[str]) -> bool:
