@@ -2,7 +2,8 @@
 
 Each ordered pair of ranks has a mailbox: a few slots, a count of slots filled (written by the sender alone) and one of
 slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. Who waits
-yields the processor, and looks from time to time whether the peer is still coming.
+yields the processor some times, then sleeps until a peer rings its bell, and looks from time to time whether the peer
+is still coming.
 
 The counts are plain stores: x86 keeps them behind the data they announce. Other processors may not, and use Gloo.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...placement.ledger import Ledger, stamp
+from .bell import Bell
 from .buffer import finish, keep, landing, pack, plain
 from .transport import Exchange, Sent
 
@@ -28,8 +30,10 @@ HEAD = 4096  # bytes before the slots: filled count, emptied count, and the tag 
 FILLED, EMPTIED, TAGS = 0, 8, 16  # in words of 8 bytes
 LARGEST, SMALLEST = 1 << 18, 1 << 12  # bytes of a slot
 BUDGET = 1 << 26  # bytes of all mailboxes of a host
-SPIN = 0.002  # seconds to yield before sleeping
-PATROL = 0.02  # seconds between looks at what the peers are doing
+BELL = 64  # bytes of a rank's bell, a cache line of its own; bells lie before the mailboxes
+YIELDS = 20  # before sleeping: some 60 us where cores are idle; where others need them, each gives one of them its turn
+DOZE = 0.001  # seconds of the first sleep
+PATROL = 0.02  # seconds of the longest sleep, and between looks at what the peers are doing
 
 
 class Mail:
@@ -41,23 +45,25 @@ class Mail:
         self.words = memoryview(memory).cast("Q")
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         ranks = ledger.local
-        size = box_size(slot)
+        size, boxes = box_size(slot), len(ranks) * BELL
         self.outgoing, self.incoming = {}, {}
         me = ranks.index(ledger.rank)
+        self.bell = Bell(memory, me * BELL)
         for i, peer in enumerate(ranks):
             if peer != ledger.rank:
-                self.outgoing[peer] = Mailbox(self.words, whole, (me * len(ranks) + i) * size, slot)
-                self.incoming[peer] = Mailbox(self.words, whole, (i * len(ranks) + me) * size, slot)
+                bell = Bell(memory, i * BELL)
+                self.outgoing[peer] = Mailbox(self.words, whole, boxes + (me * len(ranks) + i) * size, slot, bell)
+                self.incoming[peer] = Mailbox(self.words, whole, boxes + (i * len(ranks) + me) * size, slot, bell)
 
     @classmethod
     def open(cls, ledger: Ledger) -> "Mail | None":
         """The mailboxes, or None where there are no other ranks, not the memory, or another kind of processor."""
         n = len(ledger.local)
         slot = LARGEST
-        while slot > SMALLEST and n * n * box_size(slot) > BUDGET:
+        while slot > SMALLEST and mail_size(n, slot) > BUDGET:
             slot //= 2
-        fits = n * n * box_size(slot) <= BUDGET and platform.machine() in ("x86_64", "AMD64")
-        memory = ledger.share("mail", n * n * box_size(slot)) if fits and n > 1 else None
+        fits = mail_size(n, slot) <= BUDGET and platform.machine() in ("x86_64", "AMD64")
+        memory = ledger.share("mail", mail_size(n, slot)) if fits and n > 1 else None
         return None if memory is None else cls(ledger, memory, slot)
 
     def serves(self, exchange: Exchange) -> bool:
@@ -70,11 +76,16 @@ def box_size(slot: int) -> int:
     return HEAD + SLOTS * slot
 
 
-class Mailbox:
-    """One direction of one pair of ranks. Each side keeps its own count and reads the other's."""
+def mail_size(ranks: int, slot: int) -> int:
+    """Bytes of the bells and mailboxes of a host."""
+    return ranks * BELL + ranks * ranks * box_size(slot)
 
-    def __init__(self, words: memoryview, whole: Tensor, start: int, slot: int) -> None:
-        self.words, self.at = words, start // 8
+
+class Mailbox:
+    """One direction of one pair of ranks. Each side keeps its own count, reads the other's, and rings its bell."""
+
+    def __init__(self, words: memoryview, whole: Tensor, start: int, slot: int, bell: Bell) -> None:
+        self.words, self.at, self.bell = words, start // 8, bell
         self.slots = [whole.narrow(0, start + HEAD + i * slot, slot) for i in range(SLOTS)]
         self.count = 0
 
@@ -89,6 +100,7 @@ class Mailbox:
         self.words[self.at + TAGS + i] = tag
         self.count += 1
         self.words[self.at + FILLED] = self.count
+        self.bell.ring()
 
     def ready(self) -> bool:
         return bool(self.words[self.at + FILLED] > self.count)
@@ -104,6 +116,7 @@ class Mailbox:
     def drop(self) -> None:
         self.count += 1
         self.words[self.at + EMPTIED] = self.count
+        self.bell.ring()
 
 
 class Shared:
@@ -141,7 +154,7 @@ class Shared:
         chunks = {peer: iter(_chunks(target, slot)) for peer, target in in_parts.items()}
         current = {peer: next(rest) for peer, rest in chunks.items()}
         missing = set(held)
-        idle = Idle(limit)
+        idle = Idle(limit, self.mail.bell)
         while missing or current or self.next:
             moved = self._send() if self.next else False
             for peer in tuple(missing):
@@ -179,23 +192,28 @@ class Shared:
 class Idle:
     """Waiting without a wire to wait on: yield at first, then sleep; `wait` tells when to look after the peers."""
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self, limit: float, bell: Bell) -> None:
+        self.limit, self.bell = limit, bell
         self.rounds = 0
         self.start = self.looked = 0.0
+        self.nap = DOZE
 
     def wait(self) -> bool:
-        now = time.monotonic()
-        if not self.rounds:
-            self.start = self.looked = now
+        """To be called when nothing has come: of the rounds behind the yields, every second one sleeps."""
         self.rounds += 1
-        waited = now - self.start
-        if waited < SPIN:
+        if self.rounds <= YIELDS:
             os.sched_yield()
             return False
-        if waited > self.limit:
+        now = time.monotonic()
+        if self.rounds == YIELDS + 1:
+            self.start, self.looked, self.nap = now, now, DOZE
+        if now - self.start > self.limit:
             raise RuntimeError(f"timed out after {self.limit:g} s")
-        time.sleep(1e-4 if waited < 0.1 else 1e-3)
+        if (self.rounds - YIELDS) % 2:
+            self.bell.set()  # and the caller looks once more before we sleep
+            return False
+        self.bell.sleep(self.nap)
+        self.nap = min(2 * self.nap, PATROL)
         if now - self.looked < PATROL:
             return False
         self.looked = now

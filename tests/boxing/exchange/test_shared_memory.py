@@ -7,7 +7,8 @@ from collections import deque
 import pytest
 import torch
 
-from sbpflow.boxing.exchange.shared_memory import SLOTS, Idle, Mailbox, _chunks, box_size
+from sbpflow.boxing.exchange.bell import Bell
+from sbpflow.boxing.exchange.shared_memory import BELL, SLOTS, Idle, Mailbox, _chunks, box_size
 
 SLOT = 4096
 
@@ -16,7 +17,8 @@ def pair() -> tuple[Mailbox, Mailbox]:
     """The sender's and the receiver's side of one mailbox."""
     memory = mmap.mmap(-1, box_size(SLOT))
     words, whole = memoryview(memory).cast("Q"), torch.frombuffer(memory, dtype=torch.uint8)
-    return Mailbox(words, whole, 0, SLOT), Mailbox(words, whole, 0, SLOT)
+    bell = Bell(mmap.mmap(-1, BELL), 0)
+    return Mailbox(words, whole, 0, SLOT, bell), Mailbox(words, whole, 0, SLOT, bell)
 
 
 def test_messages_arrive_in_order_and_none_is_overwritten() -> None:
@@ -72,7 +74,7 @@ def test_chunks_fit_a_slot_and_make_the_whole(numel: int) -> None:
 
 
 def test_waiting_ends_at_the_limit_and_looks_after_peers_on_the_way() -> None:
-    idle = Idle(0.1)
+    idle = Idle(0.1, Bell(mmap.mmap(-1, BELL), 0))
     looks: list[bool] = []
     with pytest.raises(RuntimeError, match=r"timed out after 0\.1 s"):
         looks.extend(idle.wait() for _ in iter(int, 1))
