@@ -21,7 +21,7 @@ NEED = "torch>=2.11,<2.16"
         ("2.11.0+cpu, 2.16.0rc1+cpu", "torch==2.11.0+cpu"),
         ("", None),
     ],
-    ids=["behind_a_newer_one_with_cuda", "within_the_range", "none_is_marked", "too_old", "first_of_the_range", "empty"],
+    ids=["behind_one_with_cuda", "within_the_range", "none_is_marked", "too_old", "first_of_the_range", "empty"],
 )
 def test_the_newest_build_for_the_cpu_is_taken(listed: str, taken: str | None) -> None:
     assert newest_marked(listed.split(","), NEED) == taken
