@@ -193,8 +193,8 @@ def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
 def load(text: str, source: str) -> None:
     """Put every line of a text into the book: names of ops, parted by `|`, and their rule. `#` begins a comment.
 
-    A line goes on behind a `|` at its end, and where the next begins with `or`. A name that ends in `?` is that of an op
-    which some versions of torch lack; there it has no rule.
+    A line goes on behind a `|` at its end, and where the next begins with `or`. A name that ends in `?` is of an op
+    that some versions of torch lack; there it has no rule.
     """
     for number, line in _lines(text):
         names, _, body = line.partition(" ")
