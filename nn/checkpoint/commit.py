@@ -8,7 +8,6 @@ The first process does what is done once. Processes tell each other over their s
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -22,11 +21,12 @@ from ..files.headers import DTYPES, NAMES
 from ..files.pieces import sizes_of
 from ..files.raw import wrote
 from .content import Content
-from .manifest import MANIFEST, REPLACED, WRITING, WrittenPiece, is_checkpoint, made_manifest
+from .folders.ownership import begun, is_own, removed, synced, unmarked
+from .manifest import MANIFEST, REPLACED, WRITING, WrittenPiece, made_manifest
 from .meeting import Meeting
-from .newest import remove, tidied
+from .newest import tidied
 from .trees import Json
-from .writing import FilePlan, synced, write_file
+from .writing import FilePlan, write_file
 
 __all__ = [
     "SLOW", "begin_folder", "check_alike", "committed", "dumped", "gathered_manifest", "raise_told", "renamed",
@@ -43,21 +43,21 @@ def committed(
     aside = path.with_name(path.name + WRITING)
     size = sum(file.size for file in files)
     said = dumped(path=path.name, alike=content.alike, plain=content.plain, size=size)
-    most = int(meeting.agree(said, decide=lambda each: _begin(path, aside, each)))
-    meeting.limit = limit + most / SLOW
     error: Exception | None = None
     try:
-        said = written_files(aside, content, files)
-    except Exception as failure:
-        error = failure
-    try:
+        most = int(meeting.agree(said, decide=lambda each: _begin(path, aside, each)))
+        meeting.limit = limit + most / SLOW
+        try:
+            said = written_files(aside, content, files)
+        except Exception as failure:
+            error = failure
         try:
             meeting.agree(said, error, lambda each: _end(path, aside, content, each, keep))
         finally:
             meeting.end()
     except Exception as failure:
         if meeting.me == 0:
-            shutil.rmtree(aside, ignore_errors=True)
+            removed(aside)
         raise_told(failure, path)
 
 
@@ -66,7 +66,7 @@ def raise_told(failure: Exception, path: Path) -> NoReturn:
     if isinstance(failure, OSError) and not isinstance(failure, FileError):
         raise FileError(
             f"flow.save: {path} could not be written: {failure}\n"
-            "  what was saved before is as it was\n  make room, or save to another disk"
+            "  what was saved before is as it was\n  make room, or have the disk writable, or save to another"
         ) from failure
     raise failure
 
@@ -121,16 +121,22 @@ def check_alike(each: Sequence[str]) -> str:
 
 def begin_folder(path: Path, aside: Path) -> None:
     """An empty folder beside where the checkpoint will be."""
-    if path.exists() and not is_checkpoint(path) and not (path.is_dir() and not any(path.iterdir())):
+    if path.exists() and not is_own(path.resolve()) and not (path.is_dir() and not any(path.iterdir())):
         what = f"a folder with {some_of(sorted(x.name for x in path.iterdir()))}" if path.is_dir() else "a file"
         raise FileError(
             f"flow.save: {path} is there, and is no checkpoint\n  it is {what}, which would be lost\n"
             f"  name a folder for this one checkpoint, such as {path / 'step-100'}"
         )
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir()
+    begun(aside, (_old(path),) if _goes(path) else ())
+
+
+def _goes(path: Path) -> bool:
+    """Whether there is a folder that the new one replaces; of a link only the link goes, and not what it names."""
+    return path.exists() and not path.is_symlink()
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(path.name + REPLACED)
 
 
 def _same(said: Mapping[str, Mapping[str, Any]]) -> None:
@@ -215,13 +221,16 @@ def write_manifest(aside: Path, manifest: Json) -> None:
 
 def renamed(aside: Path, path: Path) -> None:
     """Give a folder that is whole its name; one that has it goes."""
-    old = path.with_name(path.name + REPLACED)
-    if path.exists():
-        remove(old)
+    unmarked(aside)
+    old = _old(path)
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        removed(old)
         path.rename(old)
     aside.rename(path)
     synced(path.parent)
-    remove(old)
+    removed(old)
 
 
 def _merge(states: dict[str, Any], more: Mapping[str, Any], rank: int) -> None:

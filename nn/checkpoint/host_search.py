@@ -14,7 +14,7 @@ import torch
 from ...placement.errors import FileError, some_of
 from ...placement.world import world
 from ..files.served import REMOTE, ServedFile, server
-from .manifest import MANIFEST, WRITING, Manifest, is_checkpoint, read_manifest
+from .manifest import MANIFEST, WRITING, Manifest, is_checkpoint, manifest_of, read_manifest
 from .meeting import Meeting
 
 __all__ = ["found_on_hosts"]
@@ -41,9 +41,11 @@ def _offered(folder: Path, name: str | None, here: dict[str, Manifest]) -> str:
     """The checkpoints of this process's host, as others can read them."""
     found: dict[str, Any] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not is_checkpoint(path) or path.name.endswith(WRITING) or name not in (None, path.name):
+        if path.name.endswith(WRITING) or name not in (None, path.name):
             continue
         try:
+            if not is_checkpoint(path):
+                continue
             manifest = here[path.name] = read_manifest(path)
         except FileError:
             continue  # as if this host had lost it
@@ -85,16 +87,16 @@ def _one_of(here: Mapping[str, Manifest], path: Path, when: list[int], source: l
     mine = here.get(path.name)
     if mine is not None and [mine.saved_at, mine.step] == when:
         return mine
-    return Manifest(path, _manifest_of(*source))
+    return manifest_of(path, _text_of(*source))
 
 
-def _manifest_of(url: str, size: int) -> dict[str, Any]:
-    """The JSON of a manifest, of whichever host."""
+def _text_of(url: str, size: int) -> bytes:
+    """The text of a manifest, of whichever host."""
     if not url.startswith(REMOTE):
-        return json.loads(Path(url).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return Path(url).read_bytes()
     file, text = ServedFile(url), torch.empty(size, dtype=torch.uint8)
     try:
         file.box(0, (size,), ((0, size),), text)
     finally:
         file.close()
-    return json.loads(text.numpy().tobytes())  # type: ignore[no-any-return]
+    return text.numpy().tobytes()

@@ -27,10 +27,12 @@ from ..model.values.noted_states import note_states
 from ..tensors.tensor import GlobalTensor
 from .content import extra_state_modules, keeps_state
 from .entries import everybody, processes
+from .folders.manifest_fields import ODD
+from .folders.ownership import is_own
 from .host_search import found_on_hosts
 from .manifest import MANIFEST, REPLACED, WRITING, Manifest, is_checkpoint, read_manifest
 from .meeting import Meeting
-from .random_state import restore
+from .random_state import fits, restore
 from .saving import finished
 from .states.loaded_groups import check_optimizers, put_options
 from .states.loaded_states import LoadedStates, wide_weight
@@ -113,7 +115,8 @@ def _same(each: Sequence[str]) -> str:
 
 def _refuse_others(folder: Path, optimizer: object, extra: object) -> None:
     """An error where a checkpoint is wanted, and there is none that is whole."""
-    broken = folder.is_dir() and any(folder.glob("[0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9].safetensors"))
+    files = "[0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9].safetensors"
+    broken = folder.is_dir() and (is_own(folder) or any(folder.glob(files)))
     if broken or folder.name.endswith((WRITING, REPLACED)):
         raise FileError(
             f"flow.load: {folder} has no {MANIFEST}: it was not written to its end\n"
@@ -141,8 +144,11 @@ class _Job:
     def run(self) -> None:
         said, tensors = self.manifest.said, self.manifest.tensors
         with Reading(self._everybody() if processes() > 1 else None) as files:
-            plain.read_now(self.groups, files)
             take = _taking(tensors, files)
+            random = decoded(said["random"][me() % len(said["random"])], take)
+            if files.error is None:
+                files.error = self._wrong_random(random)
+            plain.read_now(self.groups, files)
             now = [each for each in self.optimizers if not _on_meta(each[0])]
             for optimizer, states, *_ in now:
                 states.read(optimizer, files)
@@ -150,7 +156,6 @@ class _Job:
             others = [decoded(each[3]["others"], take) for each in self.optimizers]
             extra = {name: self._extra(name, value, files) for name, value in self.extra.items()}
             modules = {path: decoded(tree, take) for path, tree in said["modules"].items()}
-            random = decoded(said["random"][me() % len(said["random"])], take)
         plain.note_files(self.groups)
         for each, groups, more in zip(self.optimizers, options, others, strict=True):
             self._settle(each, groups, more)
@@ -160,6 +165,17 @@ class _Job:
         for name, value in extra.items():
             _put_extra(self.extra, name, value)
         restore(random)
+
+    def _wrong_random(self, random: Any) -> FileError | None:
+        try:
+            fits(random)
+        except ODD as error:
+            return FileError(
+                f"flow.load: {self.manifest.folder / MANIFEST} has a random state that no generator takes\n"
+                f"  its random.{me()}: {type(error).__name__}: {error}\n"
+                "  load another checkpoint; flow.newest(folder) names the newest that is whole"
+            )
+        return None
 
     def _everybody(self) -> Placement:
         """All processes, on the kind of device that they talk by anyway."""

@@ -6,10 +6,9 @@ step-100/00000-000.safetensors    pieces that process 0 wrote; second pieces of 
 
 import json
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,17 +17,18 @@ import torch
 
 from ...placement.errors import FileError, some_of
 from ..files.headers import DTYPES, NAMES
-from ..files.pieces import sizes_of
 from ..files.served import REMOTE
 from ..files.values import Pieced, Region, StoredPiece
+from .folders.manifest_fields import ODD, checked_fields
+from .folders.ownership import KIND, MANIFEST, REPLACED, WRITING
 from .trees import Json
 
-__all__ = ["MANIFEST", "REPLACED", "WRITING", "Manifest", "WrittenPiece", "is_checkpoint", "read_manifest"]
+__all__ = [
+    "MANIFEST", "REPLACED", "WRITING", "Manifest", "WrittenPiece", "is_checkpoint", "made_manifest", "manifest_of",
+    "read_manifest",
+]  # fmt: skip
 
-MANIFEST = "manifest.json"
-WRITING, REPLACED = ".writing", ".replaced"  # behind the name of one that is not whole yet, or not needed any more
 VERSION = 1
-KIND = "sbpflow checkpoint"
 _known = 0  # the latest `saved_at` of those that this process has read or made
 
 
@@ -60,7 +60,7 @@ class Manifest:
 
     @property
     def step(self) -> int:
-        return int(self.said["step"])
+        return self.said["step"]  # type: ignore[no-any-return]
 
     @property
     def plan(self) -> str | None:
@@ -71,7 +71,7 @@ class Manifest:
     @property
     def saved_at(self) -> int:
         """Nanoseconds of the clock of who wrote it."""
-        return int(self.said["saved_at"])
+        return self.said["saved_at"]  # type: ignore[no-any-return]
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -153,7 +153,7 @@ class Manifest:
                 for name, part in said.items()
                 if name != "__metadata__"
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError) as error:
+        except (OSError, *ODD) as error:
             return f"{file} has no header of safetensors: {type(error).__name__}: {error}"
         other = next((name for name in {**found, **held} if found.get(name) != held.get(name)), None)
         return f"{file} has other tensors than were written to it, such as {other}" if other else None
@@ -177,41 +177,44 @@ def _written(said: Mapping[str, Any]) -> list[list[tuple[str, int]]]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError as error:
+        raise FileError(f"flow.load: {folder} cannot be read: {error}\n  make it readable for this process") from error
 
 
 def read_manifest(folder: Path) -> Manifest:
     """That of a folder, or an error that says why it cannot be read."""
     try:
-        return _read(folder)
+        return manifest_of(folder, (folder / MANIFEST).read_bytes())
     except FileError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except (OSError, *ODD) as error:
         raise FileError(
             f"flow.load: {folder / MANIFEST} is no manifest of a checkpoint\n"
             f"  found {type(error).__name__}: {error}\n  {_advice(str(folder))}"
         ) from error
 
 
-def _read(folder: Path) -> Manifest:
-    said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    if said["kind"] != KIND:
-        raise ValueError(f"it is a {said['kind']!r}")
-    if said["version"] != VERSION:
+def manifest_of(folder: Path, text: bytes) -> Manifest:
+    """That of a text, wherever it was read; one that is odd in any way is an error that names the field."""
+    said = json.loads(text.decode("utf-8"))
+    kind = said.get("kind") if isinstance(said, dict) else None
+    if kind != KIND:
+        raise ValueError(f"it is a {kind if kind is not None else said!r:.60}, and no {KIND}")
+    version = said.get("version")
+    if type(version) is not int:
+        raise ValueError(f"its version is {version!r:.60}, and is to be a whole number")
+    if version != VERSION:
         raise FileError(
-            f"flow.load: {folder / MANIFEST} is of version {said['version']}, and this sbpflow "
+            f"flow.load: {folder / MANIFEST} is of version {version}, and this sbpflow "
             f"reads version {VERSION}\n"
-            f"  it was saved by sbpflow {said.get('sbpflow')}\n  install the one that it was saved by"
+            f"  it was saved by sbpflow {said.get('sbpflow')!s:.60}\n  install the one that it was saved by"
         )
-    if said["sum"] != _sum(said):
+    if said.get("sum") != _sum(said):
         raise ValueError("it was changed: its checksum is another")
-    made = Manifest(folder, said)
-    names = {file for of in said["tensors"].values() for several in _written(of) for file, _ in several}
-    outside = next((file for file in [*said["files"], *names] if Path(file).name != file), None)
-    if outside is not None or not names <= said["files"].keys():
-        raise ValueError(f"it names {outside or sorted(names - said['files'].keys())[0]}, which is no file of its own")
-    _check(made.tensors.values())
-    return made
+    checked_fields(said)
+    return Manifest(folder, said)
 
 
 def _sum(said: Mapping[str, Any]) -> str:
@@ -220,38 +223,30 @@ def _sum(said: Mapping[str, Any]) -> str:
     return f"{crc32(text.encode()):08x}"
 
 
-def _check(tensors: Iterable[Pieced]) -> None:
-    """That pieces make up the tensors that they are of."""
-    for of in tensors:
-        inside = all(
-            len(piece.region) == len(of.shape)
-            and all(0 <= lo <= hi <= size for (lo, hi), size in zip(piece.region, of.shape, strict=True))
-            for piece in of.pieces
-        )
-        if not inside or not of.pieces or sum(prod(sizes_of(p.region)) for p in of.pieces) != prod(of.shape):
-            raise ValueError(f"the pieces of {of.name} {of.shape} are not all of it")
-
-
 def _advice(folder: str) -> str:
     """The fix for a checkpoint that is not what was written: the newest good one that was saved before it."""
     path, mine = Path(folder), _saved_at(Path(folder))
-    others = [other for other in (path.parent.iterdir() if path.parent.is_dir() else ()) if other.name != path.name]
+    try:
+        others = [other for other in path.parent.iterdir() if other.name != path.name]
+    except OSError:
+        others = []
     known = [(at, other) for other in others if (at := _saved_at(other)) is not None and (mine is None or at < mine)]
     for _, other in sorted(known, reverse=True):
         try:
-            found = _read(other)
-            if found.wrong() is None:
-                return f"copy it again, or load the one before: {other} of step {found.step}"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, LookupError, RecursionError):
+            found = manifest_of(other, (other / MANIFEST).read_bytes())
+        except (OSError, *ODD):
             continue
+        if found.wrong() is None:
+            return f"copy it again, or load the one before: {other} of step {found.step}"
     return "copy it again from where it was saved; no other whole checkpoint lies beside it"
 
 
 def _saved_at(folder: Path) -> int | None:
     try:
-        return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["saved_at"])
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / MANIFEST).read_bytes())["saved_at"]
+    except (OSError, *ODD):
         return None
+    return found if type(found) is int else None
 
 
 def made_manifest(

@@ -13,7 +13,6 @@ step is whole over the hosts, whoever ends.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,12 @@ from .commit import (
     written_files,
 )
 from .content import Content
+from .folders.ownership import removed, synced
 from .hosts import Hosts
 from .manifest import MANIFEST, WRITING
 from .meeting import Meeting
 from .newest import tidied
-from .writing import FilePlan, synced
+from .writing import FilePlan
 
 __all__ = ["Files", "committed_by_hosts"]
 
@@ -68,7 +68,7 @@ def committed_by_hosts(
         meeting.end()
     except Exception as failure:
         if first:
-            shutil.rmtree(aside, ignore_errors=True)
+            removed(aside)
         raise_told(failure, path)
 
 

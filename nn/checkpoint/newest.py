@@ -1,6 +1,5 @@
 """The newest checkpoint of a folder: which of them are whole, and which go."""
 
-import shutil
 import warnings
 from dataclasses import dataclass
 from os import PathLike
@@ -14,10 +13,11 @@ from ..files.pieces import sizes_of
 from ..files.raw import RawFile
 from ..files.sums import altered
 from ..files.values import Pieced, StoredPiece
+from .folders.ownership import is_left_over, is_own, removed
 from .host_search import found_on_hosts
-from .manifest import MANIFEST, WRITING, Manifest, is_checkpoint, read_manifest
+from .manifest import WRITING, Manifest, is_checkpoint, read_manifest
 
-__all__ = ["Saved", "newest", "remove", "tidied"]
+__all__ = ["Saved", "newest", "tidied"]
 
 BLOCK = 64 << 20
 
@@ -85,15 +85,23 @@ def _sorted(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
     found: list[Manifest] = []
     bad: list[tuple[Path, str]] = []
     begun: list[Path] = []
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    for path in [folder] if is_checkpoint(folder) else inside:
-        if path.name.endswith(WRITING):
-            begun.append(path)
-        elif is_checkpoint(path):
-            try:
+    try:
+        inside = sorted(folder.iterdir()) if folder.is_dir() and not is_checkpoint(folder) else [folder]
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(
+            f"flow.newest: {folder} cannot be read: {error}\n  make it readable for this process"
+        ) from error
+    for path in inside:
+        if path.name.endswith(WRITING) and path is not folder:
+            begun += [path] if is_own(path) else []
+            continue
+        try:
+            if is_checkpoint(path):
                 found.append(read_manifest(path))
-            except FileError as error:
-                bad.append((path, " ".join(line.strip() for line in str(error).splitlines()[:2])))
+        except FileError as error:
+            bad.append((path, " ".join(line.strip() for line in str(error).splitlines()[:2])))
     found.sort(key=lambda each: (each.saved_at, each.step))
     while found:
         wrong = found[-1].wrong()
@@ -114,32 +122,24 @@ def _changed_at(path: Path) -> int:
 
 
 def tidied(new: Path, keep: int, *, hosts: bool = False) -> None:
-    """Of what is beside one that was just saved keep the newest whole ones, and nothing of saves that did not end. Of
-    one that `hosts` have together no host can tell whether it is whole."""
+    """Of what is beside one that was just saved keep the newest whole ones, and nothing of saves and removals that did
+    not end. Of one that `hosts` have together no host can tell whether it is whole."""
     whole: list[Manifest] = []
     for path in new.parent.iterdir():
         if path.is_symlink():
             continue  # another name of one, such as latest, which is none more
-        if path.name.endswith(WRITING):
-            shutil.rmtree(path, ignore_errors=True)
-        elif is_checkpoint(path):
-            try:
+        if is_left_over(path):
+            removed(path)
+            continue
+        try:
+            if is_checkpoint(path):
                 whole.append(read_manifest(path))
-            except FileError:
-                continue  # what is not understood is not removed
+        except FileError:
+            continue  # what is not understood is not removed
     whole.sort(key=lambda each: (each.folder == new, each.saved_at, each.step))
     good = 0
     for each in reversed(whole):
         if good >= keep:
-            remove(each.folder)
+            removed(each.folder)
         elif hosts or each.wrong() is None:
             good += 1
-
-
-def remove(folder: Path) -> None:
-    """Remove a checkpoint; half removed, it is none. Of a link only the link goes."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        (folder / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)

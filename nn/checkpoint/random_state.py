@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["random_state", "restore"]
+__all__ = ["fits", "random_state", "restore"]
 
 
 def random_state() -> dict[str, Any]:
@@ -21,6 +21,14 @@ def random_state() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = [state.cpu() for state in torch.cuda.get_rng_state_all()]
     return found
+
+
+def fits(state: Mapping[str, Any]) -> None:
+    """Try a state on generators of nobody, which raise whatever is wrong with it."""
+    torch.Generator().set_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.Random().setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.RandomState().set_state(tuple(state["numpy"]))
 
 
 def restore(state: Mapping[str, Any]) -> None:

@@ -106,7 +106,8 @@ def decoded(tree: Json, take: Callable[[str], Tensor]) -> Any:
         return {key: decoded(part, take) for key, part in tree.items()}
     if isinstance(of, str):
         return _simple(word, of, take)
-    assert isinstance(of, list)
+    if not isinstance(of, list) or (word not in LISTS and word not in DICTS and word not in ("$complex", "$numpy")):
+        raise ValueError(f"{word} is no word of a tree, or not with {str(of)[:40]!r}")
     parts = [decoded(part, take) for part in of]
     if word == "$complex":
         return complex(*parts)
@@ -124,5 +125,7 @@ def _simple(word: str, of: str, take: Callable[[str], Tensor]) -> Any:
         return DTYPES[of]
     if word == "$device":
         return torch.device(of)
+    if word not in ("$bytes", "$array"):
+        raise ValueError(f"{word} is no word of a tree, or not with {of[:40]!r}")
     numbers = take(of).numpy()
     return numbers.tobytes() if word == "$bytes" else numbers

@@ -25,7 +25,7 @@ from ..files.values import Region
 from .entries import NamedTensor
 from .manifest import WrittenPiece
 
-__all__ = ["FilePlan", "PlannedPiece", "planned_files", "synced", "write_file"]
+__all__ = ["FilePlan", "PlannedPiece", "planned_files", "write_file"]
 
 BLOCK = 4 << 20  # bytes of which the checksum is made, and which are then written out of the cache
 
@@ -120,12 +120,3 @@ def _write(fd: int, piece: PlannedPiece, file: str) -> int:
         total += checksum(block, offsets, shape)
         wrote(fd, memory_of(block))
     return total % (1 << BITS)
-
-
-def synced(folder: Path) -> None:
-    """Have the disk keep which names a folder has."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

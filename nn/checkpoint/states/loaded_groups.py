@@ -75,8 +75,22 @@ def _options(
                 f"  {first.get(key)} and {by_name[other][1].get(key)} in {folder}\n"
                 "  make the groups of the optimizer as they were"
             )
+        _check_numbers(folder, mine, optimizer.param_groups[at], first)
         found.append(first)
     return found
+
+
+def _check_numbers(folder: Path, names: Sequence[str], group: Mapping[str, Any], saved: Mapping[str, Json]) -> None:
+    """Refuse texts and lists in the place of what is a number in a group."""
+    for key, value in saved.items():
+        held = group.get(key)
+        number = isinstance(held, Tensor | float) or type(held) is int
+        if number and isinstance(value, str | bool | list | None):
+            raise FileError(
+                f"flow.load: {key} of the group of {names[0]} is {str(value)[:60]!r} in {folder}\n"
+                "  it is to be a number\n"
+                "  load another checkpoint; flow.newest(folder) names the newest that is whole"
+            )
 
 
 def put_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
