@@ -232,6 +232,17 @@ class Logical:
         return {**{n: s.fake for n, s in enumerate(self.sources)}, **made}
 
     @cached_property
+    def reached(self) -> frozenset[int]:
+        """The values that want gradients and that those of losses reach; all of them where there are no losses."""
+        if not self.losses:
+            return self.wants_grad
+        found = {loss.number for loss in self.losses}
+        for op in reversed(self.ops):
+            if op.grad and not found.isdisjoint(op.numbers):
+                found.update(n for n in op.inputs if n in self.wants_grad)
+        return self.wants_grad & found
+
+    @cached_property
     def wants_grad(self) -> frozenset[int]:
         """The values through which gradients reach a parameter (or an input that requires grad)."""
         found = {n for n, s in enumerate(self.sources) if s.requires_grad}

@@ -97,7 +97,7 @@ class _Insertion:
         trained = source.kind == "parameter" and source.requires_grad
         grads = _layout(source.fake, stored.grads, there, source.grads)
         states = _layout(source.fake, stored.states, there, source.states)
-        value = Value(self._fresh(source.name), of, source.requires_grad)
+        value = Value(self._fresh(source.name), of, number in self.outer.reached)
         self.values[value.name] = value
         said = source.grads is not None or grads is not of
         apart = grads if trained and said else None, states if trained and states is not of else None

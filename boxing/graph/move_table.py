@@ -131,7 +131,9 @@ def moves_of(graph: Physical, again: Sequence[str] = ()) -> list[MoveRow]:
     """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
-    for block, row in each_move(graph, blocks, again):
+    with graph.priced():
+        every = list(each_move(graph, blocks, again))
+    for block, row in every:
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
         key = (name, row.direction, row.plan, row.line)
         known = rows.get(key)

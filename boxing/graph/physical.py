@@ -10,13 +10,14 @@ moved on, so that every move happens once.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ...placement import Placement
+from ...placement import Cluster, Placement, use_cluster
 from ...sbp import Layout
 from ...sbp.call import in_order, leaves
 from ...sbp.logical import OffloadPlace, Origin, Round
@@ -181,11 +182,16 @@ class Physical:
     losses: tuple[tuple[str, str | None], ...] = ()  # each with the value that its gradient starts from; None: one
     writes: Mapping[str, str] = field(default_factory=dict)  # of buffers that change: name -> the value it then has
     called: Mapping[str, str] = field(default_factory=dict, compare=False)  # inputs as the user's function calls them
+    cluster: Cluster | None = field(default=None, compare=False)  # by which it was chosen; None: the one in use
 
     @cached_property
     def values(self) -> dict[str, Value]:
         made = {y.name: y for step in self.steps for y in step.outputs}
         return {**{s.value.name: s.value for s in self.sources}, **made}
+
+    def priced(self) -> AbstractContextManager[object]:
+        """Prices all by the cluster by which it was chosen, whichever is in use when it is looked at."""
+        return nullcontext() if self.cluster is None else use_cluster(self.cluster)
 
     @cached_property
     def ranks(self) -> Placement:

@@ -21,7 +21,7 @@ from ...boxing.graph.encode import encoded
 from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Box, Physical
 from ...boxing.picture.palette import volume
-from ...placement import Placement
+from ...placement import Cluster, Placement, default_cluster
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
@@ -201,7 +201,7 @@ class Passes:
             known=known,
             rounds=rounds,
         )
-        made = replace(made, graph=self.encoded(made.graph))
+        made = replace(made, graph=replace(self.encoded(made.graph), cluster=_cluster_of(made.graph)))
         if room is not None and any(back.encoding is not None for back in made.graph.backs):
             self._fits_errors(made.graph, room)
         if self.whole:
@@ -301,6 +301,13 @@ class Dump:
             tasks = (one.tasks.tasks.values() for one in made.variants.values())
             self("order", lambda: "\n".join(str(task) for each in tasks for task in each))
             self("source", lambda: made.network.text)
+
+
+def _cluster_of(graph: Physical) -> Cluster | None:
+    """The cluster that prices all of it; none where kinds of devices have one each."""
+    types = {value.layout.placement.type for value in graph.values.values()}
+    found = {id(of): of for of in map(default_cluster, types)}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _choices(decided: Decided) -> Iterator[str]:

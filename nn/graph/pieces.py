@@ -140,10 +140,15 @@ class Pieces:
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
         one = self.first
-        return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where)
+        with one.graph.priced():
+            return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where)
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
+        with self.first.graph.priced():
+            return self._course()
+
+    def _course(self) -> Course:
         one, pieces, weights = self.first, self.batch.pieces, self.program.weights
         parts = one.graph, one.decided, one.variant.where
         ends = None

@@ -218,6 +218,10 @@ class Step:
     def explain(self, idle: bool = True) -> Report:
         """The plan and its reasons; in micro-batches, ops and moves are those of one. Of axes that do nothing, `idle`
         looks what they could do, which takes as long as to plan the step."""
+        with self.graph.priced():
+            return self._explained(idle)
+
+    def _explained(self, idle: bool) -> Report:
         plan, live = self.plan, self.memory()
         held = held_by_rank(live, self.graph, plan.passes.states)
         estimates = max((of.estimates for of in live.values()), key=len, default=())

@@ -142,7 +142,8 @@ def _family(name: str) -> str:
 def _spent(graph: Physical) -> dict[str, float]:
     """The seconds of the moves of each parameter, its gradient and its update."""
     found: dict[str, float] = {}
-    for _, row in each_move(graph, Blocks(graph), ()):
-        name = row.name.partition(" and ")[0]
-        found[name] = found.get(name, 0.0) + row.seconds
+    with graph.priced():
+        for _, row in each_move(graph, Blocks(graph), ()):
+            name = row.name.partition(" and ")[0]
+            found[name] = found.get(name, 0.0) + row.seconds
     return found

@@ -179,12 +179,13 @@ class _Formulation:
         trained = source.kind == "parameter" and source.requires_grad
         types = source.fake.dtype, source.grads, source.states
         by = self.demands.encoders.get(source.name) if trained else None
-        asked = tuple(wished), pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
+        reached = number in self.logical.reached
+        asked = tuple(wished), reached, pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
         key = "source", shape, types, there, trained, source.kind, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
             device, links = self.cluster(there).device_of(there), self.links(there)
-            made = stored(source, wished, pinned, rest, states, sharded, device, links)
+            made = stored(source, wished, pinned, rest, states, sharded, device, links, reached=reached)
             encoded = (by, source.grads or source.fake.dtype) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)
             late = tuple(c.once for c in made.candidates)

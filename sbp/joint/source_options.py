@@ -49,8 +49,10 @@ def stored(
     sharded: bool,
     device: Device,
     links: Links,
+    *,
+    reached: bool = True,
 ) -> Sources:
-    """Every way to keep a source; `kept` tensors of its size belong to it if it is trained.
+    """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
 
     An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter,
     where nothing is said of them. Where states are of another dtype, a master of the parameter belongs to them.
@@ -60,6 +62,7 @@ def stored(
     kept += source.states not in (None, source.fake.dtype)
     states = _allowed(source_states(shape, sizes, wished), pinned, shape, sizes)
     trained = source.kind == "parameter" and source.requires_grad
+    changes = trained and reached
     found: list[Stored] = []
     cost: list[float] = []
     memory: list[float] = []
@@ -71,11 +74,11 @@ def stored(
             here, come, there = (local_numel(lie.dims, shape, sizes) * bytes_ for lie, bytes_ in each)
             held = source.kind in ("parameter", "buffer")
             stays = 0 if source.offload else there * kept  # else it is the host's memory
-            memory.append(float(here * held + (come + stays) * trained))
+            memory.append(float(here * held + (come + stays) * changes))
             ways = ((grads, master, min(wide, most)), (master, state, min(most, size)))
             back.append([(a, b, grain) for a, b, grain in ways if a != b])
-            cost.append(update_seconds(there, kept, source.offload, device) if trained else 0.0)
-    if trained:
+            cost.append(update_seconds(there, kept, source.offload, device) if changes else 0.0)
+    if changes:
         cost = [a + b for a, b in zip(cost, _moving(back, shape, links), strict=True)]
     return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
 

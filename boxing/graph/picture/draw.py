@@ -36,7 +36,9 @@ def draw(
 
     Where nothing here can draw, the text is written beside it, and MissingError says what to install.
     """
-    done = picture(graph_dot(graph, depth, focus, full=full), path)
+    with graph.priced():
+        text = graph_dot(graph, depth, focus, full=full)
+    done = picture(text, path)
     if done.suffix.lower() == ".svg":
         done.write_text(_dressed(done.read_text(encoding="utf-8")), encoding="utf-8")
     return done

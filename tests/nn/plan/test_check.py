@@ -129,3 +129,53 @@ def test_a_plan_that_cannot_be_is_refused_and_changes_nothing(text: str, said: s
         with pytest.raises(SbpflowError, match=said):
             flow.Plan.read(text).check(model, X, ranks=4)
     assert not [key for part in model.modules() for key in part.__dict__ if key.startswith("_sbpflow")]
+
+
+class Unread(nn.Module):
+    """Of three layers one makes what no loss reads, and one what is read without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.dropped, self.detached = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.read(x)
+        self.dropped(x)
+        made: Tensor = y + self.detached(y).detach()
+        return made
+
+
+@pytest.mark.parametrize("line", ["", "states **: data=S(0)\n", "**: data=S(0)\n"], ids=["", "ZeRO-1", "ZeRO-3"])
+def test_parameters_that_no_loss_reaches_have_no_states_and_are_not_moved(line: str) -> None:
+    model = Unread()
+    plan, adam = "grid cpu (data=2)\n" + line, torch.optim.Adam(model.parameters())
+    step = flow.compile(model, lambda m, x: m(x).square().mean(), adam, plan=plan)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    step(X)
+    with flow.record() as moves:
+        step(X)
+    report = step.explain()
+    assert report.memory is not None
+    for rank, held in step.memory_at_rest().items():
+        assert (held.parameters, held.states) == (
+            report.memory.ranks[rank].parameters,
+            report.memory.ranks[rank].states,
+        )
+    sent = sum(move.plan.total for move in moves if move.op != "same values")
+    assert sent == sum(row.total * row.count for row in report.moves)
+    after = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert changed == {"read.weight", "read.bias"}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("pipe", ["", "pipe layers over pipe by 1f1b, 2 micro-batches"], ids=["straight", "pipe"])
+def test_a_cluster_prices_all_of_a_plan_whatever_is_in_use_when_it_is_looked_at(kind: str, pipe: str) -> None:
+    """Moves were those of this machine's processes, beside ops of a card."""
+    grid = f"grid {kind} ({'pipe=2, ' if pipe else ''}data=4)\n{pipe}\n**: data=S(0)"
+    made = flow.Plan.read(grid).check(Blocks(4), X, cluster="h100x8")
+    with flow.use_cluster("h100x8"):
+        priced = [(row.name, row.seconds) for row in flow.Plan.read(grid).check(Blocks(4), X).report.moves]
+    assert [(row.name, row.seconds) for row in made.report.moves] == priced
+    assert max(seconds for _, seconds in priced) < 60e-6  # what a message takes to start on a CPU
+    assert "60 us" not in made.report.full()
