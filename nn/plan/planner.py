@@ -13,12 +13,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.errors import SbpError, SbpflowError
+from ...placement.world import world
 from ..graph.captures import Captures
 from .answer import answer
 from .assignment import Assignment, assignment
@@ -209,15 +211,27 @@ def _uncollected() -> Iterator[None]:
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
-    """The plan that is to be filled in, or a grid of the cluster's levels."""
+    """The plan that is to be filled in, or a grid of the cluster's levels: `data`, as batches have it, and inside of
+    hosts `tensor` where there are several."""
     if isinstance(plan, Plan):
         return plan
     if plan is not None:
         return Plan.load(plan) if isinstance(plan, Path) or str(plan).endswith(".plan") else Plan.read(plan)
-    there = default_cluster("cuda") if which is None else which if isinstance(which, Cluster) else cluster(which)
-    node = there.levels[0].size if len(there.levels) > 1 else ranks or 1
+    cards = torch.cuda.device_count()
+    here = default_cluster("cuda" if cards else "cpu")
+    there = here if which is None else which if isinstance(which, Cluster) else cluster(which)
+    kind = "cpu" if there.name == "cpu" else "cuda"
+    if which is None:
+        ranks = ranks or world().size
+    if ranks is None and kind == "cpu":
+        raise SbpError(
+            "flow.plan: nothing says on how many ranks the model is to run, and there is no card here\n"
+            '  give it ranks=4, a grid, as in plan="grid (data=4)", or what to plan for, as in cluster="h100x8"'
+        )
+    several = len(there.levels) > 1
+    node = there.levels[0].size if several else ranks or 1
     known = which is not None and "*" in str(which)
-    size = ranks or (there.capacity[-1] if known else node)
+    size = ranks or (there.capacity[-1] if known else min(node, cards) if which is None and cards else node)
     if size <= node or size % node:
-        return Plan.read(f"grid cuda (device={size})")
-    return Plan.read(f"grid cuda (node={size // node}, device={node})")
+        return Plan.read(f"grid {kind} (data={size})")
+    return Plan.read(f"grid {kind} (data={size // node}, tensor={node})")

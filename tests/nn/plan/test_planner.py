@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import sbpflow as flow
 
@@ -55,7 +56,19 @@ def test_without_a_grid_there_is_an_axis_for_each_level_of_the_cluster() -> None
     with torch.device("meta"):
         model, x = net(), torch.empty(256, 64)
     found = flow.plan(model, x, cluster="h100x8*2", loss_fn=loss_fn)
-    assert "grid cuda (node=2, device=8)" in str(found)
+    assert "grid cuda (data=2, tensor=8)" in str(found)
+
+
+def test_without_a_card_a_plan_is_for_ranks_of_this_machine_and_batches_fit_its_axes() -> None:
+    model = net()
+    found = flow.plan(model, torch.randn(32, 64), ranks=4, loss_fn=loss_fn)
+    assert "grid cpu (data=4)" in str(found)
+    step = flow.compile(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), plan=found)
+    assert step.placement is not None
+    for (x,) in flow.data.shards(TensorDataset(torch.randn(64, 64)), step.placement, batch_size=32):
+        step(x)
+    with pytest.raises(flow.SbpError, match="how many ranks"):
+        flow.plan(model, torch.randn(32, 64), loss_fn=loss_fn)
 
 
 def test_garbage_is_collected_again_when_the_planner_ends() -> None:
