@@ -245,8 +245,11 @@ class Passes:
         if not graph.losses:
             return graph
         held = {s.value.name: s for s in graph.sources if s.value.grad and s.value.name in self.whole}
-        homes = {name: s.value.layout.placement for name, s in held.items() if s.offload is None}
-        ranks = owned_by(self.optimizers, named_values(self.modules), homes)
+        values = named_values(self.modules)
+        trained = [s for s in graph.sources if s.value.name in self.whole and values[s.value.name].requires_grad]
+        # Also of those that no gradient reaches now, so that each has the same owner at every step.
+        homes = {s.value.name: s.value.layout.placement for s in trained if s.offload is None}
+        ranks = owned_by(self.optimizers, values, homes)
         one = len({s.value.layout.placement for s in held.values()}) == 1
         sources = tuple(
             s
