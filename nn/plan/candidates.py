@@ -4,7 +4,7 @@ Of the first each holds some of the second: a plan that says more costs no less,
 planned that a bound does not rule out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -116,9 +116,9 @@ def _norms(model: nn.Module, layers: str) -> str:
     return f"{layers}.{{input,post_attention}}_layernorm" if known and layers else ""
 
 
-def resting(made: Assignment, model: nn.Module, kept: int) -> int:
-    """Bytes of weights, gradients and so many states that a rank holds at least, by what a plan says; 0 where it casts
-    or offloads any of them."""
+def resting(made: Assignment, model: nn.Module, kept: int, trained: Container[str]) -> int:
+    """Bytes of weights, and of gradients and so many states of those trained, that a rank holds at least, by what a
+    plan says; 0 where it casts or offloads any of them."""
     if any(isinstance(s, Cast | Offload) for s in made.plan.statements):
         return 0
     sizes = {axis: made.grids.size(axis) for axis in made.grids.axes}
@@ -129,7 +129,7 @@ def resting(made: Assignment, model: nn.Module, kept: int) -> int:
         if name not in made.rests["grads"]:  # those of a step in one go are in pieces as the states
             cut["grads"] = cut["states"]
         parts = [(here, 1)]
-        if value.requires_grad:
+        if name in trained:
             parts += [(here | cut["grads"], 1), (here | cut["states"], kept)]
         total += sum(n * value.nbytes // prod(sizes[axis] for axis in over) for over, n in parts)
     return total

@@ -175,7 +175,8 @@ class _Trying:
         if opened is None or opened.step is None:
             return None
         meaning = self.meaning(one.plan)
-        least = resting(meaning, self.model, opened.step.plan.passes.states)
+        trained = {source.value.name for source in opened.step.graph.sources if source.value.grad}
+        least = resting(meaning, self.model, opened.step.plan.passes.states, trained)
         if self.limit is not None and least > self.limit:
             why = f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
             return TriedPlan(one, why=why)

@@ -89,6 +89,30 @@ def test_what_rests_alone_takes_too_much_is_not_planned() -> None:
         plan = flow.Plan.read(GRID)
         trying = _Trying(model, batch, None, None, None, 1.0)
         whole = next(one for one in candidates(plan, model, None) if one.name == "data parallel")
-        least = resting(trying.meaning(whole.plan), model, 2)
+        trained = dict(model.named_parameters())
+        least = resting(trying.meaning(whole.plan), model, 2, trained)
         assert least == 4 * sum(value.nbytes for value in model.parameters())
         assert least <= whole.plan.check(model, batch).memory
+
+
+class Unread(nn.Module):
+    """A model that has a large layer which nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.dropped = nn.Linear(64, 64), nn.Linear(64, 8192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.dropped(x[:1])
+        y: torch.Tensor = self.read(x)
+        return y
+
+
+def test_gradients_and_states_that_there_are_not_rule_out_no_plan() -> None:
+    model, x = Unread(), torch.randn(16, 64)
+    limit = 2 * sum(value.nbytes for value in model.parameters())
+    found = flow.plan(model, x, plan="grid (data=2)", memory=limit, loss_fn=lambda m, x: m(x).square().mean())
+    assert found.runners_up
+    for one in found.runners_up:
+        assert "alone take" not in one.why
+        assert one.plan.check(model, x, loss_fn=lambda m, x: m(x).square().mean()).memory <= limit
