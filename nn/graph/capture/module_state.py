@@ -1,6 +1,5 @@
 """The state of modules while a graph is captured: fakes in the place of parameters and buffers, under their names."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from ....sbp.layout import dense_strides, memory_order
 from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
 from ...tensors.tensor import GlobalTensor
+from .surroundings.containers import Containers
 
 __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
@@ -31,11 +31,12 @@ class HeldTensor:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor that a module holds as an ordinary attribute."""
+    """A tensor that a module holds as an ordinary attribute, or that is kept by another `kind` of thing."""
 
     name: str
     real: Tensor
     read: Callable[[], Tensor]
+    kind: str = "a plain attribute"
 
 
 def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -52,15 +53,19 @@ def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Te
 
 
 class ModuleState:
-    """Swaps the tensors of modules for fakes, and puts back all that the modules were. Parameters are of the type that
-    they are to rest in."""
+    """Swaps the tensors of modules for fakes, and puts back all that the modules were, and what lies beside them.
+    Parameters are of the type that they are to rest in. `fake` tells a tensor of the capture, which runs `program`."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], device: str) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], device: str, fake: Callable[[Tensor], bool], program: Any = None
+    ) -> None:
         self.paths: dict[int, str] = {}  # of modules, by identity
         self.modules: list[nn.Module] = []
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}
-        self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        self.around = Containers(fake)
+        self._program = program
+        self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]] = []
         self._types = types_of(modules)
         for prefix, root in modules.items():
             for path, module in root.named_modules(prefix=prefix):
@@ -93,34 +98,42 @@ class ModuleState:
             self.slots.append(slot)
 
     def __enter__(self) -> "ModuleState":
-        for module in self.modules:
-            held = module.__dict__
-            kept = {name: copy.copy(part) for name, part in held.items() if isinstance(part, dict | list)}
-            self._before.append((module, dict(held), kept))
-        for module in self.modules:
-            for values in (module._parameters, module._buffers):
-                for name, real in values.items():
-                    if real is not None:
-                        values[name] = self.by_real[id(real)].fake  # type: ignore[assignment]
+        self.around.keep(self.modules, self._program)
+        self._before = [(module, dict(module.__dict__), dict(module._buffers)) for module in self.modules]
+        try:
+            for module in self.modules:
+                for values in (module._parameters, module._buffers):
+                    for name, real in values.items():
+                        if real is not None:
+                            values[name] = self.by_real[id(real)].fake  # type: ignore[assignment]
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        for module, own, kept in self._before:
-            module.__dict__.clear()
-            module.__dict__.update(own)
-            for name, part in kept.items():  # also hooks: a model may have put its own there
-                held = own[name]
-                held.clear()
-                (held.extend if isinstance(held, list) else held.update)(part)
-        self._before.clear()
+        interrupt: KeyboardInterrupt | None = None
+        while self._before:
+            try:
+                self.around.restore()
+                self._before = []
+            except KeyboardInterrupt as come:  # in the midst of it: what is left comes first
+                interrupt = come
+        if interrupt is not None:
+            raise interrupt
 
     def assigned(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that now hold another tensor, with it."""
-        for module, _, kept in self._before:
-            for name, real in kept["_buffers"].items():
+        for module, _, buffers in self._before:
+            for name, real in buffers.items():
                 now = module._buffers.get(name)
                 if real is not None and now is not None and now is not self.by_real[id(real)].fake:
                     yield self.by_real[id(real)].name, now
+
+    def cached(self, real: Tensor) -> Constant | None:
+        """A tensor that a function has computed before, and keeps."""
+        name = "" if real.requires_grad else self.around.caches.known(real)
+        return Constant(f"cache of {name} {id(real)}", real, lambda: real, "in a cache of calls") if name else None
 
     def constants(self) -> dict[int, Constant]:
         """The tensors among the attributes of modules, by identity, also those in lists and dicts."""

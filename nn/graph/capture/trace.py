@@ -33,6 +33,7 @@ from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
 from .pytree import is_simple, replaced
+from .surroundings.modes import Modes
 from .tape import Tape
 from .training_calls import Questions, around
 
@@ -61,13 +62,14 @@ def trace(
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
     `scale` reads the factor that losses are multiplied by before their backward, at each step anew.
     """
-    tracing = _Tracing(modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
-    return tracing.run(function, args, kwargs)
+    tracing = _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
+    return tracing.run(args, kwargs)
 
 
 class _Tracing:
     def __init__(
         self,
+        function: Callable[..., Any],
         modules: Mapping[str, nn.Module],
         device: str,
         placement: Placement | None,
@@ -76,11 +78,12 @@ class _Tracing:
         reuse: bool,
         samples_apart: bool,
     ) -> None:
+        self.function = function
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
         self.device = device if torch.cuda.is_available() else "cpu"
         with self.fakes:
-            self.held = ModuleState(modules, self.device)
+            self.held = ModuleState(modules, self.device, self._is_mine, function)
         self.tape = Tape()
         self.watch = Interceptor(self.tape, self.known, self.literal)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
@@ -99,10 +102,9 @@ class _Tracing:
         self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
         self.found: dict[int, Constant] | None = None
 
-    def run(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Logical, Constants]:
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Logical, Constants]:
         with ExitStack() as stack:
+            stack.callback(Modes().restore)
             stack.enter_context(self.fakes)
             given = [replaced(value, self._input, str(at)) for at, value in enumerate(args)]
             named = {name: replaced(value, self._input, name) for name, value in kwargs.items()}
@@ -130,7 +132,7 @@ class _Tracing:
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
             try:
-                result = function(*given, **named)
+                result = self.function(*given, **named)
             except Exception as error:
                 error.captured = tuple(self.tape.ops)  # type: ignore[attr-defined]  # for who looks for the cause
                 raise
@@ -166,6 +168,9 @@ class _Tracing:
         self._source(path, "input", fake, real.requires_grad)
         return fake
 
+    def _is_mine(self, x: Tensor) -> bool:
+        return isinstance(x, FakeTensor) and x.fake_mode is self.fakes
+
     def known(self, real: Tensor) -> Tensor | None:
         """The fake of a parameter, buffer or attribute of a module that code got hold of by itself."""
         if isinstance(real, FakeTensor):
@@ -176,12 +181,12 @@ class _Tracing:
         if id(real) not in self.met:
             if self.found is None:
                 self.found = self.held.constants()
-            constant = self.found.get(id(real))
+            constant = self.found.get(id(real)) or self.held.cached(real)
             if constant is None:
                 return None
             with self.fakes:
                 fake = fake_like(real.detach(), self.device)
-            fixed = _FROZEN.format(name=constant.name, line="{line}")
+            fixed = _FROZEN.format(name=constant.name, kind=constant.kind, line="{line}")
             self._source(constant.name, "constant", fake, False, fixed)
             self.constants[constant.name] = constant.read
             self.met[id(real)] = constant, fake
@@ -314,7 +319,7 @@ _FIXED = (
     "  compute a new tensor, make it a buffer, or write to it outside of the graph"
 )
 _FROZEN = (
-    "capture: {name} is a plain attribute and is written to, at {line}\n"
+    "capture: {name} is {kind} and is written to, at {line}\n"
     "  what it holds then would be lost\n"
     "  make it a buffer: register_buffer"
 )

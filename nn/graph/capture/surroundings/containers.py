@@ -1,0 +1,172 @@
+"""Containers that a program can reach, as they were before it was captured.
+
+    a module's own, and what hangs from it      is put back as it was, as far as the program changed it
+    beside it: classes, files, libraries        keeps what the program did, but for tensors without values
+
+Files are those of the model's classes, and of what these call in their own package; none of torch or of Python itself.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import _lru_cache_wrapper
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from .caches import LruCaches
+from .contents import Content, attributes_of, beside, inner, kind_of
+
+__all__ = ["Containers"]
+
+# Packages whose objects keep what they do meanwhile: others may use them at the same time, as locks and threads.
+_SHARED = frozenset({__name__.partition(".")[0], "torch", "numpy", *sys.stdlib_module_names}) - {"__main__"}
+_MANY = 100_000  # containers that are looked into; what is further away is left alone
+_LONG = 10_000  # entries of one that is no module's own
+_DEEP = 3  # levels below a file or class: a method, its cell, what is in there
+
+
+class Containers:
+    """What was in all of them. `fake` tells a tensor of this capture."""
+
+    def __init__(self, fake: Callable[[Tensor], bool]) -> None:
+        self.fake = fake
+        self.caches = LruCaches()
+        self._kept: dict[int, tuple[Any, Content, bool]] = {}
+        self._met: dict[int, Any] = {}  # kept alive, for they are known by their identity
+
+    def keep(self, modules: Iterable[nn.Module], program: Any) -> None:
+        """Note what modules hold, and what lies beside these and a program."""
+        listed = list(modules)
+        self._spread([vars(module) for module in listed], sys.maxsize)
+        classes = dict.fromkeys(cls for module in listed for cls in type(module).__mro__)
+        functions = _functions(program)
+        files = _files(each.__module__ for each in (*classes, *functions) if isinstance(each.__module__, str))
+        self._spread([*classes, *functions, *files], _DEEP)
+
+    def restore(self) -> None:
+        """Put back what was changed; what is back already stays, so that this may be done twice."""
+        for held, before, whole in self._kept.values():
+            now = _read(held)
+            if not _same(now, before):
+                wanted = before if whole else self._without_fakes(held, now, before)
+                kind = kind_of(held)
+                if wanted is not None and kind is not None:
+                    kind.put(held, now, wanted)
+        self.caches.drop(self.holds)
+
+    def holds(self, value: Any) -> bool:
+        """Whether there is a fake in a value, however deep."""
+        waiting, met = deque([value]), dict[int, Any]()
+        while waiting and len(met) < _MANY:
+            value = waiting.popleft()
+            if id(value) in met or isinstance(value, type | ModuleType):
+                continue
+            met[id(value)] = value
+            if _is_shared(value):
+                continue
+            if isinstance(value, Tensor):
+                if self.fake(value):
+                    return True
+                continue
+            waiting.extend((*inner(value), *beside(value)))
+            for held in (value, *attributes_of(value)):
+                waiting.extend(part for entry in _read(held) for part in entry)
+        return False
+
+    def _spread(self, roots: Iterable[Any], deep: int) -> None:
+        waiting = deque((root, deep > _DEEP, deep) for root in roots)
+        while waiting and len(self._kept) < _MANY:
+            value, whole, deep = waiting.popleft()
+            if id(value) not in self._met and not isinstance(value, Tensor | ModuleType) and not _is_shared(value):
+                self._met[id(value)] = value
+                parts = self._look(value, whole)
+                waiting.extend((part, mine, deep - 1 if mine else min(deep - 1, _DEEP)) for part, mine in parts if deep)
+
+    def _look(self, value: Any, whole: bool) -> list[tuple[Any, bool]]:
+        """Note a container, or an object; what hangs from it, and whether that is to be put back wholly."""
+        if isinstance(value, _lru_cache_wrapper):
+            self.caches.add(value)
+        found = [(part, whole) for part in inner(value)] + [(part, False) for part in beside(value)]
+        if kind_of(value) is not None:
+            found += self._note(value, whole)
+        shared = _of_shared(type(value))
+        if whole or not shared or isinstance(value, FunctionType):
+            for held in attributes_of(value):
+                if id(held) not in self._met:
+                    self._met[id(held)] = held
+                    found += self._note(held, whole and not shared)
+                    found.append((type(value), False))
+        return found
+
+    def _note(self, held: Any, whole: bool) -> list[tuple[Any, bool]]:
+        content = _read(held)
+        if not whole and len(content) > _LONG:
+            return []
+        self._kept[id(held)] = held, content, whole
+        return [(part, whole) for _, part in content if type(part) not in _ATOMS and not _keeps_nothing(part)]
+
+    def _without_fakes(self, held: Any, now: Content, before: Content) -> Content | None:
+        """What is there now, with what was there before in the place of what holds fakes; None if nothing does."""
+        old = {id(value) for _, value in before}
+        bad = {at for at, entry in enumerate(now) if id(entry[1]) not in old and self.holds(entry)}
+        kind = kind_of(held)
+        if not bad or kind is None or not kind.keyed:
+            return before if bad else None
+        known = {id(key): (key, value) for key, value in before}
+        wanted = [known.get(id(entry[0])) if at in bad else entry for at, entry in enumerate(now)]
+        return [entry for entry in wanted if entry is not None]
+
+
+def _functions(program: Any) -> list[FunctionType]:
+    """The functions that a program is made of: what it is, and what it has closed over."""
+    waiting, met = deque([program]), dict[int, Any]()
+    while waiting:
+        value = waiting.popleft()
+        if id(value) not in met:
+            met[id(value)] = value
+            cell = [value.cell_contents] if isinstance(value, CellType) and _read(value) else []
+            waiting.extend((*beside(value), *(part for part in inner(value) if callable(part)), *cell))
+    return [value for value in met.values() if isinstance(value, FunctionType)]
+
+
+def _files(names: Iterable[str]) -> list[dict[str, Any]]:
+    """What the files of these names have at their top, and those of their packages that they take from."""
+    first = [name for name in dict.fromkeys(names) if name.partition(".")[0] not in _SHARED and name in sys.modules]
+    found = dict.fromkeys(first)
+    for name in first:
+        for value in list(vars(sys.modules[name]).values()):
+            other = str(value.__module__) if isinstance(value, type | FunctionType) else ""
+            if other.partition(".")[0] == name.partition(".")[0] and other in sys.modules:
+                found[other] = None
+    return [vars(sys.modules[name]) for name in found]
+
+
+def _of_shared(cls: Any) -> bool:
+    return str(cls.__module__).partition(".")[0] in _SHARED
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether it is a class or function that programs share, or what is ours."""
+    return (isinstance(value, type | FunctionType) and _of_shared(value)) or str(type(value).__module__).startswith(
+        _OURS
+    )
+
+
+def _keeps_nothing(value: Any) -> bool:
+    """Whether it is a function that has only its code."""
+    return type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__dict__)
+
+
+def _read(held: Any) -> Content:
+    kind = kind_of(held)
+    return [] if kind is None else kind.read(held)
+
+
+def _same(one: Content, other: Content) -> bool:
+    return len(one) == len(other) and all(a is b and x is y for (a, x), (b, y) in zip(one, other, strict=True))
+
+
+_OURS = __name__.partition(".")[0]
+_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})

@@ -1,0 +1,73 @@
+"""Modes of a process: settings of torch that a program may change, and the states of its random numbers."""
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Modes"]
+
+
+def _nested(value: int | None = None) -> int:
+    """How many autocast regions the program is in; with a value, so many afterwards."""
+    torch.autocast_increment_nesting()
+    now = int(torch.autocast_decrement_nesting())
+    while value is not None and now != value:
+        now = int(torch.autocast_decrement_nesting() if now > value else torch.autocast_increment_nesting())
+    return now
+
+
+def _numpy(state: Any = None) -> Any:
+    """The state of numpy's random numbers, where a program has loaded it."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return None
+    if state is not None:
+        numpy.random.set_state(state)
+    return numpy.random.get_state(legacy=False)
+
+
+def _generator(state: Any = None) -> Any:
+    if state is not None:
+        torch.default_generator.set_state(state)
+    return torch.default_generator.get_state()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_same(one[name], other[name]) for name in one)
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+
+
+# Each is read by the first and written by the second.
+_MODES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (_nested, _nested),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
+    (lambda: torch.get_autocast_dtype("cpu"), lambda dtype: torch.set_autocast_dtype("cpu", dtype)),
+    (lambda: torch.get_autocast_dtype("cuda"), lambda dtype: torch.set_autocast_dtype("cuda", dtype)),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (random.getstate, random.setstate),
+    (_numpy, _numpy),
+    (_generator, _generator),
+)
+
+
+class Modes:
+    """All of them as they are now."""
+
+    def __init__(self) -> None:
+        self._before = [read() for read, _ in _MODES]
+
+    def restore(self) -> None:
+        for (read, write), before in zip(_MODES, self._before, strict=True):
+            if not _same(read(), before):
+                write(before)
