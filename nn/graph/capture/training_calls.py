@@ -90,6 +90,8 @@ def around(
         return call(run, self, args, kwargs)
 
     hook = register_optimizer_step_pre_hook(_without_parameters)
+    converted = nn.Module._apply
+    nn.Module._apply = _unchanged  # type: ignore[method-assign]
     nn.Module.__call__ = called  # type: ignore[method-assign]
     torch.autograd.backward = _backward(asked, lost)
     torch.autograd.grad = _refused_grad
@@ -106,7 +108,7 @@ def around(
             yield
     finally:
         hook.remove()
-        nn.Module.__call__ = run  # type: ignore[method-assign]
+        nn.Module.__call__, nn.Module._apply = run, converted  # type: ignore[method-assign]
         torch.autograd.backward, torch.autograd.grad = backward, grad
         Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
         checkpoint._checkpoint_without_reentrant_generator = without_reentrant
@@ -188,6 +190,27 @@ def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
         return apply.__get__(None, cls)(*args, **kwargs)
 
     return classmethod(instead)
+
+
+def _unchanged(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """What `module.to(...)` and its kin come to, where the module is of that type already, as it is from its first call
+    on."""
+    held = self if recurse else nn.ParameterList()
+    tensors = [*self._parameters.items(), *self._buffers.items(), *held.named_parameters(), *held.named_buffers()]
+    for name, x in tensors:
+        if x is None:
+            continue
+        with torch.no_grad():
+            became = fn(x)
+        if became.dtype is not x.dtype or became.device != x.device or became.shape != x.shape:
+            raise SbpError(
+                f"capture: {type(self).__name__} is converted at {user_line()}: its {name} is {x.dtype} on "
+                f"{x.device.type}, and is to be {became.dtype} on {became.device.type}\n"
+                "  a step changes parameters by its optimizer alone\n"
+                "  convert it before the graph is made, as in model.to(...), or say in which type it computes by "
+                "flow.nn.cast"
+            )
+    return self
 
 
 def _nothing(self: Optimizer, set_to_none: bool = True) -> None:

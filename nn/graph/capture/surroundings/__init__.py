@@ -1,4 +1,4 @@
-"""What a capture may leave behind outside of its graph, and what undoes it, whatever ends the capture.
+"""What a capture may leave behind outside of its graph, and what undoes it.
 
 contents     the kinds of containers that Python has: what is in one, and how it is put back
 containers   those that a program can reach, as they were before

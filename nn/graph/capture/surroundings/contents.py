@@ -22,7 +22,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class ContainerKind:
     """A kind of containers. `put(container, now, wanted)` writes where the two differ."""
 
     read: Callable[[Any], Content]
@@ -30,7 +30,7 @@ class Kind:
     keyed: bool = True  # whether entries have names, so that one can be put back without the others
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> ContainerKind | None:
     """How to read and write a container; None of what holds nothing, or nothing that could be put back."""
     cls = type(value)
     return _KINDS.get(cls) or next((_KINDS[base] for base in cls.__mro__ if base in _KINDS), None)
@@ -163,13 +163,13 @@ def _put_class(held: type, now: Content, wanted: Content) -> None:
             type.__setattr__(held, name, value)
 
 
-_KINDS: dict[type, Kind] = {
-    OrderedDict: Kind(lambda held: list(OrderedDict.items(held)), _put_dict(OrderedDict)),
-    dict: Kind(lambda held: list(dict.items(held)), _put_dict(dict)),
-    list: Kind(_values, _put_list, keyed=False),
-    deque: Kind(_values, _put_deque, keyed=False),
-    set: Kind(_values, _put_set, keyed=False),
-    CellType: Kind(_cell, _put_cell),
-    Slots: Kind(_slots, _put_slots),
-    type: Kind(lambda held: list(vars(held).items()), _put_class),
+_KINDS: dict[type, ContainerKind] = {
+    OrderedDict: ContainerKind(lambda held: list(OrderedDict.items(held)), _put_dict(OrderedDict)),
+    dict: ContainerKind(lambda held: list(dict.items(held)), _put_dict(dict)),
+    list: ContainerKind(_values, _put_list, keyed=False),
+    deque: ContainerKind(_values, _put_deque, keyed=False),
+    set: ContainerKind(_values, _put_set, keyed=False),
+    CellType: ContainerKind(_cell, _put_cell),
+    Slots: ContainerKind(_slots, _put_slots),
+    type: ContainerKind(lambda held: list(vars(held).items()), _put_class),
 }

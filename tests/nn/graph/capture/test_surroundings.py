@@ -80,7 +80,7 @@ class Model(nn.Module):
         with torch.no_grad():
             self.count += 1
             self.at(4)
-        self.first.weight = self._parameters.pop("extra", self.first.weight)
+        self.first.weight = self.first._parameters.pop("weight")  # type: ignore[assignment]
         y = self.first(x) * self.helper.ramp(4)
         self.at(5)
         out: Tensor = self.last(y)
@@ -138,7 +138,8 @@ def test_a_capture_changes_nothing_at_whichever_call_it_ends(calls: int) -> None
 
     def program(model: Model, x: Tensor) -> Tensor:
         with Counting(calls):
-            return model(x)
+            out: Tensor = model(x)
+            return out
 
     before = state(model)
     with torch.no_grad(), pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """What a trace names, keeps and refuses: sources, losses, origins, constants, modes; modules stay as they were."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -335,3 +336,28 @@ def test_an_argument_called_like_a_parameter_is_refused() -> None:
 def test_modules_without_shapes_or_python_are_refused() -> None:
     with pytest.raises(SbpError, match="weight has no shape yet"):
         traced(nn.LazyLinear(4), X)
+
+
+class Converting(nn.Module):
+    """Says in each forward of which type a layer is to be, as Switch Transformers' router does."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.inner = dtype, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Any:
+        self.inner = self.inner.to(self.dtype)
+        return self.inner(x)
+
+
+def test_a_layer_that_is_of_its_type_already_is_converted_to_it() -> None:
+    model = Converting(torch.float32)
+    one = copy.deepcopy(model)
+    torch.testing.assert_close(flow.compile(model, placement=flow.placement("cpu", range(2)))(X).full_tensor(), one(X))
+
+
+def test_a_layer_is_not_converted_to_another_type_within_a_step() -> None:
+    model = Converting(torch.float64)
+    with pytest.raises(SbpError, match=r"Sequential is converted at .*: its 0.weight is torch.float32 .*\n.*\n.*cast"):
+        traced(model, X)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
