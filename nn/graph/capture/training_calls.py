@@ -193,8 +193,7 @@ def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
 
 
 def _unchanged(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """What `module.to(...)` and its kin come to, where the module is of that type already, as it is from its first call
-    on."""
+    """Stands for `module.to(...)` and its kin: a module that is of that type already stays what it is."""
     held = self if recurse else nn.ParameterList()
     tensors = [*self._parameters.items(), *self._buffers.items(), *held.named_parameters(), *held.named_buffers()]
     for name, x in tensors:

@@ -1,4 +1,4 @@
-"""What a capture may leave behind outside of its graph, and what undoes it.
+"""The state of Python outside of a graph that a capture may change, and how it is put back.
 
 contents     the kinds of containers that Python has: what is in one, and how it is put back
 containers   those that a program can reach, as they were before

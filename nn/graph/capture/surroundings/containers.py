@@ -28,7 +28,7 @@ _DEEP = 3  # levels below a file or class: a method, its cell, what is in there
 
 
 class Containers:
-    """What was in all of them. `fake` tells a tensor of this capture."""
+    """The contents of all of them, as they were. `fake` tells a tensor of this capture."""
 
     def __init__(self, fake: Callable[[Tensor], bool]) -> None:
         self.fake = fake
@@ -108,7 +108,7 @@ class Containers:
         return [(part, whole) for _, part in content if type(part) not in _ATOMS and not _keeps_nothing(part)]
 
     def _without_fakes(self, held: Any, now: Content, before: Content) -> Content | None:
-        """What is there now, with what was there before in the place of what holds fakes; None if nothing does."""
+        """The content as it is now, with earlier values in the place of those that hold fakes; None if none does."""
         old = {id(value) for _, value in before}
         bad = {at for at, entry in enumerate(now) if id(entry[1]) not in old and self.holds(entry)}
         kind = kind_of(held)
@@ -132,7 +132,7 @@ def _functions(program: Any) -> list[FunctionType]:
 
 
 def _files(names: Iterable[str]) -> list[dict[str, Any]]:
-    """What the files of these names have at their top, and those of their packages that they take from."""
+    """The globals of the files of these names, and of those of their packages that they take from."""
     first = [name for name in dict.fromkeys(names) if name.partition(".")[0] not in _SHARED and name in sys.modules]
     found = dict.fromkeys(first)
     for name in first:

@@ -54,14 +54,14 @@ def attributes_of(value: Any) -> list[Any]:
 
 
 def inner(value: Any) -> list[Any]:
-    """What hangs from a value that cannot be written to: the parts of a tuple, the arguments of a partial."""
+    """The parts of a value that cannot be written to: those of a tuple, the arguments of a partial."""
     if isinstance(value, tuple | frozenset):
         return list(value)
     return [value.func, value.args, value.keywords] if isinstance(value, partial) else []
 
 
 def beside(value: Any) -> list[Any]:
-    """What a function or method goes by besides its arguments."""
+    """All that a function or method goes by besides its arguments."""
     if isinstance(value, FunctionType):
         return [*(value.__closure__ or ()), *(value.__defaults__ or ())]
     if isinstance(value, MethodType):
