@@ -22,7 +22,7 @@ from ...sbp.call import mapped
 from ..tensors.agreement import same, told
 from ..tensors.tensor import GlobalTensor, wrap
 from .additions import Addition, add_to
-from .capture.arguments import cutter, tensors_by_path
+from .capture.arguments import WrittenArguments, cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
 from .explain import report
 from .host.memory import Folder, to_disk
@@ -144,9 +144,15 @@ class Step:
         self._placeholders(given)
         plain = {path: x for path, x in given.items() if type(x) is not GlobalTensor and x.layout is torch.strided}
         same({path: x for path, x in plain.items() if not x.is_meta}, self.graph.ranks, f"the step {self.name}")
+        back = self.plan.logical.rebuild
+        if isinstance(back, WrittenArguments):
+            back.check(given)
         self.clock.begin()
         result = runner.run(given)
         self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
+        if isinstance(back, WrittenArguments):
+            result, values = result
+            back.put_back(given, values)
         return result
 
     def rank_times(self) -> RankTimes | None:

@@ -25,6 +25,7 @@ from .packed import repacked, unpacked
 from .pytree import replaced
 
 __all__ = [
+    "WrittenArguments",
     "cutter",
     "flat",
     "input_flows",
@@ -228,3 +229,39 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
         return tuple(copies) if whole is layout else box(copies, whole, layout, op="input")
 
     return cut
+
+
+class WrittenArguments:
+    """Of a step that writes to its arguments: what it returns is the result, and their new values by path."""
+
+    def __init__(self, rebuild: Callable[[Any], Any], paths: Sequence[str]) -> None:
+        self.rebuild, self.paths = rebuild, tuple(paths)
+
+    def __call__(self, returned: tuple[Any, Mapping[str, Tensor]]) -> tuple[Any, Mapping[str, Tensor]]:
+        result, values = returned
+        return self.rebuild(result), values
+
+    def check(self, given: Mapping[str, Tensor]) -> None:
+        """Refuse arguments that share memory with a written one: the step has a value of its own for each."""
+        for path in self.paths:
+            here = _memory(given[path])
+            also = next((other for other, x in given.items() if other != path and here & _memory(x)), None)
+            if also is not None:
+                raise SbpError(
+                    f"the step writes to its argument {path}, and {also} lies in the same memory\n"
+                    f"  in the step {also} would stay what it was; pass {also}.clone()"
+                )
+
+    def put_back(self, given: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Write the new values to what was passed, in its own memory and as it lies."""
+        with torch.no_grad():
+            for path in self.paths:
+                target, value = given[path], values[path]
+                if isinstance(value, GlobalTensor) and not isinstance(target, GlobalTensor):
+                    value = value.full_tensor()
+                target.copy_(value)
+
+
+def _memory(x: Tensor) -> set[int]:
+    pieces = x._shards if isinstance(x, GlobalTensor) else (x,)
+    return {piece.untyped_storage().data_ptr() for piece in pieces if piece.layout is torch.strided and piece.numel()}

@@ -26,6 +26,7 @@ from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
+from .arguments import WrittenArguments
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
@@ -92,6 +93,7 @@ class _Tracing:
         self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
         self.asked = Questions(samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
+        self.inputs: dict[str, tuple[Tensor, Tensor, int]] = {}  # by path: fake, real one, number at the start
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}
         self.scale = scale
@@ -141,6 +143,9 @@ class _Tracing:
                 writes = self._writes(slots)
                 flat: list[Ref] = []
                 result, rebuild = self._result(result, flat)
+                written = {path: Ref(self.tape.number(fake)) for path, fake in self._written().items()}
+                if written:
+                    result, rebuild = (result, written), WrittenArguments(rebuild, tuple(written))
         return self._made(result, rebuild, writes), self.constants
 
     # Sources
@@ -165,7 +170,7 @@ class _Tracing:
 
     def _input(self, path: str, real: Tensor) -> Tensor:
         fake = fake_like(real, self.device)
-        self._source(path, "input", fake, real.requires_grad)
+        self.inputs[path] = fake, real, self._source(path, "input", fake, real.requires_grad)
         return fake
 
     def _is_mine(self, x: Tensor) -> bool:
@@ -266,6 +271,22 @@ class _Tracing:
                     f"  make it a buffer: register_buffer({constant.name.rpartition('.')[2]!r}, ...)"
                 )
         return writes
+
+    def _written(self) -> dict[str, Tensor]:
+        """The arguments that were written to, by path, with the fakes that say what they hold then."""
+        found = {}
+        for path, (fake, real, number) in self.inputs.items():
+            if self.tape.number(fake) == number:
+                continue
+            if real.requires_grad or fake.shape != real.shape:
+                what = "requires grad" if real.requires_grad else "gets another shape by it"
+                raise SbpError(
+                    f"capture: the argument {path} is written to in the step, and {what}\n"
+                    "  what was passed could not be what it is then in torch\n"
+                    "  write to a copy, as in x = x.clone(), and return what is to be kept"
+                )
+            found[path] = fake
+        return found
 
     def _result(self, result: Any, flat: list[Ref]) -> tuple[Any, Callable[[Any], Any]]:
         fakes: list[Tensor] = []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from sbpflow.nn.graph.capture.arguments import WrittenArguments, tensors_by_path
 from sbpflow.nn.graph.capture.trace import Constants, trace
 from sbpflow.sbp.logical import Logical
 from tests.nn.graph.interpret import interpret
@@ -57,11 +58,17 @@ def same(model: nn.Module, *args: Any, atol: float = 1e-6, reuse: bool = True, *
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     eager = copy.deepcopy(model)
     torch.manual_seed(1)
-    wanted = step(eager)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    given: Any = copy.deepcopy((args, kwargs))
+    wanted = step(eager)(*given[0], **given[1])
     torch.manual_seed(1)
     ran = interpret(logical, constants, {"": model}, *args, **kwargs)
-    assert type(ran.result) is type(wanted)
-    found = [x for x in tree_leaves(ran.result) if isinstance(x, Tensor)]
+    result = ran.result
+    if isinstance(logical.rebuild, WrittenArguments):
+        result, written = result
+        for path, value in written.items():
+            torch.testing.assert_close(value, tensors_by_path(*given)[path], atol=atol, rtol=1e-5)
+    assert type(result) is type(wanted)
+    found = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
     for x, y in zip(found, [x for x in tree_leaves(wanted) if isinstance(x, Tensor)], strict=True):
         torch.testing.assert_close(x, y, atol=atol, rtol=1e-5)
     grads = {name: p.grad for name, p in eager.named_parameters() if p.grad is not None}
