@@ -1,5 +1,8 @@
 """The actor runtime: schedules, the networks they make, and what runs them."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..placement.moved import missing_of as _missing_of
 from .added.addition import Added
 from .added.bpipe import bpipe, handed_on
 from .added.room import held_at_once, hidden
@@ -16,6 +19,9 @@ from .schedules.search.order_tasks import FoundOrder, order_tasks
 from .schedules.search.pipeline_order import FoundSchedule, curve, search
 from .schedules.search.slice_lengths import slice_lengths, sliced_seconds
 from .schedules.search.task_graph import After, DeviceTask, TaskGraph
+
+if not _TYPE_CHECKING:
+    __getattr__ = _missing_of(__name__)
 
 __all__ = [
     "PUBLISHED",

@@ -8,6 +8,9 @@ reductions   addends on one rank; explanation: of choices, as every `explain` re
 picture/     of moves; graph/: all moves of a step; demo: every move between signatures
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..placement.moved import missing_of as _missing_of
 from ..placement.world import close as close
 from ..placement.world import owned as owned
 from .box import Pending as Pending
@@ -26,6 +29,9 @@ from .record import Moves as Moves
 from .record import record as record
 from .routes.bound import lower_bound as lower_bound
 from .routes.moves import Move as Move
+
+if not _TYPE_CHECKING:
+    __getattr__ = _missing_of(__name__)
 
 __all__ = [
     "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "SlowLink", "box_async", "close", "gather",

@@ -13,9 +13,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..placement.errors import MissingError
+from ..placement.errors import MissingError, SbpflowError
 
-__all__ = ["Explanation"]
+__all__ = ["Explanation", "unsaved"]
+
+
+def unsaved(path: object) -> None:
+    """Refuse a path for the page: it was once written so."""
+    if path is not None:
+        raise SbpflowError(f"html() gives the page as text, and writes nothing\n  .save({str(path)!r}) writes it")
 
 
 class Explanation(ABC):
@@ -29,8 +35,9 @@ class Explanation(ABC):
     def dict(self) -> dict[str, Any]:
         """All of it in lists, dicts, numbers and text, as json has them."""
 
-    def html(self) -> str:
+    def html(self, path: None = None) -> str:
         """A page that needs nothing from elsewhere."""
+        unsaved(path)
         return f'<!DOCTYPE html>\n<html><head><meta charset="utf-8"/></head><body>{self._repr_html_()}</body></html>\n'
 
     def _repr_html_(self) -> str:

@@ -4,6 +4,9 @@ tensors <- eager, files <- model <- graph <- checkpoint: each folder imports tho
 of a call, graphs of a step.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from ..placement.moved import missing_of as _missing_of
 from .asynchronous.delayed_rate import DelayedLR
 from .asynchronous.lock_free import LockFreeRun, hogwild
 from .asynchronous.meetings import meet
@@ -32,6 +35,9 @@ from .model.recompute.recomputation import recompute
 from .model.to_global import to_global
 from .model.values.materialise import materialise
 from .owners.kinds import steps_by_tensor
+
+if not _TYPE_CHECKING:
+    __getattr__ = _missing_of(__name__)
 
 __all__ = [
     "Annotations",

@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import actors, boxing, nn, sbp
 from .boxing import box, encoders, record
@@ -63,6 +64,7 @@ from .placement import (
     placement,
     use_cluster,
 )
+from .placement.moved import missing_of as _missing_of
 from .placement.world import init
 from .sbp import B, Layout, P, S, layout
 
@@ -70,6 +72,9 @@ try:
     __version__ = _version("sbpflow")
 except _NotFound:  # run from a checkout that was not installed
     __version__ = "0.1.0"
+
+if not _TYPE_CHECKING:  # types know that a name is not there
+    __getattr__ = _missing_of(__name__)
 
 __all__ = [
     "B",

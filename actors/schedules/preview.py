@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...boxing.picture.draw import written
+from ...placement.moved import MovedName
 from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
@@ -225,6 +226,8 @@ class Preview:
 
     def _repr_svg_(self) -> str:
         return "\n".join(self._svg())
+
+    write = MovedName("sbpflow.actors.Preview.write")
 
     def draw(self, path: Path | str) -> Path:
         """Write the picture, as svg or png. An svg is text: the same schedule makes the same file."""

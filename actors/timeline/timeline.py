@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from ...boxing.picture.draw import written
 from ...placement.errors import ScheduleError
+from ...placement.moved import MovedName
 from ..protocol.network import Network
 from ..protocol.simulate import Ran, Simulation
 from .advice import StepRecords, is_wire, scale, summary
@@ -99,6 +100,8 @@ class Timeline:
         ]
         wide = max((len(name) for name, _ in rows), default=0)
         return "\n".join(f"{name:{wide}} |{row}|" for name, row in rows)
+
+    write = MovedName("sbpflow.actors.timeline.timeline.Timeline.write")
 
     def draw(self, path: Path | str) -> Path:
         """Write the picture, as svg or png by the path's suffix."""

@@ -21,6 +21,7 @@ from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.errors import SbpError, SbpflowError
 from ...placement.world import world
+from ...sbp import Layout
 from ..graph.captures import Captures
 from .answer import answer
 from .assignment import Assignment, assignment
@@ -81,6 +82,11 @@ def plan(
     `plan` may say a part: its grid, and what is not to be chosen. Without one the grid has an axis for each level of
     the cluster. `told` is called with a line for each plan that is tried.
     """
+    if isinstance(model, Layout):
+        raise SbpError(
+            "flow.plan is the planner of a model, and was given a layout\n"
+            "  how a tensor gets from one layout to another: flow.boxing.plan(src, dst)"
+        )
     with priced_by(cluster), _uncollected():
         given = _given(plan, cluster, ranks)
         seek = next((s for s in given.statements if isinstance(s, Seek)), None)

@@ -1,6 +1,6 @@
 """Reports: what a graph costs and why, in the shapes in which people read it."""
 
-from ...explanation import Explanation
+from ...explanation import Explanation, unsaved
 from .facts import GraphFacts
 from .full import full
 from .map import drawn_map
@@ -20,7 +20,8 @@ class Report(GraphFacts, Explanation):
         """Every rank, move and op, in tables of text."""
         return "\n".join(full(self))
 
-    def html(self) -> str:
+    def html(self, path: None = None) -> str:
+        unsaved(path)
         return page(self)
 
     def map(self) -> str:

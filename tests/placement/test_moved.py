@@ -1,0 +1,48 @@
+"""Words that have moved say where they are now, each where it once was."""
+
+import re
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.placement.moved import MOVED
+
+
+def holder(old: str) -> object:
+    """The module or class that had a word."""
+    path = old.rpartition(".")[0]
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name) if name[0].isupper() else import_module(path)
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_word_that_moved_says_where_it_is_now(old: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"it is {MOVED[old]} now")):
+        getattr(holder(old), old.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("new", [new for new in MOVED.values() if new.startswith("flow.")])
+def test_it_is_there(new: str) -> None:
+    found: object = flow
+    for name in new.split(".")[1:]:
+        found = getattr(found, name)
+
+
+def test_what_never_was_is_no_attribute() -> None:
+    assert not hasattr(flow, "planet")
+    assert not hasattr(flow.boxing, "planet")
+
+
+def test_a_plan_of_two_layouts_and_a_page_with_a_path_name_what_does_it_now() -> None:
+    p = flow.placement("cpu", range(2))
+    lie = flow.layout(p, "B", (4,))
+    with pytest.raises(flow.SbpError, match=r"flow\.boxing\.plan\(src, dst\)"):
+        flow.plan(lie, lie)  # type: ignore[arg-type]
+    report = flow.Plan.read("grid cpu (data=2)").check(nn.Linear(4, 4), torch.zeros(2, 4)).report
+    calls = flow.explain(torch.relu, flow.tensor(torch.zeros(4), placement=p, sbp=flow.B))
+    for said in (report, calls):
+        with pytest.raises(flow.SbpflowError, match=r"\.save\('said.html'\)"):
+            said.html("said.html")  # type: ignore[arg-type]
