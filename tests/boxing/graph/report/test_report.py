@@ -165,7 +165,19 @@ def test_ops_of_repeated_blocks_are_one_row() -> None:
 def test_a_report_goes_through_json(graph: Physical) -> None:
     known = told(graph).dict()
     assert json.loads(json.dumps(known, allow_nan=False)) == known
-    told_of = {"name", "placements", "time", "cut", "choice", "recomputed", "memory", "modules", "moves", "totals"}
+    told_of = {
+        "name",
+        "placements",
+        "time",
+        "cut",
+        "idle",
+        "choice",
+        "recomputed",
+        "memory",
+        "modules",
+        "moves",
+        "totals",
+    }
     assert set(known) == {*told_of, "ops"}
 
 
