@@ -1,7 +1,7 @@
 """Calls that a composite fixes on some axes: their options are those of the rule book on the other axes, and the
 composite's signature on these."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TypeAlias
@@ -11,17 +11,34 @@ from ..call import Call, Match, Way
 from ..logical import Fixed, LogicalOp, Seen, Stripes
 from ..signature import B, Partial, Sbp, Split
 from ..state import Factors, Lie, State, trim
-from .options import Option, Reach, answer_of, options, way_of
+from .options import Cut, Option, Reach, answer_of, options, way_of
+from .pins import Entries, cuts_of
 
-__all__ = ["fixed_options", "fixed_way", "options_of"]
+__all__ = ["asked_cuts", "fixed_options", "fixed_way", "options_of"]
 
 FixedEntry: TypeAlias = Sbp | Stripes | Seen
 FixedEntries: TypeAlias = tuple[tuple[int, FixedEntry], ...]  # of the axes of more than one rank, in their order
 
 
-def options_of(op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequence[bool]) -> list[Option]:
-    """Every option of an op, or those that a composite leaves of them."""
-    return options(call, reach, grads) if op.fixed is None else fixed_options(call, reach, grads, op.fixed)
+def options_of(
+    op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequence[bool], asked: Sequence[Collection[Cut]] = ()
+) -> list[Option]:
+    """Every option of an op, or those that a composite leaves of them; `asked` is how its results are wanted cut."""
+    return options(call, reach, grads, asked) if op.fixed is None else fixed_options(call, reach, grads, op.fixed)
+
+
+def asked_cuts(
+    ops: Sequence[LogicalOp], calls: Sequence[Call], pinned: Mapping[int, State | Entries]
+) -> Iterator[tuple[int, Cut]]:
+    """How composites want what they are given cut, and how results are of which that is `pinned`, where pieces are such
+    as nobody else would choose: by the numbers of values."""
+    for index, (op, call) in enumerate(zip(ops, calls, strict=True)):
+        for number, x, entries in zip(op.inputs, call.inputs, op.fixed.inputs if op.fixed else (), strict=False):
+            said = dict(zip(op.fixed.round.axes if op.fixed else (), entries, strict=True))
+            split = tuple(entry if isinstance(entry := said.get(a), Split) else None for a in range(len(call.sizes)))
+            yield from ((number, cut) for cut in cuts_of(split, x, call.sizes))
+        if index in pinned:
+            yield from ((op.numbers[0], cut) for cut in cuts_of(pinned[index], call.outputs[0], call.sizes))
 
 
 def fixed_options(call: Call, reach: Sequence[Reach], grads: Sequence[bool], fixed: Fixed) -> list[Option]:

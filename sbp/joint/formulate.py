@@ -23,14 +23,14 @@ from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
 from .demands import Demands, RestPins, Rounds
 from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies
-from .fixed import options_of
+from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
 from .op_cost import is_view, seconds
-from .options import Reach
+from .options import Cut, Reach
 from .pins import is_pin_alone, pinned, pins_by_op
 from .placements import Homes
-from .preferred_cuts import wishes
+from .preferred_cuts import plain_cuts, wishes
 from .problem import Edge, Problem, Vector
 from .repeated_blocks import ties
 from .source_options import stored
@@ -143,11 +143,11 @@ class _Formulation:
             (replace(self.logical.call(op), sizes=there.shape), op.inputs, op.numbers)
             for op, there in zip(self.logical.ops, self.where.ops, strict=True)
         ]
-        wished = wishes(calls)
+        wished = wishes(calls, asked_cuts(self.logical.ops, [call for call, _, _ in calls], self.pinned))
         for number in range(len(self.logical.sources)):
             self._source(number, wished.get(number, {}))
-        for index, (call, _, _) in enumerate(calls):
-            self._op(index, call)
+        for index, (call, _, numbers) in enumerate(calls):
+            self._op(index, call, [plain_cuts(wished.get(n, {})) for n in numbers])
         self._ends()
         tied, block = ties(self.logical, [(n.kind, n.index, id(n.candidates)) for n in self.nodes], self.producers)
         problem = Problem(
@@ -196,21 +196,17 @@ class _Formulation:
         self.states[number] = found.states
         self._makes(number, at, 0, lies)
 
-    def _op(self, index: int, call: Call) -> None:
+    def _op(self, index: int, call: Call, asked: Sequence[tuple[Cut, ...]]) -> None:
         op, there = self.logical.ops[index], self.where.ops[index]
         grads = [n in self.logical.wants_grad for n in op.numbers]
         reach = [Reach(self._states_on(n, there), n in self.partial, n in self.logical.wants_grad) for n in op.inputs]
         saved = tuple(self._is_saved(n) for n in op.numbers)
         flags = tuple(grads), saved, bool(op.origin.recompute)
-        key = (
-            static(op, call),
-            tuple((id(r.states), r.partial, r.grad) for r in reach),
-            flags,
-            there,
-            self.costs.rounds.times,
-        )
+        comes = tuple((id(r.states), r.partial, r.grad) for r in reach)
+        wanted = tuple(asked) if any(asked) else ()
+        key = static(op, call), comes, flags, there, self.costs.rounds.times, wanted
         if key not in self.known:
-            self.known[key] = self._candidates(index, call, reach, grads, saved)
+            self.known[key] = self._candidates(index, call, reach, grads, saved, asked)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
         at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins))))
         self.spread.update({(index, k): how for k, how in apart.items()})
@@ -229,9 +225,10 @@ class _Formulation:
         reach: Sequence[Reach],
         grads: Sequence[bool],
         saved: Sequence[bool],
+        asked: Sequence[tuple[Cut, ...]],
     ) -> tuple[Any, ...]:
         op, there = self.logical.ops[index], self.where.ops[index]
-        found = options_of(op, call, reach, grads)
+        found = options_of(op, call, reach, grads, asked)
         if index in self.pinned:
             found = pinned(found, self.pinned[index], call, op)
         device = self.cluster(there).device_of(there)

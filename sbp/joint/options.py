@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -22,9 +22,10 @@ from ..registry import find, has_rule
 from ..state import Factors, Lie, State
 from ..traits import traits
 
-__all__ = ["Option", "Reach", "answer_of", "fits", "options", "source_states", "way_of"]
+__all__ = ["Cut", "Option", "Reach", "answer_of", "fits", "options", "source_states", "way_of"]
 
 
+Cut: TypeAlias = tuple[int, Factors]  # a dim, and the axes that cut it
 NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as addends
 
 
@@ -63,8 +64,11 @@ def answer_of(call: Call) -> Match | Sequence[Way] | None:
         return None
 
 
-def options(call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool]) -> list[Option]:
-    """Every option of a call on a grid of `call.sizes`, in an order that depends on nothing else."""
+def options(
+    call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool], asked: Sequence[Collection[Cut]] = ()
+) -> list[Option]:
+    """Every option of a call on a grid of `call.sizes`, in an order that depends on nothing else. A dim is cut into
+    pieces that differ by much only where an input comes so already, or where that is `asked` of an output."""
     answer = answer_of(replace(call, states=_whole(call)))
     found: dict[tuple[tuple[Lie, ...], tuple[Lie, ...]], int] = {}
 
@@ -77,7 +81,7 @@ def options(call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool]) ->
 
     grads = any(outputs_grad) and adds_up(call.op, call.inputs, call.outputs)
     for match in _matches(answer):
-        for way, same in _of_match(call, match, reach, grads):
+        for way, same in _of_match(call, match, reach, grads, asked):
             add(way, same)
     for way, same in _of_states(call, reach, grads, isinstance(answer, Match)):
         add(way, same)
@@ -126,7 +130,7 @@ def source_states(
     found: dict[State, None] = {}
     for dims in product(*[[None, *range(len(shape))]] * len(axes)):
         held = {d: tuple(a for a, on in zip(axes, dims, strict=True) if on == d) for d in range(len(shape))}
-        if not all(fits(n, [sizes[a] for a in held[d]]) for d, n in enumerate(shape)):
+        if not all(fits(n, [sizes[a] for a in held[d]]) or (d, held[d]) in wished for d, n in enumerate(shape)):
             continue
         ways = [[held[d], *_wished(wished, d, held[d])] for d in range(len(shape))]
         for cut in product(*ways):
@@ -159,13 +163,20 @@ def _whole(call: Call) -> tuple[State, ...]:
     return tuple(State(((),) * x.ndim) for x in call.inputs)
 
 
-def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> Iterator[tuple[Way, frozenset[int]]]:
+def _of_match(
+    call: Call, match: Match, reach: Sequence[Reach], grads: bool, asked: Sequence[Collection[Cut]]
+) -> Iterator[tuple[Way, frozenset[int]]]:
     per_axis: list[list[AxisUse]] = []
-    for n in call.sizes:
+    ragged = _ragged(call, match, reach, asked)
+    for axis, n in enumerate(call.sizes):
         if n == 1:
             per_axis.append([NOTHING])
             continue
-        splits: list[AxisUse] = [("split", f) for f, size in enumerate(match.sizes) if fits(size, [n])]
+        splits: list[AxisUse] = [
+            ("split", f)
+            for f, size in enumerate(match.sizes)
+            if fits(size, [n]) or (ragged and any(f == g and axis in axes for g, axes in ragged))
+        ]
         groups: list[AxisUse] = [
             ("linear", g) for g, group in enumerate(match.linear) if all(reach[i].partial for i in group)
         ]
@@ -176,7 +187,8 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
         for axis, (what, f) in enumerate(doing):
             if what == "split":
                 axes_of[f] = (*axes_of.get(f, ()), axis)
-        if not all(fits(match.sizes[f], [call.sizes[a] for a in axes]) for f, axes in axes_of.items()):
+        each = axes_of.items()
+        if not all(fits(match.sizes[f], [call.sizes[a] for a in axes]) or (f, axes) in ragged for f, axes in each):
             continue
         same = frozenset(axis for axis, what in enumerate(doing) if what == SAME)
         quiet = [NOTHING if what == SAME else what for what in doing]
@@ -186,6 +198,28 @@ def _of_match(call: Call, match: Match, reach: Sequence[Reach], grads: bool) -> 
             way = way_by(call, match, quiet, lambda f, axes, orders=orders: orders[f])  # type: ignore[misc]
             if way is not None:
                 yield way, same
+
+
+def _ragged(
+    call: Call, match: Match, reach: Sequence[Reach], asked: Sequence[Collection[Cut]]
+) -> frozenset[tuple[int, Factors]]:
+    """The factors that are cut in pieces which nobody would choose, by the axes that do: as inputs come, and as is
+    asked of outputs. Where a rank would have nothing, only rules that say that it may."""
+    seen = {f for _, f in match.windows}
+    cuts = {
+        (f, factors)
+        for dims, of in zip(match.inputs, reach, strict=True)
+        for state in of.states
+        for f, factors in zip(dims, state.dims, strict=True)
+    } | {(dims[d], factors) for dims, of in zip(match.outputs, asked, strict=False) for d, factors in of}
+
+    def counts(f: int, factors: Factors) -> bool:
+        if f == NEVER or f in seen or any(a < 0 for a in factors):
+            return False
+        size, ranks = match.sizes[f], [call.sizes[a] for a in factors]
+        return not fits(size, ranks) and (match.hollow or size >= prod(ranks))
+
+    return frozenset(cut for cut in cuts if counts(*cut))
 
 
 def _cuts(call: Call, match: Match, reach: Sequence[Reach]) -> dict[tuple[int, frozenset[int]], list[Factors]]:

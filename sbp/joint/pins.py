@@ -1,9 +1,10 @@
 """Pins: values that a program says how they lie, on all axes of a placement or on some, the others being free."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
@@ -12,9 +13,9 @@ from ..logical import Logical, LogicalOp
 from ..signature import B, Sbp, Split
 from ..state import Factors, Lie, State, state_of, trim
 from ..text import Pin
-from .options import Option
+from .options import Cut, Option, fits
 
-__all__ = ["Entries", "allows", "is_pin_alone", "pinned", "pins_by_op", "stated"]
+__all__ = ["Entries", "allows", "cuts_of", "is_pin_alone", "pinned", "pins_by_op", "stated"]
 
 Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None: free
 
@@ -44,6 +45,14 @@ def allows(said: State | Entries, state: State) -> bool:
         return state == said
     lying = state.sbp(len(said))
     return all(entry is None or entry is lying[axis] for axis, entry in enumerate(said))
+
+
+def cuts_of(said: State | Entries, of: Tensor, sizes: tuple[int, ...]) -> Iterator[Cut]:
+    """The cuts that were said of a value, of those that nobody would choose."""
+    dims = said.dims if isinstance(said, State) else stated(said, of.ndim, sizes).dims
+    for d, factors in enumerate(dims):
+        if factors and all(f >= 0 for f in factors) and not fits(of.shape[d], [sizes[f] for f in factors]):
+            yield d, factors
 
 
 def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:

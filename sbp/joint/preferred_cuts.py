@@ -12,20 +12,30 @@ from ..call import NEVER, Call, Match
 from ..registry import rule_for
 from ..state import Factors
 from ..traits import traits
-from .options import answer_of
+from .options import Cut, answer_of
 
-__all__ = ["Cuts", "wishes"]
+__all__ = ["Cuts", "plain_cuts", "wishes"]
 
-Cuts: TypeAlias = dict[tuple[int, Factors], None]  # dim, and how it would be cut; an ordered set
+Cuts: TypeAlias = dict[Cut, None]  # an ordered set
 
 
-def wishes(calls: Sequence[tuple[Call, tuple[int, ...], tuple[int, ...]]]) -> Mapping[int, Cuts]:
-    """For each value the cuts that would be of use further on; calls come with the numbers of inputs and outputs."""
+def wishes(
+    calls: Sequence[tuple[Call, tuple[int, ...], tuple[int, ...]]], asked: Iterable[tuple[int, Cut]] = ()
+) -> Mapping[int, Cuts]:
+    """For each value the cuts that would be of use further on; calls come with the numbers of inputs and outputs, and
+    of some values is `asked` how they are cut."""
     found: dict[int, Cuts] = {}
+    for number, cut in asked:
+        found.setdefault(number, {})[cut] = None
     for call, inputs, outputs in reversed(calls):
         for number, cut in _before(call, inputs, [found.get(n, {}) for n in outputs]):
             found.setdefault(number, {})[cut] = None
     return found
+
+
+def plain_cuts(cuts: Iterable[Cut]) -> tuple[Cut, ...]:
+    """Those without holes."""
+    return tuple(cut for cut in cuts if all(f >= 0 for f in cut[1]))
 
 
 def _before(call: Call, inputs: tuple[int, ...], wanted: Sequence[Cuts]) -> Iterable[tuple[int, tuple[int, Factors]]]:
@@ -60,8 +70,12 @@ def _of_view(call: Call, wanted: Cuts) -> Iterable[tuple[int, Factors]]:
         dims = tuple(factors if at == d else () for at in range(len(target)))
         before = carried(target, shape, dims, call.sizes)
         for at, cut in enumerate(before or ()):
-            inside = d < len(target) - 1 or (d, factors) in wanted  # the last dim is what ops reduce, or a head's width
-            if any(f < 0 for f in cut) and inside:
+            said = (d, factors) in wanted
+            inside = d < len(target) - 1  # the last dim is what ops reduce, or a head's width
+            if any(f < 0 for f in cut):
+                if inside or said:
+                    yield at, cut
+            elif cut and said and all(f >= 0 for f in factors):
                 yield at, cut
 
 

@@ -135,14 +135,15 @@ ROOM, WIDTH, HEADS = 22, 16, 4
 class Decoder(nn.Module):
     """One token more: its key and value go to their slot, on the host that has it; it looks at all slots so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = ROOM) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.room = room
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, at: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        slot = torch.arange(ROOM)
+        slot = torch.arange(self.room)
         here = (slot == at)[:, None]
         keys, values = torch.where(here, key, keys), torch.where(here, value, values)
         mixed = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=(slot <= at)[None])
@@ -173,6 +174,30 @@ def decodes(use: str, tokens: int = ROOM) -> None:
 @pytest.mark.parametrize("use", ["tree", "merged"])
 def test_keys_and_values_grow_over_decoding_host_by_host_and_stay_where_they_are(use: str) -> None:
     decodes(use)
+
+
+@pytest.mark.parametrize(("hosts", "room", "batch"), [(5, 19, 1), (8, 20, 1), (4, 10, 8), (5, 3, 1)])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_a_cache_stays_in_the_pieces_that_the_hosts_compute_on_however_uneven(
+    hosts: int, room: int, batch: int, dim: int
+) -> None:
+    """Given as S(2) it came back whole; given as S(3) it was sent to and fro at every token."""
+    model, where = Decoder(room), flow.placement(line(hosts))
+    alone, step = (
+        copy.deepcopy(model),
+        flow.compile(flow.nn.inside(model, use="merged", over="context"), placement=where),
+    )
+    plain = [torch.zeros(batch, HEADS, room, WIDTH // HEADS) for _ in range(2)]
+    laid: list[Any] = [flow.tensor(x, placement=where, sbp=S(dim)) for x in plain]
+    with torch.no_grad():
+        for t, x in enumerate(torch.randn(3, batch, 1, WIDTH)):
+            with flow.record() as moves:
+                found, *laid = step(x, torch.tensor([t]), *laid)
+            want, *plain = alone(x, torch.tensor([t]), *plain)
+            close_on_every_rank([found, *laid], [want, *plain], 1e-5)
+            assert [x.sbp for x in laid] == [(S(2),)] * 2
+            assert dim != 2 or not {"all_gather", "all_to_all"} & {route for route, _ in sent(moves)}
+    assert "all_to_all" not in {route for route, _ in sent(moves)}  # from the second token on
 
 
 def test_processes_decode_alike(ranks4: Ranks) -> None:
