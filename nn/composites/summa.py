@@ -27,7 +27,7 @@ from .row_product import PRODUCTS, RowProduct
 __all__ = ["cube", "summa"]
 
 aten = torch.ops.aten
-FITTING = "give the model or the batch sizes that divide, or note other modules"
+FITTING = "give the model or the batch sizes that divide, or at least four a rank, or note other modules"
 
 
 @composite("summa", of=PRODUCTS, noun="product", axes=(2, 3))
