@@ -112,6 +112,7 @@ class _Formulation:
         self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
         self.tensors: list[EdgeTensor] = []
+        self.carried: dict[Placement, bool] = {}
         self.made_by: dict[int, tuple[int, Lies]] = {}
         self.producers: dict[int, tuple[int, int]] = {}
         self.copies: dict[int, int] = {}
@@ -129,7 +130,9 @@ class _Formulation:
 
     def beside(self, there: Placement) -> bool:
         """Whether moves on a placement go on beside what is computed."""
-        return self.cluster(there).beside((there.type,), there.flat)
+        if there not in self.carried:  # every node asks, and a placement may have thousands of ranks
+            self.carried[there] = self.cluster(there).beside((there.type,), there.flat)
+        return self.carried[there]
 
     def links(self, placement: Placement) -> Links:
         return Links.of(placement, self.cluster(placement))
