@@ -31,6 +31,7 @@ from .model.flows import flow
 from .model.inside import inside
 from .model.offload import offload
 from .model.outline import Annotations, annotations
+from .model.reading import reading
 from .model.recompute.recomputation import recompute
 from .model.to_global import to_global
 from .model.values.materialise import materialise
@@ -66,6 +67,7 @@ __all__ = [
     "offload",
     "pipeline",
     "place",
+    "reading",
     "recompute",
     "shard",
     "split_stages",

@@ -19,6 +19,7 @@ from ...boxing.graph.text.text import fingerprint
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp.call import mapped
+from ..model.reading import reading_of
 from ..tensors.agreement import same, told
 from ..tensors.tensor import GlobalTensor, wrap
 from .additions import Addition, add_to
@@ -87,6 +88,7 @@ class Step:
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
         self.said_of_idle: Sequence[str] | None = None
+        self.tensors = frozenset[int]()  # identities of those that modules hold, from the first run on
         self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
 
     @property
@@ -147,8 +149,9 @@ class Step:
         back = self.plan.logical.rebuild
         if isinstance(back, WrittenArguments):
             back.check(given)
-        self.clock.begin()
-        result = runner.run(given)
+        with reading_of(self.tensors):
+            self.clock.begin()
+            result = runner.run(given)
         self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
         if isinstance(back, WrittenArguments):
             result, values = result
@@ -178,6 +181,7 @@ class Step:
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
         how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept, passes.move
         model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
+        self.tensors = frozenset(map(id, model.held.values()))
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)
         else:

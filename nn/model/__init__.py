@@ -8,6 +8,7 @@ kept_ops, attention_core    the words for what of them is kept, and what attenti
 replay, core_replay     run them again without a graph
 balance                 layers in runs, where nobody said where stages end
 slots                   where modules hold parameters and buffers; puts global ones there
+reading                 when threads compute with weights, and a refit waits
 to_global, replacement  make parameters global, with all that hangs on them
 materialise, initialisers   give values to a model that was built without
 load                    notes where values are in files, or reads them

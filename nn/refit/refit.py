@@ -13,6 +13,7 @@ from ...boxing.plan import BoxingPlan
 from ...boxing.routes.bound import least_sent
 from ...placement.errors import SbpError
 from ...placement.world import owned
+from ..model.reading import read_by_forwards, rewriting
 from ..model.values.same_values import ranks_of
 from ..tensors.tensor import GlobalTensor
 from .changes import RankShards, changed, refuse_overflow, sent
@@ -64,6 +65,9 @@ def refit(
     the source, or patterns with stars, to names of the target, or a function; None is not sent. With `only_changed`
     a tensor is sent only if it, or the target's, is not what it was after the last refit of these two models.
 
+    It is one event for other threads: compiled steps and forwards of the target have all of the old weights or all of
+    the new ones. It waits for those that run, and they for it; `flow.nn.reading` is for what takes several.
+
     Every process that has a rank of either model calls it; one of neither may. Whatever is refused is so before
     anything is sent. Optimizers are no part of it: where one trains the target, it goes on from the new weights.
     """
@@ -80,13 +84,15 @@ def refit(
             going = [at for at, new in enumerate(changed(source, target, pairs, held, everybody)) if new]
     plans = [refilling(*ends[at]) for at in going]
     fillings = [Filling(plan, *held[at]) for plan, at in zip(plans, going, strict=True)]
-    buckets = refill(fillings, bucket_bytes, "refit")
-    for at in going:
-        value = pairs[at].target
-        if isinstance(value, GlobalTensor):
-            value._moved = None
-    if only_changed:
-        sent(source, target, [pairs[at] for at in going], [held[at] for at in going])
+    read_by_forwards(target)
+    with rewriting([pairs[at].target for at in going], [pairs[at].source for at in going]):
+        buckets = refill(fillings, bucket_bytes, "refit")
+        for at in going:
+            value = pairs[at].target
+            if isinstance(value, GlobalTensor):
+                value._moved = None
+        if only_changed:
+            sent(source, target, [pairs[at] for at in going], [held[at] for at in going])
     return Refitted(
         len(going), sum(p.total for p in plans), _busiest(plans), buckets, len(pairs) - len(going), tuple(unused),
         tuple(plans),
