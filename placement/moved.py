@@ -23,7 +23,7 @@ MOVED: Mapping[str, str] = {
 
 
 def missing_of(module: str) -> Callable[[str], NoReturn]:
-    """What a module of this name answers for a name that it lacks.
+    """The answer of a module of this name for one that it lacks.
 
     >>> missing_of("sbpflow.boxing")("Plan")
     Traceback (most recent call last):
