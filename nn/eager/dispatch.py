@@ -39,6 +39,7 @@ _recipes: dict[Any, Recipe] = {}
 _any_float: set[Any] = set()
 _MOST = 1 << 16
 _make = torch.Tensor._make_subclass
+_swap = torch.utils.swap_tensors  # as it is before `refusals` closes it
 _autocast = torch._C._is_any_autocast_enabled
 
 
@@ -200,7 +201,7 @@ def _made_global(func: Any, t: Tensor, tensors: Sequence[GlobalTensor]) -> None:
         made = whole_everywhere(t, meeting(func, tensors))
         made._shards = tuple(shard.clone() for shard in made._shards)
         with contextlib.suppress(RuntimeError):  # something in torch holds it
-            torch.utils.swap_tensors(t, made)  # type: ignore[no-untyped-call]
+            _swap(t, made)  # type: ignore[no-untyped-call]
             return
     raise SbpError(
         f"{name_of(func)} would write a global tensor into a plain one"

@@ -1,7 +1,7 @@
 """Ways past `__torch_function__`: they would see a global tensor's empty shell, and are closed.
 
 What C++ code does of itself, such as `torch.tensor(x)` and `plain.set_(x)`, is an ATen call on the shell, and
-`__torch_dispatch__` refuses all but `x.set_(y)` of two global tensors. The rest is closed one by one: torch.func and
+`__torch_dispatch__` refuses all but `x.set_(y)` of a global tensor. The rest is closed one by one: torch.func and
 forward-mode differentiation wrap tensors without any call, torch.distributed sends the shell's memory, tracers would
 record what a process does with its shards.
 """
@@ -41,6 +41,10 @@ _CLOSED = {
     (torch.autograd, "_make_grads"): (
         "backward from a plain tensor with a global gradient",
         "its gradient is plain: g.full_tensor(), or make the tensor global by flow.tensor",
+    ),
+    (torch.utils, "swap_tensors"): (
+        "torch.utils.swap_tensors",
+        "graphs and optimizers know it as it is: x.data = y puts the other's values there, and x.copy_(y) copies them",
     ),
     (torch, "compile"): ("torch.compile", _COMPILE),
     (torch.jit, "trace"): ("torch.jit.trace", _COMPILE),
@@ -88,7 +92,7 @@ def _answer_shell(
     cls: Any, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """An op that reached a shell: nothing that asks `__torch_function__` does, so that this costs nothing."""
-    if op is torch.ops.aten.set_.source_Tensor and all(isinstance(x, GlobalTensor) for x in args):
+    if op is torch.ops.aten.set_.source_Tensor and isinstance(args[0], GlobalTensor):
         if args[0] is not args[1]:
             set_data(*args)
         return args[0]

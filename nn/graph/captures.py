@@ -42,7 +42,7 @@ class Captures:
             return logical
         _, logical, of = found
         passes.constants |= of.constants
-        passes.reads.names |= of.reads.names
+        passes.names |= of.names
         passes.dump("captured", lambda: str(logical))
         return logical
 

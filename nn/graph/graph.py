@@ -1,11 +1,10 @@
 """Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any, Self, Unpack
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,7 +19,6 @@ from .additions import Addition, refuse_other
 from .capture.arguments import key_of, own_parameters, parameter_names
 from .capture.packed import padded
 from .captures import Captures
-from .choose.parameters import building
 from .launches import landed
 from .optimizer.adopt import owner_of
 from .optimizer.loss_scale import LossScale
@@ -28,6 +26,9 @@ from .optimizer.nonfinite import SkippedSteps
 from .optimizer.relocation import ModelMove
 from .options import GivenOptions, Options
 from .plan import Planned, plan_step
+from .reads.modes import Modes
+from .reads.recaptures import KEPT, Recaptures
+from .reads.watch import building
 from .step import Step
 from .views import PlannedViews
 
@@ -56,10 +57,12 @@ class Graph(PlannedViews):
         self._scale = LossScale(self._options.loss_scale)
         self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
         self._kept = KeptErrors()  # of gradients that are compressed
+        self._recaptures = Recaptures(str(self._options.name))
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
         self._additions: list[tuple[Addition, Network | None]] = []  # with the network of which one was made
         self._move: ModelMove | None = None  # of the model, when it is run next
         self._runs = 0
+        self._machinery = frozenset(vars(self))  # its own attributes, which no capture goes by
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """The computation of a step; every subclass has its own."""
@@ -88,23 +91,31 @@ class Graph(PlannedViews):
                 f"the graph {self._options.name} is called at {user_line()}, while another is captured\n"
                 "  give that one the modules themselves, and call these"
             )
+        kind, last = key_of(args, kwargs), self._last
+        if last is None or last.kind != kind or not (last.modes.same() and last.stands()):
+            last = self._last = self._step_of(kind, args, kwargs)
+        return last
+
+    def _step_of(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        """A step for arguments of a kind that fits what modules are now; planned if there is none."""
         modules = self._modules()
-        known = self._steps.setdefault(key_of(args, kwargs, _modes(modules)), [])
-        step = next((step for step in known if step.plan.passes.reads.hold() and step.stands()), None)
+        modes = Modes(modules)
+        known = self._steps.setdefault((kind, modes.key), [])
+        step = next((step for step in known if step.stands()), None)
         if step is None:
-            known[:] = [step for step in known if step.stands()]
+            self._recaptures.note(step.plan.passes.reads.change() for step in known)
+            known[:] = [step for step in known if step.in_place()][: KEPT - 1]
             optimizers = list(self._optimizers())
             move = None if self._move is None or self._move.done else self._move
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
             plan = plan_step(self.build, args, kwargs, *how, move)
             _refuse_lost(plan, move)
-            step = Step(plan, optimizers, self._skipped, self._kept)
+            step = Step(plan, optimizers, kind, modes, self._skipped, self._kept)
             for addition, network in self._additions:
                 if network is not None:
                     refuse_other(network, step.open_network, step.name)
                 step.add(addition)
-            known.append(step)
-        self._last = step
+            known.insert(0, step)
         return step
 
     def _taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -170,7 +181,7 @@ class Graph(PlannedViews):
     def watched(self) -> tuple[Any, ...]:
         """All that a step goes by besides its arguments and what tensors hold: rates, and what trains."""
         rates = [float(group["lr"]) for each in self._optimizers() for group in each.param_groups]
-        return *_modes(self._modules())[2:], *rates
+        return Modes(self._modules()).of_modules, *rates
 
     def _refuse_move(self) -> None:
         landed()
@@ -206,6 +217,7 @@ class Graph(PlannedViews):
             "_last": None,
             "_options": self._options,
             "_captures": None,
+            "_recaptures": Recaptures(str(self._options.name)),
             "_additions": list(self._additions),
             "_kept": KeptErrors(),
             "_runs": 0,
@@ -233,22 +245,3 @@ def _refuse_lost(plan: Planned, move: ModelMove | None) -> None:
             f"{plan.options.name} is to go on without rank {there[0]}, and its plan has work for that\n"
             "  give the ranks that are left, as in move(plan='grid cpu:[0-2] as (data=3)', lost=[3])"
         )
-
-
-def _modes(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
-    """Modes by which `build` differs besides its arguments: which modules train, which parameters do, autocast."""
-    found: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
-    if torch._C._is_any_autocast_enabled():
-        found += [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    seen: set[int] = set()
-    left = list(modules.values())
-    while left:  # as `modules()` goes, at a third of its time
-        part = left.pop()
-        if part is None or id(part) in seen:
-            continue
-        seen.add(id(part))
-        held = part.__dict__
-        found.append(part.training)
-        found += [p is not None and p.requires_grad for p in held["_parameters"].values()]
-        left += held["_modules"].values()
-    return tuple(found)

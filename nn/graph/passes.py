@@ -42,13 +42,11 @@ from .choose.choose import Decided, decide
 from .choose.composed import check_uses
 from .choose.decompose import expand
 from .choose.parameters import (
-    Reads,
     default_placement,
     input_pins,
     named_values,
     pins_of,
     placed,
-    reading,
     rests_of,
 )
 from .compiler.codegen import function
@@ -61,6 +59,9 @@ from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
 from .optimizer.relocation import ModelMove
 from .options import Options
+from .reads.guard import ReadGuard
+from .reads.walk import guarded, objects_around
+from .reads.watch import AttributeReads, reading
 from .run.pipeline import Pipelined
 from .run.program import Program
 
@@ -96,10 +97,11 @@ PASSES = (
 class Passes:
     """The passes with which one step is planned, each with what it gives written down.
 
-    They change nothing but what is noted here of modules: `reads` is what captures have read, and `constants` how to
-    read those that they met. `rest` is where what nobody placed lives, and an optimizer keeps so many `states` of each
-    parameter. `flows` is how arguments are to lie, by path. Where weights are trained in fp16, `scale` is the factor of
-    losses. With a `move`, what is global already may come to lie otherwise.
+    They change nothing but what is noted here of modules: `names` are attributes that captures have read, `reads` is
+    all that they went by, and `constants` how to read those that they met. `rest` is where what nobody placed lives,
+    and an optimizer keeps so many `states` of each parameter. `flows` is how arguments are to lie, by path. Where
+    weights are trained in fp16, `scale` is the factor of losses. With a `move`, what is global already may come to lie
+    otherwise.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class Passes:
         self.optimizers = list(optimizers)
         self.rest = default_placement(modules, options.placement)
         self.uses = uses_of(modules)
-        self.dump, self.reads = Dump(self.name), Reads()
+        self.dump = Dump(self.name)
+        self.names: AttributeReads = {}
+        self.reads = ReadGuard()
         self.constants: Constants = {}
         self.scale = scale if optimizers and (options.loss_scale is not None or in_half(modules)) else None
 
@@ -134,7 +138,8 @@ class Passes:
         where = self.rest.type if self.rest else "cpu"
         how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
         how["scale"] = self.scale and self.scale.tensor
-        with reading(self.reads, nn.Module, *([] if owner is None else [type(owner)])):
+        around = objects_around(owner, self.modules)
+        with reading(self.names, nn.Module, *([] if owner is None else [type(owner)]), roots=around):
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
                 logical, constants = trace(given, (), inputs, self.modules, **how)
@@ -157,8 +162,7 @@ class Passes:
 
     def settle(self, build: Callable[..., Any]) -> None:
         """Nothing is captured any more: what was read is as it is now."""
-        parts = (part for module in self.modules.values() for part in module.modules())
-        self.reads.settle([getattr(build, "__self__", None), *parts])
+        self.reads = guarded(getattr(build, "__self__", None), self.modules, self.names)
 
     def placed(self, logical: Logical, moved: LayerMoves, homes: Mapping[str, Placement] | None = None) -> Logical:
         """The same as layers were placed, of which some are moved; of some parameters homes are known already."""

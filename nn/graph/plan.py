@@ -52,6 +52,7 @@ class Planned:
     graph: Physical  # that runs
     balance: Balance  # of the stages of pipelines
     said: tuple[Mapping[str, Any], ...]  # of the modules, by annotations
+    tied: Mapping[str, str]  # the names of parameters and buffers, with the first that each has
     pieces: Pieces | None
 
     @property
@@ -76,9 +77,13 @@ class Planned:
         """Whether the first run would do what was planned: what is said of modules, and of them global, is the same."""
         values, said = named_values(self.passes.modules), said_of(self.passes.modules)
         types = types_of(self.passes.modules)
-        return self.said == said and all(
-            name in values and _fits(values[name], of, types.get(name), free=self.passes.free)
-            for name, of in self.kept.items()
+        return (
+            self.said == said
+            and self.tied == _ties(values)
+            and all(
+                name in values and _fits(values[name], of, types.get(name), free=self.passes.free)
+                for name, of in self.kept.items()
+            )
         )
 
 
@@ -152,7 +157,13 @@ def plan_step(
             )
     passes.settle(build)
     graph = replace(graph, called=input_titles(inputs, names))
-    return Planned(passes, logical, decided, graph, balance, said_of(modules), pieces)
+    return Planned(passes, logical, decided, graph, balance, said_of(modules), _ties(named_values(modules)), pieces)
+
+
+def _ties(values: Mapping[str, Tensor]) -> dict[str, str]:
+    """Each name with the first name that its value has."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in values.items()}
 
 
 def _fits(value: Tensor, of: Layout, types: Types | None, *, free: bool) -> bool:

@@ -1,6 +1,6 @@
 """A step for one shape of arguments: planned when it is made, and made to run by its first run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from .optimizer.adopted_model import AdoptedModel
 from .optimizer.nonfinite import SkippedSteps
 from .pieces import Pieces
 from .plan import Planned
+from .reads.modes import Modes
 from .run.pipeline import Pipelined
 from .run.program import Program
 from .run.rank_times import RankTimes, StepClock
@@ -80,10 +81,13 @@ class Step:
         self,
         plan: Planned,
         optimizers: Sequence[Optimizer],
+        kind: Hashable,
+        modes: Modes,
         skipped: SkippedSteps | None = None,
         kept: KeptErrors | None = None,
     ) -> None:
         self.plan, self.optimizers, self.skipped, self.kept = plan, optimizers, skipped, kept
+        self.kind, self.modes = kind, modes
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
@@ -136,7 +140,11 @@ class Step:
         return self.runner.model
 
     def stands(self) -> bool:
-        """Whether a run does what was planned: modules are as they were then, or lie as the first run had them."""
+        """Whether a run does what was planned: all that a capture went by is as it was."""
+        return self.plan.passes.reads.holds() and self.in_place()
+
+    def in_place(self) -> bool:
+        """Whether modules have the values that they had, or, from the first run on, those that this one made."""
         return self.plan.stands() if self.runner is None else self.model.in_place()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from ...placement.world import device, owned
 from ...sbp import B, Layout
 from ...sbp.signature import Partial
 from ...sbp.state import State
+from .agreement import same
 from .handle import AnyHandle, Handle, plain
 from .moves import describe, flat, own_shards, shards_as
 
@@ -130,19 +131,34 @@ def become_leaf(x: Handle, on: bool) -> None:
 
 
 def set_data(x: Handle, value: Tensor) -> None:
-    """`x.data = value`: other values in the same tensor, which stays a leaf."""
+    """`x.data = value`: other values in the same tensor, which stays a leaf. A plain value, which is the same on every
+    process, lies as the tensor does; of another shape it is whole on every rank."""
     if not isinstance(value, Handle):
-        raise TypeError(
-            f"data of a global tensor must be a global tensor, found {type(value).__name__}\n"
-            "  make it one: flow.tensor(value, placement=x.placement, sbp=x.sbp)"
-        )
+        shards, of = _laid(x, value)
+    else:
+        shards, of = tuple(shard.detach() for shard in value._shards), plain(value._layout)
+        if len({shard.untyped_storage()._cdata for shard in shards}) < len(
+            shards
+        ):  # of one process: each is written to
+            shards = tuple(shard.clone() for shard in shards)
     on, grad = x.requires_grad, x.grad
-    x._shards = tuple(shard.detach() for shard in value._shards)
-    x._layout, x._leaf, x._moved, x._grad = plain(value._layout), None, None, None
+    x._shards, x._layout, x._leaf, x._moved, x._grad = shards, of, None, None, None
     if on:
         become_leaf(x, True)
     if grad is not None and grad.shape == x.shape:
         x.grad = grad if grad.dtype is x.dtype else None
+
+
+def _laid(x: Handle, value: Tensor) -> tuple[tuple[Tensor, ...], Layout]:
+    """A plain value on the ranks of a tensor; its memory is not shared."""
+    where, shape = x.placement, tuple(value.shape)
+    same({"": value.detach()}, where, f"x.data = value at {user_line()}")
+    whole = Layout(where, State(((),) * value.ndim), shape, value.dtype)
+    lies = Layout(where, x._layout.state, shape, value.dtype) if shape == x.shape else whole
+    if lies.state.partial:
+        lies = whole
+    held = [value.detach().to(device(where, rank)).clone() for rank in owned(where)]
+    return tuple(box(held, whole, lies, op="data")) if held else (token(lies),), lies
 
 
 def gradient_layout(of: Layout) -> Layout:

@@ -141,7 +141,7 @@ class GlobalTensor(Handle):
                 "set_ of a global tensor takes all of another's memory, as x.set_(y.untyped_storage())\n"
                 "  copy values instead: x.copy_(y)"
             )
-        self._shards, self._layout, self._moved = of._shards, of._layout, None
+        autograd.set_data(self, of)
         return self
 
     # Moving

@@ -182,10 +182,9 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return call
 
 
-def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], modes: tuple[Any, ...]) -> Hashable:
-    """The key of a compiled step: shapes, dtypes and order in memory of tensors, every other value, and the modes of
-    modules."""
-    return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()]), modes
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """The kind of a step's arguments: shapes, dtypes and order in memory of tensors, and every other value."""
+    return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()])
 
 
 def _key(value: Any) -> Hashable:

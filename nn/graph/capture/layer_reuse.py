@@ -154,7 +154,9 @@ class Repeats:
         return result
 
     def _noted(self, module: Any, name: str) -> None:
-        self.read.add((id(module), read_name(name)))
+        named = read_name(name)
+        if named is not None:
+            self.read.add((id(module), named))
 
     def _look(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: tuple[int, ...] | None = None

@@ -26,6 +26,7 @@ _TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
 _OWN = (nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__, nn.Module.__delattr__.__code__)
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # from which all else can be read
 ALL = "*"
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class Unlike(Exception):
@@ -61,42 +62,61 @@ def of_module(module: nn.Module, constants: list[Tensor], numbers: list[Number])
 
 
 @contextmanager
-def attributes_noted(classes: Iterable[type], note: Callable[[Any, str], object]) -> Iterator[None]:
-    """Until the end `note(object, name)` is called whenever an attribute is read of instances of these classes."""
-    before = {cls: vars(cls).get("__getattribute__") for cls in classes}
+def attributes_noted(
+    classes: Iterable[type], note: Callable[[Any, str], object], found: Callable[[Any], object] | None = None
+) -> Iterator[Callable[[type], bool]]:
+    """Until the end `note(object, name)` is called whenever an attribute is read of instances of these classes, and
+    `found(value)` with what came of it. Gives what has one more class noted, and tells whether that can be."""
+    before: dict[type, Any] = {}
 
     def watched(cls: type) -> Any:
         get: Any = cls.__getattribute__
 
         def noted(self: Any, name: str) -> Any:
             note(self, name)
-            return get(self, name)
+            value = get(self, name)
+            if found is not None:
+                found(value)
+            return value
 
         noted.__wrapped__ = get  # type: ignore[attr-defined]
         return noted
 
-    for cls in before:
-        cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
+    def watch(cls: type) -> bool:
+        own = vars(cls).get("__getattribute__")
+        try:
+            cls.__getattribute__ = watched(cls)  # type: ignore[method-assign]
+        except (TypeError, AttributeError):  # a class that lets nobody change it
+            return False
+        before[cls] = own
+        return True
+
     try:
-        yield
+        for cls in dict.fromkeys(classes):
+            watch(cls)
+        yield watch
     finally:
-        for cls, own in before.items():
+        for cls, own in reversed(before.items()):
             if own is None:
                 del cls.__getattribute__
             else:
                 cls.__getattribute__ = own  # type: ignore[method-assign]
 
 
-def read_name(name: str) -> str:
+def read_name(name: str) -> str | None:
     """The attribute that a read of this one is about, where `attributes_noted` tells of it: torch's own look into the
-    dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict."""
+    dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict. None where this
+    package reads its notes of modules there."""
     if name not in _WHOLE:
         return name
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name == "noted" and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    if name == "__dict__" and frame is not None and frame.f_code in _OWN:
-        return str(frame.f_locals["name"])
+    if frame is not None and name == "__dict__":
+        if frame.f_code in _OWN:
+            return str(frame.f_locals["name"])
+        if str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+            return None
     return ALL
 
 

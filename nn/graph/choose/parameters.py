@@ -1,7 +1,6 @@
 """The modules of a graph: where their parameters live, how these are to lie, and how they are made to."""
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import ref
@@ -29,12 +28,9 @@ from ...model.replacement import replace as replaced
 from ...model.slots import slots, tied
 from ...model.values.materialise import make_global, plain_slots
 from ...tensors.tensor import GlobalTensor, wrap
-from ..capture.likeness import attributes_noted
 
 __all__ = [
-    "Reads",
     "became",
-    "building",
     "default_placement",
     "exact_of",
     "free_values",
@@ -43,7 +39,6 @@ __all__ = [
     "named_values",
     "pins_of",
     "placed",
-    "reading",
     "rests_of",
     "said_of",
     "taken_exact",
@@ -271,63 +266,7 @@ def _whole(value: Tensor, rest: Placement) -> Layout:
     return Layout(rest, State(((),) * value.ndim), tuple(value.shape), value.dtype)
 
 
-# What code may read of a module, or of the graph, that is no tensor and yet decides what is captured.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-
-
-class Reads:
-    """The plain values that a capture read of modules, and of the graph itself; they must not have changed since.
-
-    Layers that were not traced because they are like one that was are read alike, so that it goes by class.
-    """
-
-    def __init__(self) -> None:
-        self.names: dict[type, set[str]] = {}
-        self.values: list[tuple[dict[str, Any], str, Any]] = []
-
-    def settle(self, owners: list[Any]) -> None:
-        """Note what the attributes are, once all is known of which."""
-        for owner in owners:
-            for name in sorted(self.names.get(type(owner), ())):
-                if name in vars(owner) and _is_plain(value := vars(owner)[name]):
-                    self.values.append((vars(owner), name, value))
-
-    def hold(self) -> bool:
-        """Whether all of them are what they were."""
-        for held, name, value in self.values:
-            now = held.get(name)
-            if now is not value and (type(now) is not type(value) or now != value):
-                return False
-        return True
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
 _LATE = (
     "give it to the graph, as in flow.compile(model, loss_fn, optimizer); or make it after the first step, where the "
     "graph is to leave gradients only"
 )
-_building = 0
-
-
-def building() -> bool:
-    """Whether some graph is being captured right now."""
-    return _building > 0
-
-
-@contextmanager
-def reading(reads: Reads, *classes: type) -> Iterator[None]:
-    """Notes which attributes are read of instances of these classes."""
-    global _building
-
-    def note(owner: Any, name: str) -> None:
-        reads.names.setdefault(type(owner), set()).add(name)
-
-    _building += 1
-    try:
-        with attributes_noted(classes, note):
-            yield
-    finally:
-        _building -= 1

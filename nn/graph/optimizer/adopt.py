@@ -1,5 +1,6 @@
 """Optimizers of a graph: theirs are the graph's parameters, or, where their state lies in pieces, pieces of these."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,7 +18,8 @@ from ...owners.balance import owners
 from ...owners.kinds import by_tensor
 from ...tensors.factories import whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
-from ..choose.parameters import became, building
+from ..choose.parameters import became
+from ..reads.watch import building
 from .late_mean import carry_mean
 from .on_shards import ALONE, forget
 from .settle import settle
@@ -115,6 +117,14 @@ class _Served(NamedTuple):
     all: dict[int, Trained]
     pieces: list[Trained]
     mapped: list[Trained]  # and of these, what is in files
+    groups: list[list[Tensor]]
+    counts: list[int]  # of their parameters
+
+    def told(self, optimizer: Optimizer) -> bool:
+        """Whether its groups are those that it had when they were adopted."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        same = len(groups) == len(self.groups) and all(map(operator.is_, groups, self.groups))
+        return same and list(map(len, groups)) == self.counts
 
 
 _now: "WeakKeyDictionary[Optimizer, _Served]" = WeakKeyDictionary()
@@ -125,13 +135,15 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
 
     `known` has what the graph trains by ids of parameters, `changed` parameters by ids of what they were before.
     Graphs of other shapes may cut other pieces: each takes over at its step. An optimizer that could go through its
-    parameters one by one or all at once, and was not told, does the latter.
+    parameters one by one or all at once, and was not told, does the latter. What it holds that modules had before, and
+    have no more, it keeps, and has no gradients of, unless what they have instead is held by none.
     """
     for optimizer in optimizers:
         before = _now.get(optimizer)
-        if before is not None and before.graph is known:
+        if before is not None and before.graph is known and before.told(optimizer):
             continue
         found: dict[int, Trained] = {}
+        gone = []
         for group in optimizer.param_groups:
             held, mapped = [], False
             for value in group["params"]:
@@ -139,7 +151,9 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
                 if owner is None and value in became:
                     owner = changed.get(id(became[value]()))
                 if not isinstance(owner, GlobalTensor):
-                    raise unknown_parameter(optimizer, value)
+                    gone.append(value)
+                    held.append(value)
+                    continue
                 trained = known.get(id(owner)) or (before and before.all.get(id(owner))) or Trained(owner)
                 found[id(owner)] = trained
                 carry_mean(value, owner)
@@ -150,19 +164,29 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             group["params"] = held
             said = group.get("fused") or group.get("differentiable") or isinstance(group["lr"], Tensor)
             if "foreach" in group and group["foreach"] is None and not said:
-                alike = len({x.placement for x in held}) == 1  # type: ignore[attr-defined]
+                alike = len({getattr(x, "placement", None) for x in held}) == 1
                 # All at once would bring the pages of all files in.
                 group["foreach"] = False if mapped else alike or None
+        if gone and (before is None or not known.keys() <= {*found, *before.graph, *_held(optimizers)}):
+            raise unknown_parameter(optimizer, gone[0])
         if before is None:
             optimizer.register_step_pre_hook(_gather)
             optimizer.register_step_post_hook(_settle)
             optimizer.register_load_state_dict_post_hook(_loaded)
         forget(optimizer)
         pieces = [each for each in found.values() if each.master is not each.parameter]
-        _now[optimizer] = _Served(known, found, pieces, [each for each in pieces if each.mapped])
+        groups = [group["params"] for group in optimizer.param_groups]
+        files = [each for each in pieces if each.mapped]
+        _now[optimizer] = _Served(known, found, pieces, files, groups, [*map(len, groups)])
         waiting = taken_states(optimizer)
         if waiting is not None:
             waiting.give(optimizer)
+
+
+def _held(optimizers: Iterable[Optimizer]) -> Iterator[int]:
+    """The ids of all parameters that optimizers hold by now."""
+    for value in (x for each in optimizers for group in each.param_groups for x in group["params"]):
+        yield id(owner_of(value))
 
 
 def served(optimizer: Optimizer) -> Mapping[int, Trained]:

@@ -1,5 +1,6 @@
 """The model of a step that runs: its values are the graph's now, and gradients of steps change them."""
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 
@@ -17,6 +18,7 @@ from ...model.balance import settle
 from ...model.slots import slots
 from ...tensors.factories import whole_everywhere
 from ...tensors.handle import has_grad
+from ...tensors.moves import own_shards
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import free_values, globalised, named_values
 from ..compiler.generated_calls import Shards
@@ -34,6 +36,8 @@ from .relocation import ModelMove, moves_made, relocated
 from .trained import Trained
 
 __all__ = ["AdoptedModel"]
+
+_layout_of = operator.attrgetter("_layout")
 
 
 class AdoptedModel:
@@ -71,7 +75,11 @@ class AdoptedModel:
         settle(moved)
         values = named_values(modules)
         self.held: dict[str, GlobalTensor] = {name: values[name] for name in kept}  # type: ignore[misc]
-        self.slots = [(slot.table, slot.name, slot.value) for slot in slots(modules) if slot.full in kept]
+        known = {id(value) for value in self.held.values()}
+        held = [slot for slot in slots(modules) if id(slot.value) in known]  # tied ones under all their names
+        self.tables, self.names = [slot.table for slot in held], [slot.name for slot in held]
+        self.values = [slot.value for slot in held]
+        self.lies = [value._layout for value in self.held.values()]
         self.sources = {s.value.name: s for s in graph.sources}
         self.many, self.stepped = self._stepped()
         mapped = bool(optimizers and graph.losses) and any(s.offload == "disk" for s in graph.sources)
@@ -107,8 +115,11 @@ class AdoptedModel:
         return Trained(value, source.home, source.master, _host(source, folder))
 
     def in_place(self) -> bool:
-        """Whether modules still hold these values, and all lie as the graph has them and no other has moved them."""
-        if any(table.get(name) is not value for table, name, value in self.slots):
+        """Whether modules still hold these values, of these shapes and dtypes, and no other graph has moved them.
+        Memory that users have put there (`x.data = y`) may lie in another way: the next step brings it back."""
+        if not all(map(operator.is_, map(dict.get, self.tables, self.names), self.values)):
+            return False
+        if not self._known_memory() and not all(self._like(name, value) for name, value in self.held.items()):
             return False
         if self.moves != moves_made():
             if any(not _lies_so(value, self.sources[name].value.layout) for name, value in self.held.items()):
@@ -116,8 +127,27 @@ class AdoptedModel:
             self.moves = moves_made()
         return True
 
+    def _known_memory(self) -> bool:
+        """Whether nobody has put other memory there that lies in another way."""
+        return all(map(operator.is_, map(_layout_of, self.held.values()), self.lies))
+
+    def _like(self, name: str, value: Tensor) -> bool:
+        of = self.sources[name].value.layout
+        return tuple(value.shape) == of.shape and value.dtype is of.dtype
+
+    def _bring_back(self) -> None:
+        """Lay memory that users have put there as the graph has it."""
+        for name, value in self.held.items():
+            of = self.sources[name].value.layout
+            if not _lies_so(value, of):
+                with torch.no_grad():
+                    value.data = wrap(own_shards(value.detach(), of, "other data"), of)
+        self.lies = [value._layout for value in self.held.values()]
+
     def shards(self) -> dict[str, Shards]:
         """The values that a step reads."""
+        if not self._known_memory():
+            self._bring_back()
         self.errors.drop()  # what a step that failed has left
         if self.trained and self.optimizers:
             self.errors.check_asked(self.encodes)

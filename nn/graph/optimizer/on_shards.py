@@ -7,6 +7,7 @@ at once over all parameters, and costs what it costs on one device. Its state li
 between steps are global tensors made of the same memory.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,6 +39,7 @@ ALONE: Mapping[type[Optimizer], str] = {
     ASGD: "a mean of values, and rates that go by the number of steps",
     Rprop: "a step size, and the sign of the last gradient",
 }
+_shards_of = operator.attrgetter("_shards")
 _known: "WeakKeyDictionary[Optimizer, _Shards]" = WeakKeyDictionary()
 
 
@@ -76,6 +78,7 @@ class _Shards:
     def __init__(self, optimizer: Optimizer, params: list[list[GlobalTensor]]) -> None:
         self.params = [group["params"] for group in optimizer.param_groups]
         self.all = [x for group in params for x in group]
+        self.seen = [x._shards for x in self.all]
         self.groups = [[shard for x in group for shard in x._shards] for group in params]
         self.mine: dict[Tensor, Any] = defaultdict(dict)
         self.state, self.count = optimizer.state, len(optimizer.state)
@@ -99,7 +102,9 @@ class _Shards:
         return cls(optimizer, here) if any(here) else None
 
     def fresh(self, optimizer: Optimizer) -> bool:
-        """Whether its state and its groups of parameters are those that were seen."""
+        """Whether its state, its groups of parameters and the memory of these are those that were seen."""
+        if not all(map(operator.is_, map(_shards_of, self.all), self.seen)):
+            return False
         groups = [group["params"] for group in optimizer.param_groups]
         same = len(groups) == len(self.params) and all(a is b for a, b in zip(groups, self.params, strict=True))
         return same and self.state is optimizer.state and self.count == len(optimizer.state)

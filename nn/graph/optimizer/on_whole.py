@@ -40,7 +40,7 @@ def step_on_whole(
     for each in trained.values():
         each.gather()
     known = {id(each.master): each for each in trained.values()}
-    groups = [[known[id(x)] for x in group["params"]] for group in optimizer.param_groups]
+    groups = [[known[id(x)] for x in group["params"] if id(x) in known] for group in optimizer.param_groups]
     whole = {
         each: _Whole(each, grads.get(key), optimizer.state.get(each.master, {}))
         for key, each in known.items()

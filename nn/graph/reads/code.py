@@ -1,0 +1,54 @@
+"""The names that a function takes from around it, and whose code it is."""
+
+import dis
+import sys
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["CodeNames", "foreign", "names_in"]
+
+_LIBRARY = (str(Path(torch.__file__).resolve().parent), sysconfig.get_paths()["stdlib"])
+_INSTALLED = tuple({sysconfig.get_paths()[each] for each in ("purelib", "platlib")})
+_OURS = ("torch", "sbpflow", "numpy", "builtins")  # and what is named after these
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+class CodeNames(NamedTuple):
+    """The globals that code reads, the attributes that it reads of whatever, and modules that it imports as it runs."""
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    imported: frozenset[str]
+
+
+@lru_cache(4096)
+def names_in(code: CodeType) -> CodeNames:
+    """The names that a function's code uses, with those of functions inside of it."""
+    steps = list(dis.get_instructions(code))
+    found = {str(step.argval) for step in steps if step.opname in _GLOBALS}
+    imported = {str(step.argval) for step in steps if step.opname == "IMPORT_NAME"}
+    attributes = {str(step.argval) for step in steps if "ATTR" in step.opname or "METHOD" in step.opname}
+    attributes |= {str(step.argval) for step in steps if step.opname == "IMPORT_FROM"}
+    for inner in (names_in(part) for part in code.co_consts if isinstance(part, CodeType)):
+        found, attributes, imported = found | inner.globals, attributes | inner.attributes, imported | inner.imported
+    return CodeNames(frozenset(found), frozenset(attributes), frozenset(imported))
+
+
+def foreign(of: Any) -> bool:
+    """Whether a function or class is of Python's library, torch or this package, which read nothing that users edit."""
+    if isinstance(of, FunctionType):
+        return _foreign(str(of.__globals__.get("__name__")), of.__code__.co_filename)
+    name = str(getattr(of, "__module__", None))
+    return _foreign(name, str(getattr(sys.modules.get(name), "__file__", "")))
+
+
+@lru_cache(4096)
+def _foreign(name: str, path: str) -> bool:
+    if name.partition(".")[0] in _OURS:
+        return True
+    return path.startswith(_LIBRARY) and (path.startswith(_LIBRARY[0]) or not path.startswith(_INSTALLED))

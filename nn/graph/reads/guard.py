@@ -1,0 +1,191 @@
+"""The guard of a plan: values that its capture was in reach of, in columns that are compared before each step.
+
+    read          of                 with            must be
+    getitem       a dict, a list     its key         the same object, or an equal number or text
+    getattr       a cell, a function the attribute   the same
+    contains      a dict             a name          False: nothing stands before what was found
+    len, type, ...
+
+A column is read by one C function in one pass, some 25 ns a row; only where a row is another object it is looked at.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as calls
+
+from ...tensors.tensor import GlobalTensor
+from .code import foreign
+
+__all__ = ["PLAIN", "ReadChange", "ReadGuard", "is_plain"]
+
+# What code may read that is no tensor, and has no inside.
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_GLOBAL_HOOKS = [
+    calls._global_forward_hooks, calls._global_forward_pre_hooks,
+    calls._global_backward_hooks, calls._global_backward_pre_hooks,
+]  # fmt: skip
+_MISSED = (LookupError, AttributeError, TypeError, ValueError)
+
+
+class ReadChange(NamedTuple):
+    """A value that is another now, as users say it."""
+
+    title: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        shown = [repr(x) if is_plain(x) and len(repr(x)) < 40 else None for x in (self.was, self.now)]
+        return self.title if None in shown else f"{self.title} ({shown[0]}, and now {shown[1]})"
+
+
+class _MissedRead:
+    def __repr__(self) -> str:
+        return "gone"
+
+
+GONE = _MissedRead()
+
+
+class _Column:
+    """Rows that one function reads."""
+
+    def __init__(self, read: Callable[..., Any], count: int) -> None:
+        self.read, self.asked = read, tuple[list[Any], ...]([] for _ in range(count))
+        self.values: list[Any] = []
+        self.titles: list[str] = []
+
+    def add(self, asked: Sequence[Any], value: Any, title: str) -> None:
+        for rows, each in zip(self.asked, asked, strict=True):
+            rows.append(each)
+        self.values.append(value)
+        self.titles.append(title)
+
+    def same(self) -> bool:
+        return all(map(operator.is_, map(self.read, *self.asked), self.values))
+
+    def changed(self) -> ReadChange | None:
+        """The first row that is not what it was; others that are equal are known by what they are now."""
+        for at, (asked, value) in enumerate(zip(zip(*self.asked, strict=True), self.values, strict=True)):
+            try:
+                now = self.read(*asked)
+            except _MISSED:
+                now = GONE
+            if now is not value:
+                if not _alike(value, now):
+                    return ReadChange(self.titles[at], value, now)
+                self.values[at] = now
+        return None
+
+
+class ReadGuard:
+    """All that a capture went by besides its arguments and what tensors hold."""
+
+    def __init__(self) -> None:
+        self._items = _Column(operator.getitem, 2)
+        self._parts = _Column(dict.__getitem__, 2)  # of dicts of a class of their own, which may answer otherwise
+        self._attributes = _Column(getattr, 2)
+        self._lacking = _Column(operator.contains, 2)
+        self._types = _Column(type, 1)
+        self._sizes = _Column(len, 1)
+        self._sets = _Column(frozenset, 1)
+        self._hooks = _Column(operator.getitem, 2)  # of modules that have none
+        self._columns = (
+            self._items, self._parts, self._attributes, self._lacking, self._types, self._sizes, self._sets,
+        )  # fmt: skip
+        self._global_hooks = global_hooks()
+        self._known: set[Any] = set()
+
+    def _add(self, column: _Column, title: str, value: Any, *asked: Any) -> None:
+        first, *more = asked
+        key = id(column), id(first), *more
+        if key not in self._known:
+            self._known.add(key)
+            column.add(asked, value, title)
+
+    def item(self, held: Any, key: Any, value: Any, title: str) -> None:
+        """An entry of a dict or list."""
+        raw = isinstance(held, dict) and type(held).__getitem__ is not dict.__getitem__
+        self._add(self._parts if raw else self._items, title, value, held, key)
+
+    def attribute(self, of: Any, name: str, value: Any, title: str) -> None:
+        self._add(self._attributes, title, value, of, name)
+
+    def lacks(self, held: Any, name: str, title: str) -> None:
+        """A name that a dict does not have."""
+        self._add(self._lacking, title, False, held, name)
+
+    def type(self, of: Any, title: str) -> None:
+        self._add(self._types, title, type(of), of)
+
+    def size(self, of: Any, title: str) -> None:
+        self._add(self._sizes, title, len(of), of)
+
+    def content(self, of: Any, title: str) -> None:
+        """All of a set."""
+        self._add(self._sets, title, frozenset(of), of)
+
+    def unhooked(self, held: Any, name: str, title: str) -> None:
+        """A table of hooks that is empty, whichever dict stands there."""
+        self._add(self._hooks, title, None, held, name)
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        try:
+            sizes, sets, hooks = self._sizes, self._sets, self._hooks
+            if (
+                all(column.same() for column in self._columns[:5])
+                and list(map(len, *sizes.asked)) == sizes.values
+                and list(map(frozenset, *sets.asked)) == sets.values
+                and not any(map(operator.getitem, *hooks.asked))
+                and not (any(_GLOBAL_HOOKS) or self._global_hooks)
+            ):
+                return True
+        except _MISSED:
+            pass
+        return self.change() is None
+
+    def change(self) -> ReadChange | None:
+        """What is not as it was."""
+        for column in self._columns:
+            found = column.changed()
+            if found is not None:
+                return found
+        for held, name, title in zip(*self._hooks.asked, self._hooks.titles, strict=True):
+            if held.get(name):
+                return ReadChange(title, {}, held[name])
+        now = global_hooks()
+        return None if now == self._global_hooks else ReadChange("hooks of all modules", self._global_hooks, now)
+
+    def __len__(self) -> int:
+        return sum(len(column.values) for column in (*self._columns, self._hooks))
+
+
+def global_hooks() -> list[Any]:
+    """The hooks of all modules, but for those by which torch and records follow calls."""
+    return [hook for table in _GLOBAL_HOOKS for hook in table.values() if not foreign(hook)]
+
+
+def is_plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(is_plain, value)))
+
+
+def _alike(value: Any, now: Any) -> bool:
+    """Whether code goes the same way by another value."""
+    if type(now) is not type(value):
+        return False
+    if isinstance(value, Tensor):
+        return _kind(value) == _kind(now)
+    if is_plain(value):
+        return bool(now == value or (now != now and value != value))
+    return isinstance(value, frozenset) and bool(value == now)
+
+
+def _kind(x: Tensor) -> Any:
+    """What a capture may have gone by of a tensor that it reads anew at each step."""
+    lies = x._layout if isinstance(x, GlobalTensor) else (x.stride(), x.device)
+    return tuple(x.shape), x.dtype, x.requires_grad, lies

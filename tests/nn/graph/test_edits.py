@@ -1,0 +1,62 @@
+"""A compiled step goes by what its model, optimizer and loss are now, as plain torch does."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.nn.graph.edits import EDITS, Edit, Scene, numbers
+
+
+def alike(one: Scene, other: Scene, steps: int) -> None:
+    """Both train alike, to the values that they have behind each step."""
+    for at in range(steps):
+        x, y = numbers(8, 6, seed=10 + at), numbers(8, 6, seed=20 + at)
+        torch.testing.assert_close(other.train(x, y), one.train(x, y))
+        found, wanted = other.values(), one.values()
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_table_in_the_docs_has_what_is_tried_here() -> None:
+    page = Path("docs/graphs.md").read_text()
+    assert all(f"| {edit.says} |" in page for edit in EDITS if edit.says)
+
+
+def test_plans_of_training_and_of_evaluation_are_both_kept() -> None:
+    scene, x = Scene("graph"), numbers(8, 6)
+    steps = set()
+    for at in range(6):
+        scene.model.train(at % 2 == 0)
+        scene.train(x, x)
+        steps.add(id(scene.step.planned))
+    assert len(steps) == 2
+
+
+def test_a_number_that_is_another_at_each_step_is_right_and_told_of_once() -> None:
+    plain, made = Scene("plain"), Scene("graph")
+
+    def anneal() -> None:
+        for at in range(7):
+            plain.put_alpha(1.0 + at)
+            made.put_alpha(1.0 + at)
+            alike(plain, made, 1)
+
+    with pytest.warns(UserWarning, match="alpha, which loss of edits.py closes over") as told:
+        anneal()
+    assert len(told) == 1
+
+
+@pytest.mark.sampled(40)
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
+def test_a_step_is_as_in_torch_after_an_edit(edit: Edit, mode: str) -> None:
+    if mode == "eager" and not edit.eager:
+        pytest.skip("global tensors are no such thing")
+    plain, made = Scene("plain"), Scene(mode)
+    alike(plain, made, 2)
+    for _ in range(1 + edit.again):
+        edit.change(plain)
+        edit.change(made)
+        alike(plain, made, 2)
