@@ -179,7 +179,7 @@ def _alike(value: Any, now: Any) -> bool:
     if type(now) is not type(value):
         return False
     if isinstance(value, Tensor):
-        return _kind(value) == _kind(now)
+        return bool(_kind(value) == _kind(now))
     if is_plain(value):
         return bool(now == value or (now != now and value != value))
     return isinstance(value, frozenset) and bool(value == now)
