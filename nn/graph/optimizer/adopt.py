@@ -117,14 +117,13 @@ class _Served(NamedTuple):
     all: dict[int, Trained]
     pieces: list[Trained]
     mapped: list[Trained]  # and of these, what is in files
-    groups: list[list[Tensor]]
-    counts: list[int]  # of their parameters
+    groups: list[list[Tensor]]  # as they were then
 
     def told(self, optimizer: Optimizer) -> bool:
         """Whether its groups are those that it had when they were adopted."""
         groups = [group["params"] for group in optimizer.param_groups]
-        same = len(groups) == len(self.groups) and all(map(operator.is_, groups, self.groups))
-        return same and list(map(len, groups)) == self.counts
+        same = list(map(len, groups)) == list(map(len, self.groups))
+        return same and all(all(map(operator.is_, now, was)) for now, was in zip(groups, self.groups, strict=True))
 
 
 _now: "WeakKeyDictionary[Optimizer, _Served]" = WeakKeyDictionary()
@@ -175,9 +174,9 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             optimizer.register_load_state_dict_post_hook(_loaded)
         forget(optimizer)
         pieces = [each for each in found.values() if each.master is not each.parameter]
-        groups = [group["params"] for group in optimizer.param_groups]
+        groups = [[*group["params"]] for group in optimizer.param_groups]
         files = [each for each in pieces if each.mapped]
-        _now[optimizer] = _Served(known, found, pieces, files, groups, [*map(len, groups)])
+        _now[optimizer] = _Served(known, found, pieces, files, groups)
         waiting = taken_states(optimizer)
         if waiting is not None:
             waiting.give(optimizer)

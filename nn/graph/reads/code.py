@@ -4,8 +4,9 @@ import dis
 import sys
 import sysconfig
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,13 @@ _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 class CodeNames(NamedTuple):
-    """The globals that code reads, the attributes that it reads of whatever, and modules that it imports as it runs."""
+    """The globals that code reads, the attributes that it reads of whatever, and modules that it imports as it runs;
+    globals that are `handed` to others, which may read attributes of them that are not named here."""
 
     globals: frozenset[str]
     attributes: frozenset[str]
     imported: frozenset[str]
+    handed: frozenset[str]
 
 
 @lru_cache(4096)
@@ -31,19 +34,25 @@ def names_in(code: CodeType) -> CodeNames:
     """The names that a function's code uses, with those of functions inside of it."""
     steps = list(dis.get_instructions(code))
     found = {str(step.argval) for step in steps if step.opname in _GLOBALS}
+    handed = {
+        str(step.argval)
+        for step, after in pairwise(steps)
+        if step.opname in _GLOBALS and "ATTR" not in after.opname and "METHOD" not in after.opname
+    }
     imported = {str(step.argval) for step in steps if step.opname == "IMPORT_NAME"}
     attributes = {str(step.argval) for step in steps if "ATTR" in step.opname or "METHOD" in step.opname}
     attributes |= {str(step.argval) for step in steps if step.opname == "IMPORT_FROM"}
     for inner in (names_in(part) for part in code.co_consts if isinstance(part, CodeType)):
         found, attributes, imported = found | inner.globals, attributes | inner.attributes, imported | inner.imported
-    return CodeNames(frozenset(found), frozenset(attributes), frozenset(imported))
+        handed |= inner.handed
+    return CodeNames(frozenset(found), frozenset(attributes), frozenset(imported), frozenset(handed))
 
 
 def foreign(of: Any) -> bool:
-    """Whether a function or class is of Python's library, torch or this package, which read nothing that users edit."""
+    """Whether a function, class or module is of Python's library, torch or this package: nothing that users edit."""
     if isinstance(of, FunctionType):
         return _foreign(str(of.__globals__.get("__name__")), of.__code__.co_filename)
-    name = str(getattr(of, "__module__", None))
+    name = of.__name__ if isinstance(of, ModuleType) else str(getattr(of, "__module__", None))
     return _foreign(name, str(getattr(sys.modules.get(name), "__file__", "")))
 
 

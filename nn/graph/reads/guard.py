@@ -4,15 +4,17 @@
     getitem       a dict, a list     its key         the same object, or an equal number or text
     getattr       a cell, a function the attribute   the same
     contains      a dict             a name          False: nothing stands before what was found
-    len, type, ...
+    len, type, tuple  its keys, in their order, ...
 
 A column is read by one C function in one pass, some 25 ns a row; only where a row is another object it is looked at.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules import module as calls
@@ -92,10 +94,12 @@ class ReadGuard:
         self._lacking = _Column(operator.contains, 2)
         self._types = _Column(type, 1)
         self._sizes = _Column(len, 1)
-        self._sets = _Column(frozenset, 1)
+        self._keys = _Column(_names, 1)
+        self._contents = _Column(_content, 1)
         self._hooks = _Column(operator.getitem, 2)  # of modules that have none
         self._columns = (
-            self._items, self._parts, self._attributes, self._lacking, self._types, self._sizes, self._sets,
+            self._items, self._parts, self._attributes, self._lacking, self._types, self._sizes, self._keys,
+            self._contents,
         )  # fmt: skip
         self._global_hooks = global_hooks()
         self._known: set[Any] = set()
@@ -123,11 +127,15 @@ class ReadGuard:
         self._add(self._types, title, type(of), of)
 
     def size(self, of: Any, title: str) -> None:
-        self._add(self._sizes, title, len(of), of)
+        """How many there are; of names also which, and in which order, as code may go through them."""
+        if isinstance(of, Mapping) and len(of) > 1:
+            self._add(self._keys, title, _names(of), of)
+        else:
+            self._add(self._sizes, title, len(of), of)
 
     def content(self, of: Any, title: str) -> None:
-        """All of a set."""
-        self._add(self._sets, title, frozenset(of), of)
+        """All of a set, or of an array."""
+        self._add(self._contents, title, _content(of), of)
 
     def unhooked(self, held: Any, name: str, title: str) -> None:
         """A table of hooks that is empty, whichever dict stands there."""
@@ -136,11 +144,10 @@ class ReadGuard:
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
-            sizes, sets, hooks = self._sizes, self._sets, self._hooks
+            hooks = self._hooks
             if (
                 all(column.same() for column in self._columns[:5])
-                and list(map(len, *sizes.asked)) == sizes.values
-                and list(map(frozenset, *sets.asked)) == sets.values
+                and all(list(map(column.read, *column.asked)) == column.values for column in self._columns[5:])
                 and not any(map(operator.getitem, *hooks.asked))
                 and not (any(_GLOBAL_HOOKS) or self._global_hooks)
             ):
@@ -150,7 +157,7 @@ class ReadGuard:
         return self.change() is None
 
     def change(self) -> ReadChange | None:
-        """What is not as it was."""
+        """A value that is not as it was."""
         for column in self._columns:
             found = column.changed()
             if found is not None:
@@ -163,6 +170,17 @@ class ReadGuard:
 
     def __len__(self) -> int:
         return sum(len(column.values) for column in (*self._columns, self._hooks))
+
+
+def _names(held: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """The keys of a dict; of a class or Python module but those that Python puts there as it goes."""
+    if isinstance(held, MappingProxyType) or "__spec__" in held:
+        return tuple([name for name in held if not name.startswith("__")])
+    return tuple(held)
+
+
+def _content(of: Any) -> Any:
+    return (of.shape, str(of.dtype), of.tobytes()) if isinstance(of, np.ndarray) else frozenset(of)
 
 
 def global_hooks() -> list[Any]:
@@ -180,12 +198,14 @@ def _alike(value: Any, now: Any) -> bool:
         return False
     if isinstance(value, Tensor):
         return bool(_kind(value) == _kind(now))
+    if isinstance(value, tuple):
+        return len(value) == len(now) and all(a is b or _alike(a, b) for a, b in zip(value, now, strict=True))
     if is_plain(value):
         return bool(now == value or (now != now and value != value))
     return isinstance(value, frozenset) and bool(value == now)
 
 
 def _kind(x: Tensor) -> Any:
-    """What a capture may have gone by of a tensor that it reads anew at each step."""
+    """All that a capture may have gone by of a tensor that it reads anew at each step."""
     lies = x._layout if isinstance(x, GlobalTensor) else (x.stride(), x.device)
     return tuple(x.shape), x.dtype, x.requires_grad, lies

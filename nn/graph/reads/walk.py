@@ -7,13 +7,14 @@ object      the attributes that were read of it; all where its class could not b
 """
 
 import sys
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,8 +33,9 @@ HOOKS = {
     "_backward_pre_hooks": "backward pre-hooks",
 }
 _MACHINERY = frozenset({*vars(nn.Module()), *vars(nn.Module), *dir(object)} - {"forward"})
-_TABLES = ("_modules", "_parameters", "_buffers")
+_TABLES = ("_parameters", "_buffers", "_modules")
 _ROOTS = (nn.Module, object)
+_NAMED = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
 def objects_around(graph: Any, modules: Mapping[str, nn.Module]) -> list[Any]:
@@ -64,6 +66,10 @@ def guarded(graph: Any, modules: Mapping[str, nn.Module], names: AttributeReads)
     if graph is not None:
         walk.graph(graph)
     return guard
+
+
+def _slots(cls: type) -> list[str]:
+    return [name for base in cls.__mro__ for name, of in vars(base).items() if isinstance(of, MemberDescriptorType)]
 
 
 class _Walk:
@@ -105,6 +111,9 @@ class _Walk:
             guard.size(held[table], f"{table[1:]} of {title}")
         for name, child in held["_modules"].items():
             guard.item(held["_modules"], name, child, joined_path(path, name))
+        for name, value in [*held["_parameters"].items(), *held["_buffers"].items()]:
+            if value is None:  # others are followed with the model's values
+                guard.item(held[_TABLES[name in held["_buffers"]]], name, None, joined_path(path, name))
         for name, what in HOOKS.items():
             if not held[name]:
                 guard.unhooked(held, name, f"{what} of {title}")
@@ -114,10 +123,15 @@ class _Walk:
         self._attributes(module, title)
 
     def _attributes(self, owner: Any, title: str) -> None:
-        """What was read of an object, where it stands: with itself or with its class."""
+        """The attributes that were read of an object, where they stand: with itself or with its class."""
         held, unknown = getattr(owner, "__dict__", {}), {ALL} if is_data(owner) and self.names is not None else set()
         names = (self.names or {}).get(type(owner), unknown)
-        for name in sorted(held if ALL in names else names):
+        if ALL in names:
+            self.guard.size(held, title)
+            names = {*held, *_slots(type(owner))}
+            if is_data(owner):
+                self.value(type(owner), title)
+        for name in sorted(names):
             if name in (_MACHINERY if isinstance(owner, nn.Module) else held.get("_machinery", ())):
                 continue
             said = f"{name} of {title}"
@@ -131,8 +145,12 @@ class _Walk:
 
     def _of_class(self, cls: type, name: str, title: str, owner: Any = None) -> None:
         """An attribute that a class has, if it does; one with slots keeps it with the object."""
-        at, base = next(((at, base) for at, base in enumerate(cls.__mro__) if name in vars(base)), (0, object))
-        if base in _ROOTS:
+        mro = cls.__mro__
+        at, base = next(((at, base) for at, base in enumerate(mro) if name in vars(base)), (len(mro), None))
+        for other in mro[:at]:
+            if not foreign(other):
+                self.guard.lacks(vars(other), name, title)
+        if base is None or base in _ROOTS:
             return
         found = vars(base)[name]
         if isinstance(found, MemberDescriptorType):
@@ -141,9 +159,6 @@ class _Walk:
                 self.value(getattr(owner, name), title)
             return
         self.guard.item(vars(base), name, found, title)
-        for other in cls.__mro__[:at]:
-            if not foreign(other):
-                self.guard.lacks(vars(other), name, title)
         self.value(found, title)
 
     # Values
@@ -172,7 +187,10 @@ class _Walk:
             self._namespace(value, vars(value), title, names)
         elif isinstance(value, type):
             self._class(value, title, names)
-        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+        elif isinstance(value, UserDict | UserList):
+            self.guard.attribute(value, "data", value.data, title)
+            self._container(value.data, title, names)
+        elif isinstance(value, Mapping | list | tuple | set | frozenset | deque | np.ndarray):
             self._container(value, title, names)
         elif isinstance(value, SimpleNamespace):
             self._container(vars(value), title, names)
@@ -184,14 +202,13 @@ class _Walk:
     def _container(self, value: Any, title: str, names: frozenset[str]) -> None:
         if not self._first(value):
             return
-        if isinstance(value, set | frozenset):
-            if isinstance(value, set):
-                self.guard.content(value, title)
+        if isinstance(value, set | frozenset | np.ndarray):
+            self.guard.content(value, title)
             return
         if not isinstance(value, tuple):
             self.guard.size(value, title)
         plain = isinstance(value, tuple)
-        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        for key, part in list(value.items() if isinstance(value, Mapping) else enumerate(value)):
             said = f"{title}[{key!r}]"
             if not plain:
                 self.guard.item(value, key, part, said)
@@ -240,13 +257,19 @@ class _Walk:
                 found, said = function.__globals__[name], f"the global {name} that {where} reads"
                 guard.item(function.__globals__, name, found, said)
                 self.value(found, said, names)
+                if name in called.handed:
+                    self.value(found, said)
         if hasattr(function, "__wrapped__"):
             self.value(function.__wrapped__, where)
 
     def _namespace(self, of: Any, held: Any, title: str, names: frozenset[str]) -> None:
-        """The parts of a module, or class, that code names."""
+        """The parts of a module, or class, that code names; without names, which code has it in its hand is not known:
+        all that is no function, class or module."""
         if not self._first(of, names):
             return
+        if not names and not foreign(of):
+            self.guard.size(held, title)
+            names = frozenset(name for name, part in held.items() if not isinstance(part, _NAMED))
         for name in sorted(names.intersection(held)):
             if not name.startswith("__"):
                 said = f"{name} of {title}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, prune, vector_to_parameters
@@ -45,11 +46,16 @@ class Block(nn.Module):
         self.config = Config()
         self.register_buffer("shift", torch.full((width,), 0.1))
         self.table = torch.full((width,), 0.2)
+        self.register_buffer("later", None)
+        self.settings: Any = type("Settings", (), {"factor": 1.0})
+        self.array = np.ones(2)
 
     shift: Tensor
+    later: Tensor | None
 
     def mixed(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift + self.table
+        x = x * self.settings.factor * float(self.array[1])
+        return x * self.scale + self.shift + self.table + (0.0 if self.later is None else self.later)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.linear(x)) * self.cfg["k"] * self.cfg["more"]["list"][1]
@@ -63,9 +69,13 @@ class Net(nn.Module):
         self.first, self.block = nn.Linear(6, 8), Block(8)
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
         self.last = nn.Linear(8, 6)
+        self.named = nn.ModuleDict({"one": nn.Tanh(), "other": nn.Linear(8, 8)})
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.layers(self.block(self.first(x))))
+        x = self.layers(self.block(self.first(x)))
+        for layer in self.named.values():
+            x = layer(x)
+        out: Tensor = self.last(x) * getattr(self, "also", 1.0)
         return out
 
 
@@ -198,6 +208,12 @@ def layers_swapped(s: Scene) -> None:
     s.model.layers[0], s.model.layers[-1] = s.model.layers[-1], s.model.layers[0]
 
 
+@edit("")
+def named_in_another_order(s: Scene) -> None:
+    name = next(iter(s.model.named))
+    s.model.named[name] = s.model.named.pop(name)
+
+
 @edit("`module.forward = f`")
 def forward_replaced(s: Scene) -> None:
     before = s.model.block.forward
@@ -250,6 +266,21 @@ def nested_entry(s: Scene) -> None:
 @edit("an attribute of an object that a module holds, as of its config")
 def config_attribute(s: Scene) -> None:
     s.model.block.config.factor += 0.25
+
+
+@edit("a setting of a class that a module holds, and one that was not there")
+def class_setting(s: Scene) -> None:
+    s.model.block.settings.factor += 0.25
+
+
+@edit("")
+def new_class_setting(s: Scene) -> None:
+    type(s.model).also = 0.5 + 0.1 * s.count
+
+
+@edit("an array of numpy, written to")
+def array(s: Scene) -> None:
+    s.model.block.array[1] += 0.25
 
 
 @edit("`dropout.p`, where the module trains or not")
@@ -367,6 +398,11 @@ def vector(s: Scene) -> None:
 @edit("a buffer: replaced, or written to")
 def buffer_replaced(s: Scene) -> None:
     s.model.block.shift = s.like(numbers(8), s.model.block.shift)
+
+
+@edit("")
+def buffer_put_in(s: Scene) -> None:
+    s.model.block.later = s.like(numbers(8), s.model.block.shift)
 
 
 @edit("")
