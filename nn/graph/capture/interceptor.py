@@ -40,6 +40,13 @@ _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 _DROPS = tuple(getattr(aten, name + suffix).default for name in named("drops") for suffix in ("", "_"))
 _ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+_ITEM = "x.item(), or a tensor taken for a number,"
+_SAID = {  # as users say what torch calls so
+    "aten.is_nonzero.default": "an if on a tensor (or while, and, not, assert)",
+    "aten.item.default": _ITEM,
+    "aten._local_scalar_dense.default": _ITEM,
+    "aten.index.Tensor": "x[mask], aten.index.Tensor,",
+}
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
@@ -181,7 +188,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 return self._grouped(*args, **kwargs)
             return as_laid(func, args, func(*args, **kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException):
-            error = data_dependent(str(func), self.tape.origin.line, self.module)
+            error = data_dependent(_SAID.get(str(func), str(func)), self.tape.origin.line, self.module)
             if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
                 name = self.module or type(self.inner).__name__
                 error = SbpError(

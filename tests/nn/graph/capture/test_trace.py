@@ -295,7 +295,7 @@ def replaced(s: Any, x: Tensor) -> Any:
 
 
 REFUSED: list[tuple[Callable[[Any, Tensor], Any], str]] = [
-    (branch, "is_nonzero"),
+    (branch, r"an if on a tensor \(or while"),
     (lambda s, x: x * x.sum().item(), "item"),
     (lambda s, x: x[: int(x.sum())], "item"),
     (lambda s, x: x.tolist(), "item"),
