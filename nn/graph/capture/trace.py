@@ -34,7 +34,7 @@ from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
 from .pytree import is_simple, replaced
-from .surroundings.modes import Modes
+from .surroundings.settings import Settings
 from .tape import Tape
 from .training_calls import Questions, around
 
@@ -106,7 +106,7 @@ class _Tracing:
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Logical, Constants]:
         with ExitStack() as stack:
-            stack.callback(Modes().restore)
+            stack.callback(Settings().restore)
             stack.enter_context(self.fakes)
             given = [replaced(value, self._input, str(at)) for at, value in enumerate(args)]
             named = {name: replaced(value, self._input, name) for name, value in kwargs.items()}

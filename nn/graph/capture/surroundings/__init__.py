@@ -3,5 +3,5 @@
 contents     the kinds of containers that Python has: what is in one, and how it is put back
 containers   those that a program can reach, as they were before
 caches       functions with an lru_cache among these
-modes        settings of torch and states of random numbers
+settings     of torch, and states of random numbers
 """

@@ -87,7 +87,8 @@ def test_what_a_step_writes_to_its_arguments_reaches_who_passed_them(given: str,
     y = torch.ones(len(x), 1, dtype=x.dtype)
     if given == "transposed":
         x = x.T.contiguous().T
-    sbp = {"split": flow.S(0), "whole": flow.B}.get(given)
+    signatures: dict[str, str] = {"split": "S(0)", "whole": "B"}
+    sbp = signatures.get(given)
     xs, ys = (
         z.clone(memory_format=torch.preserve_format) if sbp is None else flow.tensor(z, placement=LINE, sbp=sbp)
         for z in (x, y)

@@ -1,4 +1,4 @@
-"""Modes of a process: settings of torch that a program may change, and the states of its random numbers."""
+"""Settings of a process: those of torch that a program may change, and the states of its random numbers."""
 
 import random
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Modes"]
+__all__ = ["Settings"]
 
 
 def _nested(value: int | None = None) -> int:
@@ -44,7 +44,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 # Each is read by the first and written by the second.
-_MODES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (_nested, _nested),
@@ -61,13 +61,13 @@ _MODES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 
 
-class Modes:
+class Settings:
     """All of them as they are now."""
 
     def __init__(self) -> None:
-        self._before = [read() for read, _ in _MODES]
+        self._before = [read() for read, _ in _SETTINGS]
 
     def restore(self) -> None:
-        for (read, write), before in zip(_MODES, self._before, strict=True):
+        for (read, write), before in zip(_SETTINGS, self._before, strict=True):
             if not _same(read(), before):
                 write(before)
