@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["CodeNames", "foreign", "names_in"]
+__all__ = ["CodeNames", "foreign", "installed", "module_of", "names_in"]
 
 _LIBRARY = (str(Path(torch.__file__).resolve().parent), sysconfig.get_paths()["stdlib"])
 _INSTALLED = tuple({sysconfig.get_paths()[each] for each in ("purelib", "platlib")})
@@ -51,9 +51,24 @@ def names_in(code: CodeType) -> CodeNames:
 def foreign(of: Any) -> bool:
     """Whether a function, class or module is of Python's library, torch or this package: nothing that users edit."""
     if isinstance(of, FunctionType):
-        return _foreign(str(of.__globals__.get("__name__")), of.__code__.co_filename)
-    name = of.__name__ if isinstance(of, ModuleType) else str(getattr(of, "__module__", None))
-    return _foreign(name, str(getattr(sys.modules.get(name), "__file__", "")))
+        return _foreign(module_of(of), of.__code__.co_filename)
+    return _foreign(module_of(of), _file_of(of))
+
+
+def module_of(of: Any) -> str:
+    """The name of the Python module that a function, class or module belongs to."""
+    if isinstance(of, FunctionType):
+        return str(of.__globals__.get("__name__"))
+    return of.__name__ if isinstance(of, ModuleType) else str(getattr(of, "__module__", None))
+
+
+def installed(of: Any) -> bool:
+    """Whether it came with a package that was installed, such as transformers."""
+    return (of.__code__.co_filename if isinstance(of, FunctionType) else _file_of(of)).startswith(_INSTALLED)
+
+
+def _file_of(of: Any) -> str:
+    return str(getattr(sys.modules.get(module_of(of)), "__file__", ""))
 
 
 @lru_cache(4096)

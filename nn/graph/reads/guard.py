@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as calls
 
+from ...model.reading import begin_forward, end_forward
 from ...tensors.tensor import GlobalTensor
 from .code import foreign
 
-__all__ = ["PLAIN", "ReadChange", "ReadGuard", "is_plain"]
+__all__ = ["PLAIN", "ReadChange", "ReadGuard", "global_hooks", "hooked", "is_plain"]
 
 # What code may read that is no tensor, and has no inside.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -163,7 +164,7 @@ class ReadGuard:
             if found is not None:
                 return found
         for held, name, title in zip(*self._hooks.asked, self._hooks.titles, strict=True):
-            if held.get(name):
+            if hooked(held[name]):
                 return ReadChange(title, {}, held[name])
         now = global_hooks()
         return None if now == self._global_hooks else ReadChange("hooks of all modules", self._global_hooks, now)
@@ -186,6 +187,11 @@ def _content(of: Any) -> Any:
 def global_hooks() -> list[Any]:
     """The hooks of all modules, but for those by which torch and records follow calls."""
     return [hook for table in _GLOBAL_HOOKS for hook in table.values() if not foreign(hook)]
+
+
+def hooked(table: Mapping[Any, Any]) -> bool:
+    """Whether a module has hooks, but for those by which a refit waits for its forwards."""
+    return any(hook not in (begin_forward, end_forward) for hook in table.values())
 
 
 def is_plain(value: Any) -> bool:

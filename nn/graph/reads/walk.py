@@ -4,6 +4,9 @@ module      its class, children, hooks, the attributes that were read of it; wha
 function    its code and defaults, the cells that it closes over, the globals and parts of modules that it names
 container   each of its parts
 object      the attributes that were read of it; all where its class could not be watched
+
+Of packages that are installed, such as transformers, only the files of the model's classes are walked: what these name
+is guarded too, and nothing that lies behind it.
 """
 
 import sys
@@ -20,8 +23,8 @@ from torch.optim import Optimizer
 
 from ...model.slots import joined_path
 from ..capture.likeness import ALL
-from .code import foreign, names_in
-from .guard import PLAIN, ReadGuard, global_hooks
+from .code import foreign, installed, module_of, names_in
+from .guard import PLAIN, ReadGuard, global_hooks, hooked
 from .watch import AttributeReads, is_data
 
 __all__ = ["guarded", "objects_around"]
@@ -40,7 +43,7 @@ _NAMED = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 def objects_around(graph: Any, modules: Mapping[str, nn.Module]) -> list[Any]:
     """The objects with attributes that functions of a graph and of its modules are in reach of by themselves."""
-    walk = _Walk(ReadGuard(), None)
+    walk = _Walk(ReadGuard(), None, modules)
     for cls in dict.fromkeys(type(part) for root in modules.values() for part in root.modules()):
         walk.value(cls, cls.__name__)
     for part in (part for root in modules.values() for part in root.modules()):
@@ -57,7 +60,7 @@ def objects_around(graph: Any, modules: Mapping[str, nn.Module]) -> list[Any]:
 def guarded(graph: Any, modules: Mapping[str, nn.Module], names: AttributeReads) -> ReadGuard:
     """All that a capture of this graph may have gone by, as it is now; `names` are the attributes that it read."""
     guard = ReadGuard()
-    walk = _Walk(guard, names)
+    walk = _Walk(guard, names, modules)
     for prefix, root in modules.items():
         for path, module in root.named_modules(prefix=prefix):
             walk.module(module, path)
@@ -73,11 +76,17 @@ def _slots(cls: type) -> list[str]:
 
 
 class _Walk:
-    def __init__(self, guard: ReadGuard, names: AttributeReads | None) -> None:
+    def __init__(self, guard: ReadGuard, names: AttributeReads | None, modules: Mapping[str, nn.Module]) -> None:
         """Without names it looks into no object."""
         self.guard, self.names = guard, names
+        classes = {type(part) for root in modules.values() for part in root.modules()}
+        self.files = {module_of(base) for cls in classes for base in cls.__mro__}
         self.objects: list[Any] = []
         self.seen: dict[Any, Any] = {}  # by ids of what was looked into, which live as long as these count
+
+    def _beyond(self, of: Any) -> bool:
+        """Whether a function, class or module is not walked."""
+        return foreign(of) or (module_of(of) not in self.files and installed(of))
 
     def _first(self, *what: Any) -> bool:
         key = tuple(map(id, what))
@@ -115,7 +124,7 @@ class _Walk:
             if value is None:  # others are followed with the model's values
                 guard.item(held[_TABLES[name in held["_buffers"]]], name, None, joined_path(path, name))
         for name, what in HOOKS.items():
-            if not held[name]:
+            if not hooked(held[name]):
                 guard.unhooked(held, name, f"{what} of {title}")
             else:
                 guard.item(held, name, held[name], f"{what} of {title}")
@@ -222,7 +231,7 @@ class _Walk:
         self.guard.type(value, f"the class of {title}")
         self._attributes(value, title)
         for base in cls.__mro__:
-            if not foreign(base):
+            if not self._beyond(base):
                 for name, method in list(vars(base).items()):
                     if isinstance(method, FunctionType) and name.startswith("__"):  # which are found on the class alone
                         self._of_class(cls, name, f"{name} of {title}")
@@ -244,7 +253,7 @@ class _Walk:
             said = f"{name}, which {where} closes over"
             guard.attribute(cell, "cell_contents", found, said)
             self.value(found, said, names)
-        if foreign(function):
+        if self._beyond(function):
             return
         guard.attribute(function, "__code__", code, where)
         for name in ("__defaults__", "__kwdefaults__"):
@@ -267,19 +276,20 @@ class _Walk:
         all that is no function, class or module."""
         if not self._first(of, names):
             return
-        if not names and not foreign(of):
+        if not names and not self._beyond(of):
             self.guard.size(held, title)
             names = frozenset(name for name, part in held.items() if not isinstance(part, _NAMED))
         for name in sorted(names.intersection(held)):
             if not name.startswith("__"):
                 said = f"{name} of {title}"
                 self.guard.item(held, name, held[name], said)
-                self.value(held[name], said, names)
+                if foreign(of) or not self._beyond(of):
+                    self.value(held[name], said, names)
 
     def _class(self, cls: type, title: str, names: frozenset[str]) -> None:
         """A class by name: what is taken of it, and methods that code may call on its instances."""
         for base in cls.__mro__:
-            if foreign(base):
+            if self._beyond(base):
                 continue
             mine = [each for each in vars(base).values() if isinstance(each, FunctionType)]
             inner = names.union(*(names_in(each.__code__).attributes for each in mine))

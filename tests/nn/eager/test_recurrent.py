@@ -101,7 +101,10 @@ def test_autocast_of_recurrent_layers(kind: str) -> None:
     model, x = made(kind, torch.float32), torch.randn(6, 5, 3)
     with torch.autocast("cpu", torch.bfloat16):
         torch.manual_seed(3)
-        wanted, _ = model(x)
+        try:
+            wanted, _ = model(x)
+        except RuntimeError as error:  # of oneDNN on processors that have no such LSTM in bfloat16
+            pytest.skip(f"torch's own {kind} does not run here: {str(error)[:60]}")
         flow.nn.to_global(model, LINE, B)
         torch.manual_seed(3)
         found, _ = model(flow.tensor(x, placement=LINE, sbp=S(0) if kind == "lstm" else S(1)))
