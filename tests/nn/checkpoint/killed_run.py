@@ -141,7 +141,7 @@ def end_of(home: Path) -> dict[str, Any]:
 
 
 def left(home: Path) -> Iterator[list[str]]:
-    """What is in each folder of checkpoints."""
+    """The contents of each folder of checkpoints."""
     for folder in (*home.glob("disk"), *sorted(home.glob("host-*"))):
         yield sorted(os.listdir(folder))
 

@@ -103,7 +103,9 @@ def test_autocast_of_recurrent_layers(kind: str) -> None:
         torch.manual_seed(3)
         try:
             wanted, _ = model(x)
-        except RuntimeError as error:  # of oneDNN on processors that have no such LSTM in bfloat16
+        except RuntimeError as error:
+            if "primitive" not in str(error):  # which oneDNN lacks in bfloat16 on some processors
+                raise
             pytest.skip(f"torch's own {kind} does not run here: {str(error)[:60]}")
         flow.nn.to_global(model, LINE, B)
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What is chosen for a step in micro-batches is chosen for the step: what each of them does, so often, and once what a
+"""The choice for a step in micro-batches is that of the step: what each of them does, so often, and once what a
 step does once."""
 
 import copy

@@ -48,7 +48,7 @@ def written(path: Path, said: Any) -> None:
 
 
 def tried(folder: Path, path: Path) -> str:
-    """What loading it says; nothing where it is loaded. Whatever it is, the newest of the folder is a good one."""
+    """The error of loading it, empty where it is loaded. Whichever comes, the newest of the folder is a good one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = flow.newest(folder)
