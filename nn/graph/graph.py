@@ -42,6 +42,7 @@ class Graph(PlannedViews):
     graph trains: with an optimizer it steps, without one gradients are left on the parameters. Parameters become
     global tensors, and stay the modules' own. `super().__init__` takes the options that `Options` lists.
 
+    >>> import torch
     >>> import sbpflow as flow
     >>> class Double(Graph):
     ...     def build(self, x):

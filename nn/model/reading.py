@@ -53,6 +53,7 @@ def reading(*models: nn.Module) -> Iterator[None]:
     A compiled step reads for as long as it runs, and so does a forward of a model that was refitted before. This is for
     what takes several of them, such as an answer of many tokens, and for forwards before the first refit.
 
+    >>> import torch
     >>> model = nn.Linear(2, 2)
     >>> with reading(model):
     ...     answer = model(model(torch.ones(2)))
