@@ -130,7 +130,6 @@ PAST: dict[str, Callable[[], object]] = {
     "new_tensor": lambda: OTHER.new_tensor(x()),
     "asarray, which drops requires_grad": lambda: torch.asarray(x(), requires_grad=True),
     "set_": lambda: OTHER.clone().set_(x()),
-    "set_ of a global tensor": lambda: x().set_(OTHER),
     "set_ to plain memory": lambda: x().set_(OTHER.untyped_storage(), 0, (4, 3)),
     "data": lambda: setattr(OTHER.clone(), "data", x()),
     "as_subclass": lambda: x().as_subclass(Tensor),
@@ -151,6 +150,12 @@ PAST: dict[str, Callable[[], object]] = {
 def test_a_conversion_past_torch_function_is_an_error_and_no_empty_tensor(name: str) -> None:
     with pytest.raises(SbpError, match=r"(?s)\n  .*(full_tensor|flow\.|x\.clone)"):
         PAST[name]()
+
+
+def test_set_takes_the_values_of_a_plain_tensor() -> None:
+    given = x()
+    assert torch.equal(given.set_(OTHER).full_tensor(), OTHER)
+    assert given.sbp == x().sbp
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import sbpflow.nn.graph.choose.decompose  # noqa: F401 - registers an op of our own
 from sbpflow.sbp import traits as module
 from sbpflow.sbp.traits import VIEWS, named, traits
 
@@ -14,7 +15,8 @@ X = torch.randn(2, 3, 4)
 
 
 def overloads(name: str) -> dict[str, torch._ops.OpOverload]:
-    packet = getattr(torch.ops.aten, name.partition(".")[0])
+    library, _, op = name.rpartition("::")
+    packet = getattr(getattr(torch.ops, library or "aten"), op.partition(".")[0])
     return {overload: getattr(packet, overload) for overload in packet.overloads()}
 
 

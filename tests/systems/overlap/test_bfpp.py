@@ -17,7 +17,7 @@ from .stages import Trained, plan_of, same, trained
 
 BFPP = published("bfpp")
 SCHEDULES = ["bfpp", "interleaved", "1f1b", "zb_h1", "zb_v", "chimera", "gems", "gpipe"]
-PIECES: dict[str, Any] = {"ranks": 2, "rest": S(0), "inputs": {"x": S(0), "y": S(0)}, "rows": 1 << 15, "width": 4}
+PIECES: dict[str, Any] = {"ranks": 2, "rest": S(0), "inputs": {"x": S(0), "y": S(0)}, "rows": 1 << 17, "width": 4}
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 1), (4, 4, 2), (4, 8, 2), (4, 8, 4), (8, 8, 2)])
