@@ -2,9 +2,10 @@
 
 trace runs the function: module_state has put fakes in the place of parameters, training_calls stands for autograd and
 optimizers, the interceptor sees every ATen call and puts it on the tape, which says writes in place without them
-(inplace, running_stats). layer_reuse traces one of repeated layers, which likeness finds.
+(inplace). layer_reuse traces one of repeated layers, which likeness finds.
 
 arguments, pytree       tensors of a call by path; structures around them
 declared                factories with a placement, and `to_global`, inside of a step
-own_backward, packed    autograd Functions, packed sequences; policy: what a recomputed region keeps
+own_backward, packed    autograd Functions, packed sequences
+calls                   single ops: what norms write, what a recomputed region keeps, what torch itself says of a call
 """

@@ -29,8 +29,9 @@ from ...model.recompute.attention_core import CoreCall, cores
 from ...model.recompute.kept_ops import kernels_of
 from ...model.recompute.recomputation import Recomputing
 from ...tensors.memory_formats import as_laid
-from .policy import Asking, Policy, naming
-from .running_stats import statistics
+from .calls.policy import Asking, Policy, naming
+from .calls.real_call import described, refused
+from .calls.running_stats import statistics
 from .tape import Tape
 
 __all__ = ["Known", "Interceptor", "data_dependent"]
@@ -69,8 +70,11 @@ def data_dependent(asked: str, line: str, module: str) -> SbpError:
 class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
     """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
 
-    def __init__(self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(
+        self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None], *, real: bool = False
+    ) -> None:
         super().__init__()
+        self.real = real  # whether kernels of this machine are those that will run
         self.tape, self.known, self.literal = tape, known, literal
         self.module = self.block = self.region = ""
         self.regions = 0
@@ -186,7 +190,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         try:
             if func is aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, *_EIGHTS):
                 return self._grouped(*args, **kwargs)
-            return as_laid(func, args, func(*args, **kwargs))
+            out = as_laid(func, args, func(*args, **kwargs))
+            told, way_out = refused(func, args, kwargs) if self.real else (None, "")
         except (DataDependentOutputException, DynamicOutputShapeException):
             error = data_dependent(_SAID.get(str(func), str(func)), self.tape.origin.line, self.module)
             if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
@@ -204,9 +209,14 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             ) from None
         except SbpError:
             raise
-        except Exception as error:
-            error.add_note(f"while a graph was captured: {func} at {self.tape.origin.line}")
-            raise
+        except Exception as fakes:
+            told, way_out = refused(func, args, kwargs, fakes)
+        if told is None:
+            return out
+        where = f" in {self.module}" if self.module else ""
+        note = f"while a graph was captured: {func} at {self.tape.origin.line}{where}"
+        told.add_note(f"{note}\n  of {described(func, args, kwargs)}{way_out}")
+        raise told from None
 
     def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
         """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not: one like it,

@@ -86,7 +86,7 @@ class _Tracing:
         with self.fakes:
             self.held = ModuleState(modules, self.device, self._is_mine, function)
         self.tape = Tape()
-        self.watch = Interceptor(self.tape, self.known, self.literal)
+        self.watch = Interceptor(self.tape, self.known, self.literal, real=self.device == device)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
         self.watch.eights = eights_of(modules)

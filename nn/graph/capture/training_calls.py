@@ -22,9 +22,9 @@ from ....boxing.record import user_line
 from ....placement.errors import SbpError
 from ....sbp.call import tensors_in
 from ...eager.bags import bag_of_rows
+from .calls.policy import policy_of
 from .interceptor import data_dependent
 from .packed import packing
-from .policy import policy_of
 
 __all__ = ["Questions", "around"]
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
 
-from ....boxing.record import user_line
-from ....placement.errors import SbpError
-from ...model.recompute.replay import name_of
+from .....boxing.record import user_line
+from .....placement.errors import SbpError
+from ....model.recompute.replay import name_of
 
 __all__ = ["Asking", "Policy", "naming", "policy_of"]
 

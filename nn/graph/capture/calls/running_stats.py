@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....sbp.call import Ref
-from .tape import Tape
+from .....sbp.call import Ref
+from ..tape import Tape
 
 __all__ = ["statistics"]
 
