@@ -322,6 +322,26 @@ def test_recomputing_with_dropout_drops_the_same(reentrant: bool) -> None:
     assert not differs(recompute)
 
 
+@pytest.mark.parametrize("deep", [1, 2])
+@pytest.mark.parametrize(("outer", "inner"), [(False, False), (False, True), (True, False), (True, True)])
+def test_recomputing_inside_of_recomputing_is_that_of_one_tensor(outer: bool, inner: bool, deep: int) -> None:
+    """The inner one's arguments were saved as shells: 12 tensors saved in forward, none in recomputation."""
+
+    def recompute(make: Maker) -> Any:
+        w, x = weights(make), make(X, True)
+
+        def step(a: Tensor, left: int = deep) -> Any:
+            if left == 0:
+                return F.dropout(torch.tanh(a @ w[0]), 0.4) @ w[1]
+            return checkpoint(step, a * 2, left - 1, use_reentrant=inner).sin()
+
+        y = checkpoint(step, x, use_reentrant=outer)
+        y.pow(2).sum().backward()
+        return y, x.grad, grads(w)
+
+    assert not differs(recompute)
+
+
 CAST = """
 x@y.T | x+1 | F.linear(x,y) | F.softmax(x@y.T,-1) | F.layer_norm(x,(6,)) | x.sum() | (x@y.T).exp()
 torch.cat([x,x@y.T],1)

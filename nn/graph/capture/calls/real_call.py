@@ -92,12 +92,7 @@ def _tried(
 ) -> Exception | None:
     """The error of torch's kernels for a call of tensors of these shapes and dtypes, if there is one."""
     where = [x.device for x in tensors_in(arguments)]
-    with (
-        unset_fake_temporarily(),
-        torch.no_grad(),
-        torch._C._DisablePythonDispatcher(),
-        torch._C.DisableTorchFunction(),
-    ):
+    with unset_fake_temporarily(), torch.no_grad():
         real = [
             torch.zeros(shape, dtype=dtype, device=device)
             for shape, dtype, device in zip(shapes, dtypes, where, strict=True)
