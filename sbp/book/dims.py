@@ -1,9 +1,11 @@
 """Dims renamed, dropped, added or repeated: permute, squeeze, expand and their like."""
 
 from collections.abc import Callable, Hashable
+from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..call import Call, Match, Piece, Rewritten
 from ..registry import register
@@ -146,8 +148,15 @@ def flip(call: Call) -> Match | None:
 
 @register("view_as_real", "view_as_real_copy")
 def view_as_real(call: Call) -> Match:
+    """An empty piece is no view: its gradient would have to lie in pairs too, and torch does not lay out one
+    that is expanded (of a sum) and has no elements, which it refuses then."""
     dims = range(call.inputs[0].dim())
-    return labelled(call, [dims], [[*dims, None]], linear=[(0,)], hollow=True)
+    local = Rewritten(lambda piece, x: (call.op if prod(piece.shape()) else _pairs, (x,)))
+    return labelled(call, [dims], [[*dims, None]], linear=[(0,)], hollow=True, local=local)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return torch.stack([x.real, x.imag], -1)
 
 
 @register("view_as_complex", "view_as_complex_copy")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.autograd import Function
+from torch.nn.modules import module as calls
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -87,6 +88,8 @@ def around(
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            _refuse_backward_hooks(self)
         return call(run, self, args, kwargs)
 
     hook = register_optimizer_step_pre_hook(_without_parameters)
@@ -114,6 +117,19 @@ def around(
         checkpoint._checkpoint_without_reentrant_generator = without_reentrant
         for name, plain in scalers.items():
             setattr(GradScaler, name, plain)
+
+
+def _refuse_backward_hooks(module: nn.Module) -> None:
+    """Full ones end in torch's "please open an issue", as no gradient is there yet; others are never called."""
+    own = module._backward_hooks or module._backward_pre_hooks
+    if own or calls._global_backward_hooks or calls._global_backward_pre_hooks:
+        of = f"{type(module).__name__} has a backward hook" if own else "all modules have a backward hook"
+        raise SbpError(
+            f"capture: {of}; {type(module).__name__} is called at {user_line()}\n"
+            "  a graph makes gradients without calling it: remove it\n"
+            "  hooks on parameters are called, as in module.weight.register_hook(...); a torch.autograd.Function in "
+            "the forward changes gradients of what lies between"
+        )
 
 
 def _refused_scaler(name: str) -> Callable[..., None]:

@@ -517,3 +517,12 @@ def test_a_function_that_clips_gradients_clips_the_sum_not_each_ranks_addend(rul
     (x * kind.apply(w)).sum().backward()  # type: ignore[attr-defined]
     assert w.grad is not None
     assert torch.equal(w.grad.full_tensor(), torch.tensor([0.75, 0.0, -0.5]))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_the_gradient_of_a_sum_of_complex_pairs_where_a_rank_holds_nothing(rows: int) -> None:
+    """An expanded gradient without elements stays as it is, and was refused as "last dimension with stride 1"."""
+    x = flow.tensor(torch.ones(rows, 3), placement=flow.placement("cpu", range(3)), sbp=S(0)).requires_grad_()
+    torch.view_as_real(torch.complex(x, x)).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad.full_tensor(), torch.full((rows, 3), 2.0))
