@@ -28,7 +28,7 @@ __all__ = ["Mail", "Shared"]
 SLOTS = 4
 HEAD = 4096  # bytes before the slots: filled count, emptied count, and the tag of each slot, apart from each other
 FILLED, EMPTIED, TAGS = 0, 8, 16  # in words of 8 bytes
-LARGEST, SMALLEST = 1 << 18, 1 << 12  # bytes of a slot
+LARGEST, SMALLEST = 1 << 21, 1 << 12  # bytes of a slot: two and four ranks have one for a part of a whole bucket
 BUDGET = 1 << 26  # bytes of all mailboxes of a host
 BELL = 64  # bytes of a rank's bell, a cache line of its own; bells lie before the mailboxes
 YIELDS = 20  # before sleeping: some 60 us where cores are idle; where others need them, each gives one of them its turn
@@ -45,15 +45,16 @@ class Mail:
         self.words = memoryview(memory).cast("Q")
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         ranks = ledger.local
-        size, boxes = box_size(slot), len(ranks) * BELL
+        size, boxes, others = box_size(slot), len(ranks) * BELL, len(ranks) - 1
         self.outgoing, self.incoming = {}, {}
         me = ranks.index(ledger.rank)
         self.bell = Bell(memory, me * BELL)
         for i, peer in enumerate(ranks):
             if peer != ledger.rank:
                 bell = Bell(memory, i * BELL)
-                self.outgoing[peer] = Mailbox(self.words, whole, boxes + (me * len(ranks) + i) * size, slot, bell)
-                self.incoming[peer] = Mailbox(self.words, whole, boxes + (i * len(ranks) + me) * size, slot, bell)
+                to, fro = me * others + i - (i > me), i * others + me - (me > i)
+                self.outgoing[peer] = Mailbox(self.words, whole, boxes + to * size, slot, bell)
+                self.incoming[peer] = Mailbox(self.words, whole, boxes + fro * size, slot, bell)
 
     @classmethod
     def open(cls, ledger: Ledger) -> "Mail | None":
@@ -62,9 +63,14 @@ class Mail:
         slot = LARGEST
         while slot > SMALLEST and mail_size(n, slot) > BUDGET:
             slot //= 2
-        fits = mail_size(n, slot) <= BUDGET and platform.machine() in ("x86_64", "AMD64")
-        memory = ledger.share("mail", mail_size(n, slot)) if fits and n > 1 else None
-        return None if memory is None else cls(ledger, memory, slot)
+        if n == 1 or platform.machine() not in ("x86_64", "AMD64"):
+            return None
+        while slot >= SMALLEST:  # hosts may have less room than this, such as containers
+            memory = ledger.share(f"mail of {slot}", mail_size(n, slot)) if mail_size(n, slot) <= BUDGET else None
+            if memory is not None:
+                return cls(ledger, memory, slot)
+            slot //= 4
+        return None
 
     def serves(self, exchange: Exchange) -> bool:
         """Whether all ranks of the exchange are on this host; every one of them finds the same."""
@@ -78,7 +84,7 @@ def box_size(slot: int) -> int:
 
 def mail_size(ranks: int, slot: int) -> int:
     """Bytes of the bells and mailboxes of a host."""
-    return ranks * BELL + ranks * ranks * box_size(slot)
+    return ranks * BELL + ranks * (ranks - 1) * box_size(slot)
 
 
 class Mailbox:

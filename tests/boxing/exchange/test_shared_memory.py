@@ -1,14 +1,26 @@
 """Mailboxes in shared memory: messages keep their order, whatever their size, and nothing is lost or overwritten."""
 
 import mmap
+import platform
 import random
 from collections import deque
+from itertools import permutations
 
 import pytest
 import torch
 
 from sbpflow.boxing.exchange.bell import Bell
-from sbpflow.boxing.exchange.shared_memory import BELL, SLOTS, Idle, Mailbox, _chunks, box_size
+from sbpflow.boxing.exchange.shared_memory import (
+    BELL,
+    BUDGET,
+    SLOTS,
+    Idle,
+    Mail,
+    Mailbox,
+    _chunks,
+    box_size,
+    mail_size,
+)
 
 SLOT = 4096
 
@@ -79,3 +91,48 @@ def test_waiting_ends_at_the_limit_and_looks_after_peers_on_the_way() -> None:
     with pytest.raises(RuntimeError, match=r"timed out after 0\.1 s"):
         looks.extend(idle.wait() for _ in iter(int, 1))
     assert sum(looks) >= 2
+
+
+# Mailboxes of a host
+
+
+class Hosted:
+    """What mail asks of a ledger: the ranks of this host, and memory that there is up to so many bytes."""
+
+    def __init__(self, rank: int, ranks: int, room: int = BUDGET) -> None:
+        self.rank, self.local, self.room = rank, tuple(range(ranks)), room
+        self.asked: list[int] = []
+
+    def share(self, name: str, size: int) -> mmap.mmap | None:
+        self.asked.append(size)
+        return mmap.mmap(-1, size) if size <= self.room else None
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_each_pair_has_memory_of_its_own(ranks: int) -> None:
+    memory = mmap.mmap(-1, mail_size(ranks, SLOT))
+    mails = [Mail(Hosted(rank, ranks), memory, SLOT) for rank in range(ranks)]  # type: ignore[arg-type]
+    starts = []
+    for here, there in permutations(range(ranks), 2):
+        assert mails[here].outgoing[there].at == mails[there].incoming[here].at
+        starts.append(8 * mails[here].outgoing[there].at)
+    ends = [start + box_size(SLOT) for start in sorted(starts)]
+    assert sorted(starts) == [ranks * BELL, *ends[:-1]]
+    assert ends[-1] == mail_size(ranks, SLOT)
+
+
+@pytest.mark.parametrize(("ranks", "slot"), [(2, 1 << 21), (4, 1 << 20), (8, 1 << 18), (16, 1 << 16)])
+def test_a_slot_holds_a_ranks_part_of_a_bucket_where_four_share_a_host(ranks: int, slot: int) -> None:
+    mail = Mail.open(Hosted(0, ranks))  # type: ignore[arg-type]
+    assert mail is None if platform.machine() not in ("x86_64", "AMD64") else mail is not None and mail.slot == slot
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="mailboxes rely on the order of x86's stores")
+def test_where_there_is_less_room_slots_are_smaller() -> None:
+    tight, none = Hosted(0, 4, room=1 << 22), Hosted(0, 4, room=0)
+    mail = Mail.open(tight)  # type: ignore[arg-type]
+    assert mail is not None
+    assert mail_size(4, mail.slot) <= tight.room
+    assert tight.asked == sorted(tight.asked, reverse=True)
+    assert Mail.open(none) is None  # type: ignore[arg-type]
+    assert len(none.asked) < 8
