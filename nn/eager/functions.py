@@ -16,6 +16,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
 
+from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical, LogicalOp
@@ -111,7 +112,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _apply.__get__(None, cls)(*args, **kwargs)
     if cls is BackwardHookFunction:
         raise SbpError(
-            "a module's full backward hook sees single shards, not global tensors\n"
+            f"a module's full backward hook sees single shards, not global tensors, at {user_line()}\n"
             "  put a hook on the tensor: x.register_hook(...), or module.register_forward_hook to get at it"
         )
     if cls.__module__ == "torch.utils.checkpoint":

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
 from .factories import check_values, whole_everywhere
 from .moves import describe, flat, shards_as
@@ -40,7 +41,7 @@ def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
         if isinstance(t, torch.nn.Parameter):
             what, fix = "a plain nn.Parameter", "make the whole model global: flow.nn.to_global(model, placement, sbp)"
         raise SbpError(
-            f"{name_of(func)} of a global tensor and a plain one that requires grad\n"
+            f"{name_of(func)} of a global tensor and a plain one that requires grad, at {user_line()}\n"
             f"  {tuple(t.shape)}  {str(t.dtype).removeprefix('torch.')}  {what}; its gradient would stay local\n"
             f"  the global one is on {where}\n  {fix}"
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
 from ....boxing import box
+from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp import B, Layout, State
@@ -240,8 +241,9 @@ def _loaded(optimizer: Optimizer) -> None:
 def unknown_parameter(optimizer: Optimizer, value: Tensor) -> SbpError:
     """The error for a parameter that an optimizer of a graph holds, and none of its modules."""
     return SbpError(
-        f"{type(optimizer).__name__} holds a parameter {tuple(value.shape)} that no module of the graph has\n"
-        "  make the optimizer of the graph's own modules, as in AdamW(self.model.parameters())"
+        f"{type(optimizer).__name__} holds a parameter {tuple(value.shape)} that no module of the graph has, "
+        f"at {user_line()}\n  make the optimizer of the graph's own modules, as in AdamW(self.model.parameters()), and "
+        "tell it of new ones: optimizer.add_param_group"
     )
 
 

@@ -10,6 +10,7 @@ between steps are global tensors made of the same memory.
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,7 +82,7 @@ class _Shards:
         self.seen = [x._shards for x in self.all]
         self.groups = [[shard for x in group for shard in x._shards] for group in params]
         self.mine: dict[Tensor, Any] = defaultdict(dict)
-        self.state, self.count = optimizer.state, len(optimizer.state)
+        self.state = optimizer.state
         for x in self.all:
             for name, part in optimizer.state.get(x, {}).items():
                 for at, shard in enumerate(x._shards):
@@ -92,6 +93,16 @@ class _Shards:
             if host is not None:
                 for at, shard in enumerate(x._shards):
                     self.mine[shard] = host.of_shard(at, self.mine[shard])
+        self._shown()
+
+    def _shown(self) -> None:
+        """What users see of the state is by now what it was taken from, or made of it."""
+        self.held, self.parts = self._seen_now()
+        self.unseen = [x for x in self.all if x not in self.state]
+
+    def _seen_now(self) -> tuple[list[Any], list[Any]]:
+        held = list(filter(None, map(self.state.get, self.all)))
+        return held, list(chain.from_iterable(map(dict.values, held)))
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "_Shards | None":
@@ -107,7 +118,12 @@ class _Shards:
             return False
         groups = [group["params"] for group in optimizer.param_groups]
         same = len(groups) == len(self.params) and all(a is b for a, b in zip(groups, self.params, strict=True))
-        return same and self.state is optimizer.state and self.count == len(optimizer.state)
+        if not (same and self.state is optimizer.state):
+            return False
+        held, parts = self._seen_now()
+        if len(held) != len(self.held) or len(parts) != len(self.parts):
+            return False
+        return all(map(operator.is_, held, self.held)) and all(map(operator.is_, parts, self.parts))
 
     def dense(self, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:
         """Whether shards, state and these gradients lie row by row, without gaps."""
@@ -134,7 +150,7 @@ class _Shards:
                 x._moved = None
                 for shard in x._shards:
                     shard.grad = None
-        if len(self.state) < len(self.all) and any(x._shards[0] in self.mine and x not in self.state for x in self.all):
+        if any(x._shards[0] in self.mine for x in self.unseen):
             self._show()
 
     def _count_alike(self) -> None:
@@ -149,15 +165,15 @@ class _Shards:
 
     def _show(self) -> None:
         """The state as global tensors, in the memory of the shards' own."""
-        for x in self.all:
+        for x in self.unseen:
             held = [self.mine.get(shard) for shard in x._shards]
-            if x not in self.state and all(held):
+            if all(held):
                 parts = [each for each in held if each is not None]
-                self.state[x] = {name: _shown(name, x, [each[name] for each in parts]) for name in parts[0]}
-        self.count = len(self.state)
+                self.state[x] = {name: _visible(name, x, [each[name] for each in parts]) for name in parts[0]}
+        self._shown()
 
 
-def _shown(name: str, x: GlobalTensor, parts: list[Any]) -> Any:
+def _visible(name: str, x: GlobalTensor, parts: list[Any]) -> Any:
     one, of = parts[0], x._layout
     if not isinstance(one, Tensor) or not lies_beside(name, one.shape, x._shards[0].shape):
         return one

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 import sbpflow as flow
 from sbpflow import B, S
+from sbpflow.nn.graph.optimizer import on_shards
 from sbpflow.nn.graph.optimizer.on_shards import ALONE
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import eager, same, same_model
@@ -199,3 +200,57 @@ def test_an_optimizer_that_no_graph_can_have(make: Any) -> None:
     model = net()
     with pytest.raises(SbpError, match=f"{make.__name__} (computes the loss several times|steps by sparse gradients)"):
         flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan(*batch(0))
+
+
+def trained(graph: bool) -> tuple[nn.Module, optim.Optimizer, Callable[[], Any]]:
+    """Two layers that have trained a step in a graph, or plain, and what trains another."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double(), torch.ones(4, 3).double()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = flow.compile(model, lambda model, x: model(x).square().mean(), optimizer, placement=DATA)
+
+    def train() -> None:
+        if graph:
+            step(x)
+        else:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train()
+    return model, optimizer, train
+
+
+def test_states_are_seen_though_parameters_were_replaced_by_as_many() -> None:
+    model, optimizer, train = trained(graph=True)
+    model.load_state_dict({name: x.detach().clone() for name, x in model.state_dict().items()}, assign=True)
+    optimizer.param_groups[0]["params"] = [*model.parameters()]
+    train()
+    assert all("momentum_buffer" in optimizer.state[p] for p in model.parameters())
+
+
+def another_dict(state: Any, p: Any) -> None:
+    state[p] = {"momentum_buffer": state[p]["momentum_buffer"] * 0}
+
+
+def another_tensor(state: Any, p: Any) -> None:
+    state[p]["momentum_buffer"] = state[p]["momentum_buffer"] * 0
+
+
+@pytest.mark.parametrize("put", [another_dict, another_tensor])
+def test_a_state_that_is_put_in_the_place_of_another_counts_at_the_next_step(put: Callable[[Any, Any], None]) -> None:
+    found = []
+    for graph in (False, True):
+        model, optimizer, train = trained(graph)
+        put(optimizer.state, optimizer.param_groups[0]["params"][0])
+        train()
+        found.append([x.full_tensor() if isinstance(x, flow.GlobalTensor) else x for x in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_states_that_stay_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, optimizer, train = trained(graph=True)
+    monkeypatch.setattr(on_shards, "_Shards", None)  # which nobody makes
+    for _ in range(3):
+        train()
+    assert len(optimizer.state) == 4
