@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .plan import BoxingPlan
 
-__all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "user_line"]
+__all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "is_ours", "user_line"]
 
 ROOMS = str(Path(__file__).resolve().parent.parent)
 PRIVATE = (
@@ -179,9 +179,9 @@ def user_line(frame: FrameType | None = None) -> str:
     True
     """
     frame = frame or sys._getframe(1)
-    while frame.f_back is not None and _ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
-    if _asked and _ours(frame.f_code.co_filename):
+    if _asked and is_ours(frame.f_code.co_filename):
         return _asked[-1]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -189,7 +189,8 @@ def user_line(frame: FrameType | None = None) -> str:
 _known: dict[str, bool] = {}
 
 
-def _ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
+    """Whether a file is of this package, torch, or what these call back from."""
     known = _known.get(path)
     if known is None:
         whole = str(Path(path).resolve()) if not path.startswith("<") else path

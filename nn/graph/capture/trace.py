@@ -34,6 +34,7 @@ from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
 from .pytree import is_simple, replaced
+from .surroundings.draws import Draws, warn_of_draws
 from .surroundings.settings import Settings
 from .tape import Tape
 from .training_calls import Questions, around
@@ -63,8 +64,15 @@ def trace(
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
     `scale` reads the factor that losses are multiplied by before their backward, at each step anew.
     """
-    tracing = _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
-    return tracing.run(args, kwargs)
+
+    def tracing() -> _Tracing:
+        return _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
+
+    first = tracing()
+    made = first.run(args, kwargs)
+    if first.draws.some():
+        warn_of_draws(lambda: tracing().run(args, kwargs))
+    return made
 
 
 class _Tracing:
@@ -105,6 +113,7 @@ class _Tracing:
         self.found: dict[int, Constant] | None = None
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Logical, Constants]:
+        self.draws = Draws()
         with ExitStack() as stack:
             stack.callback(Settings().restore)
             stack.enter_context(self.fakes)
@@ -138,6 +147,7 @@ class _Tracing:
             except Exception as error:
                 error.captured = tuple(self.tape.ops)  # type: ignore[attr-defined]  # for who looks for the cause
                 raise
+            self.draws.end()
             self.repeats.warn()
             with self.watch.paused():
                 writes = self._writes(slots)

@@ -4,4 +4,5 @@ contents     the kinds of containers that Python has: what is in one, and how it
 containers   those that a program can reach, as they were before
 caches       functions with an lru_cache among these
 settings     of torch, and states of random numbers
+draws        of these: whether a program draws numbers that are none of torch, and where
 """

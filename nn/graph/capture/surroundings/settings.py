@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "drawn_states", "same_setting"]
 
 
 def _nested(value: int | None = None) -> int:
@@ -35,13 +35,19 @@ def _generator(state: Any = None) -> Any:
     return torch.default_generator.get_state()
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_setting(one: Any, other: Any) -> bool:
+    """Whether two values that were read of one are equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return all(_same(one[name], other[name]) for name in one)
+        return all(same_setting(one[name], other[name]) for name in one)
     return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
+
+_DRAWN: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (random.getstate, random.setstate),
+    (_numpy, _numpy),
+)
 
 # Each is read by the first and written by the second.
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -55,10 +61,14 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (random.getstate, random.setstate),
-    (_numpy, _numpy),
+    *_DRAWN,
     (_generator, _generator),
 )
+
+
+def drawn_states() -> list[Any]:
+    """The states of random numbers that are none of torch."""
+    return [read() for read, _ in _DRAWN]
 
 
 class Settings:
@@ -69,5 +79,5 @@ class Settings:
 
     def restore(self) -> None:
         for (read, write), before in zip(_SETTINGS, self._before, strict=True):
-            if not _same(read(), before):
+            if not same_setting(read(), before):
                 write(before)
