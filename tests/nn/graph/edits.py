@@ -7,7 +7,7 @@ same edits of each have to leave all of them alike.
 import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -106,28 +106,24 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 @dataclass
 class Scene:
-    """One model in training. `mode` is plain, eager or graph; `options` are those of a graph."""
+    """One model in training. `mode` is plain, eager or graph."""
 
     mode: str
     optimizer_of: Callable[..., Any] = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)
     ranks: int = 2
-    hints: dict[Any, Any] = field(default_factory=dict)  # of weights or states, by kind
-    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         self.model: Any = type("Own", (Net,), {})()
         self.where = flow.placement("cpu", range(self.ranks))
         self.loss, self.globals, self.put_alpha = made_loss()
-        for kind, sbp in self.hints.items() if self.mode == "graph" else ():
-            flow.nn.shard(self.model, {"*": sbp}, kind=kind)
         if self.mode == "eager":
             flow.nn.to_global(self.model, self.where, {"*.weight": S(0)})
         self.optimizer = self.optimizer_of(self.model.parameters())
         self.kept: dict[str, Any] = {}  # by edits, for those that come later
         self.dtype, self.count = torch.float32, 0
         if self.mode == "graph":
-            self.step: Any = flow.compile(self.model, self.loss, self.optimizer, placement=self.where, **self.options)
+            self.step: Any = flow.compile(self.model, self.loss, self.optimizer, placement=self.where)
 
     def new(self, module: nn.Module) -> Any:
         """A new module with values of its own, which an eager model has on ranks as all others."""

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import sbpflow as flow
+from sbpflow.nn.graph.reads.recaptures import KEPT
 from tests.nn.graph.edits import EDITS, Edit, Scene, numbers
 
 
@@ -46,6 +48,34 @@ def test_a_number_that_is_another_at_each_step_is_right_and_told_of_once() -> No
     with pytest.warns(UserWarning, match="alpha, which loss of edits.py closes over") as told:
         anneal()
     assert len(told) == 1
+
+
+def heated() -> flow.nn.Graph:
+    model = torch.nn.Linear(3, 3)
+    return flow.compile(model, lambda model, x, how: (model(x) * how["t"]).sum(), placement=flow.placement("cpu", [0]))
+
+
+def test_a_number_among_arguments_that_is_another_at_each_step_is_told_of_once_and_few_plans_are_kept() -> None:
+    step, x = heated(), torch.ones(2, 3)
+    once = step(x, {"t": 1.0}).full_tensor()
+
+    def anneal() -> None:
+        for t in range(2, 12):
+            torch.testing.assert_close(step(x, {"t": float(t)}).full_tensor(), once * t)
+
+    with pytest.warns(UserWarning, match=r"for the 4th time.*\n?.*the argument how \(4.0, and now 5.0\)") as told:
+        anneal()
+    assert len(told) == 1
+    assert len(step._steps) == KEPT
+
+
+def test_numbers_among_arguments_that_come_again_are_captured_once() -> None:
+    step, x = heated(), torch.ones(2, 3)
+    found = []
+    for at in range(12):
+        step(x, {"t": float(at % 3)})
+        found.append(id(step.planned))
+    assert found == found[:3] * 4
 
 
 @pytest.mark.sampled(40)
