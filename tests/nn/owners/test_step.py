@@ -215,3 +215,36 @@ def test_a_value_that_an_owner_has_is_not_sent_to_it() -> None:
     ways = [move.plan for move in moves if move.op == "optimizer whole"]
     to_owners = [way for way in ways if way.dst.placement.size == 1 and way.total]
     assert len(to_owners) == 2  # gradients
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.gate = nn.Parameter(torch.ones(5, 3)), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Any:
+        return (x @ self.matrix).square().mean() * self.gate
+
+
+@pytest.mark.parametrize("ranks", [[0], [1], [0, 1, 2]], ids=str)
+def test_states_are_of_the_shapes_that_one_device_gives_them(ranks: list[int]) -> None:
+    """Rows and columns of a matrix, and of a parameter of no dims what it has; also where an owner is alone."""
+    found = []
+    for where in (None, flow.placement("cpu", ranks)):
+        model = Gated().double()
+        if where is not None:
+            flow.nn.to_global(model, where, {"matrix": S(0)})
+        optimizer, x = optim.Adafactor(model.parameters(), 0.1), torch.arange(20.0).view(4, 5).double()
+        for _ in range(2):
+            model(x if where is None else flow.tensor(x, placement=where, sbp=B)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        held = [{"value": p, **optimizer.state[p]} for p in model.parameters()]
+        found.append([{name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in each.items()} for each in held])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_parameters_of_no_dims_count_as_an_element() -> None:
+    assert [cost(shape) for shape in ((), (1,), (0, 3), (3,))] == [1, 1, 0, 3]
+    where, alone = flow.placement("cpu", range(2)), flow.placement("cpu", [1])
+    assert owners(((alone, (4, 4)), (where, ()), (where, ()), (alone, ()))) == (1, 0, 0, 1)

@@ -311,3 +311,12 @@ def test_names_that_nothing_is_called_are_refused() -> None:
         flow.refit(model, model)
     with pytest.raises(SbpError, match="is no module but of type OrderedDict"):
         flow.refit(model.state_dict(), model)  # type: ignore[arg-type]
+
+
+def test_the_busiest_rank_is_told_by_all_that_it_receives() -> None:
+    """Rank 2 gets 48 and 12 bytes, rank 0 a third of these; rank 1 only sends."""
+    source, target = nn.Linear(4, 3), nn.Linear(4, 3)
+    flow.nn.to_global(source, flow.placement("cpu", [0, 1]), S(0))
+    flow.nn.to_global(target, flow.placement("cpu", [0, 2]), B)
+    report = flow.refit(source, target)
+    assert (report.bytes, report.most) == (80, 60)
