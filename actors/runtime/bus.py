@@ -18,6 +18,7 @@ import torch
 
 from ...boxing.exchange.dist import Dist
 from ...boxing.exchange.execute import transport
+from ...boxing.exchange.watch import root_cause
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, store, world
 from ..protocol.network import Network
@@ -179,9 +180,9 @@ class Bus:
         for rank in self.others:
             told = self.ledger.fault(rank)
             if told:
-                return _root(rank, told)
+                return root_cause(rank, told)
         elsewhere = self.ledger.remote_fault() if remote else None
-        return _root(*elsewhere) if elsewhere is not None and elsewhere[0] in self.others else None
+        return root_cause(*elsewhere) if elsewhere is not None and elsewhere[0] in self.others else None
 
     def _cause(self, error: Broken) -> str:
         """Why a connection broke: who hangs up has told why before, and who died is dead."""
@@ -201,11 +202,6 @@ class Bus:
             with suppress(RuntimeError):
                 place = self.line.place[rank]
                 self.group.recv([torch.empty(1)], place, LAST_TAG).wait(timedelta(milliseconds=1))
-
-
-def _root(rank: int, told: str) -> str:
-    first = told.partition("\n")[0]
-    return first if first.startswith("rank ") else f"rank {rank} gave up: {first}"
 
 
 def _words(ranks: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from ..protocol.feasibility import waits
 from ..protocol.state import Firing, Slot
 from .channel import Receive, Send
 from .job import Job, Raw, check_first, check_given
-from .progress import Progress, at_line, where
+from .progress import Progress, at_line, waits_inside, where
 from .static_order import StaticOrder
 
 __all__ = ["InlineSteps"]
@@ -138,7 +138,8 @@ class InlineSteps:
         return ", ".join(actors[e.firing.actor].queue + at_line(self.caller) for e in entries) or "nobody"
 
     def idles(self) -> bool:
-        return any(entry.link is not None for entry in self.order.entries[self.fired : self.fired + 1])
+        now = self.order.entries[self.fired : self.fired + 1]
+        return any(entry.link is not None for entry in now) or waits_inside(self.caller)
 
     def describe(self) -> str:
         travel = [work.travel if isinstance(work, Send | Receive) else None for work in self.order.work]

@@ -9,12 +9,13 @@ import threading
 from time import monotonic
 from typing import Protocol
 
+from ...boxing.exchange.transport import waiting
 from ...boxing.record import user_line
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, world
 from ..protocol.state import Firing
 
-__all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "where"]
+__all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "waits_inside", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
 LATER = 1.0  # seconds by which one who only waits for others gives up later, so that the stuck one is named
@@ -168,6 +169,11 @@ class Watcher:
 
 
 _watcher = Watcher()
+
+
+def waits_inside(thread: threading.Thread | None) -> bool:
+    """Whether a thread waits for another process in the midst of a firing: in a move, or until a value is taken."""
+    return thread is not None and thread.ident in waiting
 
 
 def at_line(thread: threading.Thread | None) -> str:

@@ -21,7 +21,7 @@ from ..protocol.protocol import Event, Message, Wiring
 from ..protocol.state import Desk, Firing, Slot
 from .channel import Receive, Send
 from .job import Job, Raw, check_first, check_given
-from .progress import Progress, at_line, where
+from .progress import Progress, at_line, waits_inside, where
 from .queues import Errands, Queue
 
 __all__ = ["ThreadedSteps"]
@@ -309,8 +309,8 @@ class ThreadedSteps:
 
     def idles(self) -> bool:
         links = {self.desk.queue[at] for at, link in enumerate(self.travel) if link is not None}
-        busy = [queue.at for queue in self.queues if not queue.parked]
-        return bool(busy) and links.issuperset(busy)
+        busy = [queue for queue in self.queues if not queue.parked]
+        return bool(busy) and all(queue.at in links or waits_inside(queue.thread) for queue in busy)
 
     def describe(self) -> str:
         travel = [link.travel if link is not None else None for link in self.travel]

@@ -18,10 +18,12 @@ from .buffer import finish, pack
 
 __all__ = [
     "MANY", "Arrival", "Arrived", "Errand", "Exchange", "Given", "InProcess", "Posting", "Sent", "Transport", "Turn",
-    "lane", "lane_here",
+    "lane", "lane_here", "waiting",
 ]  # fmt: skip
 
 MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
+
+waiting: set[int] = set()  # the threads of this process that wait for another in the midst of what they do
 
 Posting: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 

@@ -7,6 +7,7 @@ connection, one that is stuck by the time limit.
 """
 
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,9 +22,11 @@ from .transport import Turn
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "root_cause"]
 
 PERIOD = 0.1
+NO_ANSWER = "no answer within"
+LATE = 1.0  # seconds in which another may tell why it did not answer
 LAST_TAG = 0x7FFFFFFF
 
 
@@ -69,6 +72,8 @@ class Watch:
             pass  # the thread must be out of torch before the process can end on this error
         others = tuple(r for r in turn.group if r != self.here.rank)
         timed_out = "imed out" in str(error) or "imeout" in str(error)
+        if timed_out:  # by itself the one that is stuck may be about to say so
+            self._gave_up = self._told_late()
         differing = next((r for r in others if self._differs(turn, r)), None)
         dead = next((r for r in others if not self.ledger.alive(r)), None)
         if differing is not None:
@@ -76,15 +81,15 @@ class Watch:
         elif dead is not None:
             cause = f"rank {dead} died"
         elif self._gave_up is not None:
-            cause = f"rank {self._gave_up} gave up: {(self.ledger.fault(self._gave_up) or '').partition(chr(10))[0]}"
+            cause = root_cause(self._gave_up, self.ledger.fault(self._gave_up) or "")
         elif timed_out:
-            cause = f"no answer within {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
+            cause = f"{NO_ANSWER} {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
         else:
             cause = "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
         text = self._tell(turn, cause, others)
         remote = None if timed_out else self.ledger.remote_fault()  # the store's host may be the one that is stuck
         if remote is not None:
-            text += f"\n  rank {remote[0]} gave up: {remote[1].splitlines()[0]}"
+            text += f"\n  {root_cause(*remote)}"
         self.ledger.fail(text)
         self.broken = cause
         return TransportError(text)
@@ -100,6 +105,18 @@ class Watch:
                     self._gave_up = rank if fault else None
                     raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
                 self._missed.add((turn, rank))
+
+    def _told_late(self) -> int | None:
+        """A rank that gives up while others run out of time. A step that is stuck is noticed by its own process too, at
+        about the same moment, and that one knows at which line."""
+        end = time.monotonic() + LATE
+        while time.monotonic() < end:
+            others = (rank for rank in self.ledger.local if rank != self.here.rank)
+            found = next((r for r in others if not (self.ledger.fault(r) or NO_ANSWER).startswith(NO_ANSWER)), None)
+            if found is not None:
+                return found
+            time.sleep(PERIOD / 10)
+        return None
 
     def _disagreement(self, turn: Turn, rank: int) -> str:
         if self.ledger.refused(rank, turn.key, turn.number):
@@ -171,3 +188,9 @@ class Watch:
         for peer in peers:
             with suppress(RuntimeError):
                 self.pg.recv([torch.empty(1)], peer, LAST_TAG).wait(timedelta(milliseconds=1))
+
+
+def root_cause(rank: int, told: str) -> str:
+    """Why a rank gave up, in a line: what it told of another is told on."""
+    first = told.partition("\n")[0]
+    return first if first.startswith("rank ") else f"rank {rank} gave up: {first}"

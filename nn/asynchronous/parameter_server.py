@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...actors.protocol.state import Firing
+from ...actors.runtime.bus import Bus, bus
 from ...actors.runtime.runtime import Runtime
 from ...boxing.bundle import refilling
 from ...boxing.exchange.refill import Filling, refill
 from ...placement import Placement
 from ...placement.errors import SbpError
-from ...placement.world import device, owned
+from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ..graph.compiled import CompiledGraph
 from ..graph.run.program import Program
@@ -69,13 +70,17 @@ class ParameterServer:
         ]
         self.copies: list[dict[str, GlobalTensor]] = [_global(one) for one in self.models]
         self.course: BoundedDelay | None = None  # of the last run
-        self._runtimes: dict[int, tuple[BoundedDelay, Runtime]] = {}
+        self._courses: dict[int, BoundedDelay] = {}  # by number of rounds
+        self._runtimes: dict[int, Runtime] = {}
         self._batches: Sequence[Sequence[Any]] = ()
         self._losses: list[list[Tensor]] = []
 
     def plan(self, rounds: int) -> BoundedDelay:
         """The course of a run of so many rounds, before it: print it, or look at its `delays`."""
-        return self._runtime(rounds)[0]
+        if rounds not in self._courses:
+            name = f"{type(self.model).__name__}, {len(self.workers)} workers, delay {self.delay}"
+            self._courses[rounds] = bounded_delay(len(self.workers), rounds, self.delay, self.seconds, name)
+        return self._courses[rounds]
 
     @property
     def delays(self) -> Counter[int]:
@@ -95,7 +100,7 @@ class ParameterServer:
         if not batches:
             return []
         self._follow()
-        self.course, runtime = self._runtime(len(batches))
+        self.course, runtime = self.plan(len(batches)), self._runtime(len(batches))
         self._batches, self._losses = batches, [[] for _ in batches]
         try:
             runtime.run()
@@ -120,16 +125,22 @@ class ParameterServer:
                 "pull",
             )
 
-    def _runtime(self, rounds: int) -> tuple[BoundedDelay, Runtime]:
+    def _runtime(self, rounds: int) -> Runtime:
+        """What makes a run, in each process all of it: who fails tells the others, that wait for what it moves."""
         if rounds not in self._runtimes:
-            name = f"{type(self.model).__name__}, {len(self.workers)} workers, delay {self.delay}"
-            course = bounded_delay(len(self.workers), rounds, self.delay, self.seconds, name)
+            course = self.plan(rounds)
             line = course.line
             work: dict[str, Callable[[Firing], Sequence[Any]]] = {"update": self._update}
             for i in range(len(self.workers)):
                 work |= {f"pull {i}": partial(self._pull, i), f"gradient {i}": partial(self._gradient, i)}
-            self._runtimes[rounds] = course, Runtime(line, work, order={"here": course.order}, name=name)
+            order = {"here": course.order}
+            self._runtimes[rounds] = Runtime(line, work, order=order, guard=self._guard(), name=line.name)
         return self._runtimes[rounds]
+
+    def _guard(self) -> Bus | None:
+        places = [*self.workers, *(x.placement for x in self.parameters.values())]
+        ranks = {rank for where in places for rank in where.flat}
+        return bus(sorted(ranks)) if world().rank in ranks else None
 
     def _pull(self, worker: int, firing: Firing) -> Sequence[Any]:
         """The weights of this time to a worker."""

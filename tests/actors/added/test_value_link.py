@@ -1,5 +1,6 @@
 """Values of registers that nobody planned arrive as they were: whatever they are made of."""
 
+import threading
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sbpflow.actors.added.value_link import ValueLink
 from sbpflow.actors.runtime.channel import UnderWay
+from sbpflow.actors.runtime.progress import waits_inside
 from sbpflow.placement.errors import ScheduleError
 
 
@@ -35,6 +37,20 @@ class Box:
     def receive(self, peer: int, tag: int, tensor: Tensor) -> UnderWay:
         tensor.copy_(self.sent[1, tag].popleft())
         return Over()
+
+
+class Seen(Box):
+    """A line that knows whether who waits for it is known to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[bool] = []
+
+    def send(self, peer: int, tag: int, tensor: Tensor) -> UnderWay:
+        return self
+
+    def wait(self) -> None:
+        self.known.append(waits_inside(threading.current_thread()))
 
 
 def carried(*values: Any) -> list[Any]:
@@ -76,6 +92,14 @@ def test_what_is_put_together_arrives_so() -> None:
     assert pair.right == 4
     assert nothing is None
     assert torch.equal(named["b"][0], b)
+
+
+def test_who_hands_a_value_over_waits_for_another_meanwhile() -> None:
+    """Else a stage that sleeps is blamed on the one whose value it does not take."""
+    line = Seen()
+    ValueLink(line, 3, to=[1], handed=True).hand(0, torch.ones(2))
+    assert line.known == [True, True]
+    assert not waits_inside(threading.current_thread())
 
 
 def test_each_micro_batch_may_have_another_size() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, S
-from tests.ranks import Ranks
+from sbpflow.placement.world import world
+from tests.ranks import Fresh, Ranks
 
 from .letters import held_out_loss, letters, read_loss, reader
 from .stages import Odd, layers, numbers, squares, whole
@@ -114,6 +117,43 @@ def test_four_processes_are_servers_and_workers(ranks4: Ranks) -> None:
     expected = late()
     for found in ranks4(late):
         assert all(map(torch.equal, found, expected))
+
+
+def ended_by(way: str) -> str:
+    """What a rank is told where the second worker ends a run."""
+    flow.init(timeout=8.0 if way == "sleeps" else 30.0)
+    _, _, server = served(2, servers=1)
+    server.run(rows(2, 1))
+
+    def ends(*batch: Tensor) -> Tensor:
+        if way == "raises":
+            raise ValueError("no such sample")
+        time.sleep(14)
+        raise AssertionError("this run is over")
+
+    if world().rank == 1:
+        server.steps[1] = ends  # type: ignore[call-overload]
+    try:
+        server.run(rows(2, 2))
+    except (ValueError, flow.SbpflowError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [
+        ("raises", "ValueError: no such sample"),
+        pytest.param("sleeps", "made no progress", marks=pytest.mark.sweep),
+    ],
+)
+def test_all_ranks_are_told_by_which_worker_a_run_ended(fresh: Fresh, way: str, cause: str) -> None:
+    """The others waited for the whole timeout, and named one that waited too."""
+    told = [
+        ended.answer and (ended.answer.value or ended.answer.error) for ended in fresh(3, ended_by, way, timeout=60.0)
+    ]
+    for rank in (0, 2):
+        assert re.match(rf"rank 1 gave up.*{cause}", str(told[rank])), told
 
 
 def test_workers_of_several_ranks_and_servers_that_are_workers() -> None:
