@@ -5,8 +5,7 @@ looks for global tensors among its arguments and otherwise goes on as before.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +21,10 @@ from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.registry import known
 from ..eager import refusals
+from ..model.recompute.around import replace_around, saving_shards
 from ..tensors import copies
 from ..tensors.meeting import name_of
-from ..tensors.tensor import GlobalTensor, wrap
+from ..tensors.tensor import GlobalTensor
 from .capture import capturing, fakes_of, sources_of
 from .choice import verdict
 from .dispatch import dispatch
@@ -127,35 +127,10 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)
 
 
-def _saving_shards(recomputing: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
-    """`checkpoint(use_reentrant=False)` that saves its arguments' shards: of a shell, a checkpoint around it that hands
-    out what was saved anew would know neither values nor whether it requires grad."""
-    settings = list(inspect.signature(recomputing).parameters.values())
-    first = next(at for at, each in enumerate(settings) if each.kind is each.VAR_POSITIONAL)
-
-    def around(function: Callable[..., Any], *given: Any, **kwargs: Any) -> Iterator[None]:
-        said, args = given[: first - 1], given[first - 1 :]
-        if not any(isinstance(x, GlobalTensor) for x in args):
-            return recomputing(function, *given, **kwargs)
-        kinds = [(x._layout, len(x._shards)) if isinstance(x, GlobalTensor) else None for x in args]
-
-        def again(*saved: Any, **named: Any) -> Any:
-            held = iter(saved)
-            whole = [next(held) if of is None else wrap(tuple(islice(held, of[1])), of[0]) for of in kinds]
-            return function(*whole, **named)
-
-        parts = [part for x in args for part in (x._shards if isinstance(x, GlobalTensor) else (x,))]
-        return recomputing(again, *said, *parts, **kwargs)
-
-    return around
-
-
 def install() -> None:
     """Put ours in the place of torch's, once."""
     GlobalTensor.__torch_function__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]
     Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
-    checkpoint._checkpoint_without_reentrant_generator = _saving_shards(
-        checkpoint._checkpoint_without_reentrant_generator
-    )
+    replace_around(saving_shards)
     refusals.install()
     copies.install()

@@ -23,6 +23,7 @@ from ....boxing.record import user_line
 from ....placement.errors import SbpError
 from ....sbp.call import tensors_in
 from ...eager.bags import bag_of_rows
+from ...model.recompute.around import replace_around
 from .calls.policy import policy_of
 from .interceptor import data_dependent
 from .packed import packing
@@ -99,8 +100,7 @@ def around(
     torch.autograd.backward = _backward(asked, lost)
     torch.autograd.grad = _refused_grad
     Function.apply = _applied(apply, own, region)  # type: ignore[method-assign]
-    without_reentrant = checkpoint._checkpoint_without_reentrant_generator
-    checkpoint._checkpoint_without_reentrant_generator = _within(region)
+    undo_around = replace_around(lambda _: _within(region))
     Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
     scalers = {name: vars(GradScaler)[name] for name in ("scale", *_SCALER_STEPS)}
     GradScaler.scale = lambda scaler, outputs: scaled(scaler, outputs)  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def around(
         nn.Module.__call__, nn.Module._apply = run, converted  # type: ignore[method-assign]
         torch.autograd.backward, torch.autograd.grad = backward, grad
         Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
-        checkpoint._checkpoint_without_reentrant_generator = without_reentrant
+        undo_around()
         for name, plain in scalers.items():
             setattr(GradScaler, name, plain)
 
@@ -182,11 +182,11 @@ def _refused_grad(*args: Any, **kwargs: Any) -> Any:
 def _within(region: Region) -> Callable[..., Iterator[None]]:
     """The context that `checkpoint(use_reentrant=False)` has around the function that it calls."""
 
-    def around_call(fn: Any, preserve: bool, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+    def around(function: Any, args: Any, kwargs: Any, *, context_fn: Any, **settings: Any) -> Iterator[None]:
         with region(policy_of(context_fn)):
             yield
 
-    return around_call
+    return around
 
 
 def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
