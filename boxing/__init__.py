@@ -1,7 +1,7 @@
 """Moving tensors: price, route, plan and execution of every change of layout.
 
 plan         how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
-box          along a plan, with gradients; record: every move that happened; infer_layout: of pieces that are there
+box          along a plan, with gradients; record: every move that happened; infer_layout, memory: of given pieces
 bundle       what many tensors have to send, in few exchanges
 survivors    what is left of a tensor where ranks are lost
 reductions   addends on one rank; explanation: of choices, as every `explain` returns them

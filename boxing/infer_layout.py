@@ -1,7 +1,7 @@
 """`layout_of`: the layout of pieces that ranks hold already, after all of them have compared notes.
 
-Each rank tells the others the dtype, shape and signature of its piece, in one small all_gather; from the same table
-every rank then draws the same conclusion, so that a misfit is the same error everywhere and nobody is left waiting.
+Each rank tells the others the dtype, shape, strides and signature of its piece, in one small all_gather; from the same
+table every rank then draws the same conclusion, so that a misfit is one error everywhere and nobody is left waiting.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from ..placement.world import owned
 from ..sbp import Layout, S, Sbp, SbpLike, layout, signature
 from ..sbp.signature import Split
 from .box import box
+from .memory import as_laid_out
 
 __all__ = ["layout_of"]
 
@@ -30,7 +31,7 @@ def layout_of(
     shape: tuple[int, ...] | None = None,
     grad_sbp: SbpLike | None = None,
 ) -> Layout:
-    """The layout of a tensor of which this process holds `shards`, one for each rank that it owns.
+    """The layout of a tensor of which this process holds `shards`, one for each rank that it owns, in memory too.
 
     The logical shape follows from the pieces where it is not given. A process that owns none of the ranks gives it.
 
@@ -64,14 +65,16 @@ def layout_of(
                 "  splits are balanced, early ranks take the remainder; cut the whole as layout.slices(rank) says, "
                 "or use scatter(whole, layout)"
             )
-    return found
+    strides = (row[4 + MAX_DIMS : 4 + MAX_DIMS + row[1]] for row in table)
+    return as_laid_out(found, zip(pieces.values(), strides, strict=True))
 
 
 def _describe(shard: Tensor, entries: tuple[Sbp, ...], shape: tuple[int, ...] | None) -> list[int]:
     if shard.ndim > MAX_DIMS:
         raise ShapeError(f"layout_of: {shard.ndim} dims, {MAX_DIMS} at most")
     row = [DTYPES.index(shard.dtype), shard.ndim, crc32(repr(entries).encode()), crc32(repr(shape).encode())]
-    return row + list(shard.shape) + [0] * (MAX_DIMS - shard.ndim)
+    left = [0] * (MAX_DIMS - shard.ndim)
+    return [*row, *shard.shape, *left, *shard.stride(), *left]
 
 
 def _compare(rows: list[list[int]], placement: Placement) -> list[list[int]]:

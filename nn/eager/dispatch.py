@@ -221,7 +221,7 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: lis
             raise
         made = Whole(name_of(func))  # torch's fake was wrong: of dtypes under autocast it is sometimes
         result = made.run(func, args, kwargs, tensors)
-    made.place(args, kwargs, tensors)
+    made.place(func, args, kwargs, tensors)
     made.known_now(result, func, args, kwargs, tensors)
     return made, result
 

@@ -17,6 +17,7 @@ from ...sbp.logical import LogicalOp
 from ...sbp.state import State
 from ..tensors import seeds
 from ..tensors.factories import whole_everywhere
+from ..tensors.memory_formats import in_order
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor, wrap
 from .abstract import Ghost
@@ -40,7 +41,8 @@ class Handler(Recipe):
         made = self.function(*fill(self.op.args, tensors), **fill(self.op.kwargs, tensors))
         for y, order in zip(tensors_in(made), self.orders, strict=True):
             if isinstance(y, GlobalTensor) and y._layout.order != order:  # the op itself would have laid it out so
-                y._layout = y._layout.in_order(order)
+                y._layout = of = y._layout.in_order(order)
+                y._shards = tuple(in_order(shard, of) for shard in y._shards)
         return made
 
 
@@ -114,7 +116,7 @@ def whole_like(x: GlobalTensor) -> Tensor:
 @formula("dropout", when=always)
 def dropout(x: GlobalTensor, p: float, train: bool) -> Tensor:
     if not train or p == 0:
-        return x * 1 if x.requires_grad else x
+        return x
     if p == 1:
         return x * 0
     with torch.no_grad():

@@ -6,20 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...placement.errors import PlacementError
+from ...placement.errors import PlacementError, SbpError
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import refilled, tensors_in
 from ...sbp.layout import memory_order
 from ..tensors import seeds
 from ..tensors.handle import has_grad
-from ..tensors.moves import flat, shards_as, whole
+from ..tensors.memory_formats import shares_memory
+from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.tensor import GlobalTensor, wrap
 from ..tensors.tokens import pass_tokens
-from .moved_views import Torn, after_write, any_severed, bring_back, sever
+from .moved_views import Torn, after_write, any_severed, bring_back, keep, sever
 from .recipe import Recipe, each_rank
 
-__all__ = ["Whole", "gathered"]
+__all__ = ["Whole", "gathered", "strided", "strided_copy", "strided_scatter"]
 
 
 class Whole(Recipe):
@@ -31,6 +32,7 @@ class Whole(Recipe):
     def __init__(self, name: str, *, writes: bool = False, adds_up: bool = False) -> None:
         self.name, self.changes, self.adds_up = name, writes, adds_up
         self.fakes: Any = None  # the result on fakes, where there is one, for processes that own no rank
+        self.copies: tuple[bool, ...] = ()  # which results are none of views, where that is known
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         where, label = tensors[0].placement, f"{self.name} (gathered)"
@@ -53,11 +55,26 @@ class Whole(Recipe):
                 bring_back(x, held, partial)
                 if any_severed([x]):
                     after_write(x)
+        results = [self._alone(result, [held[i] for held in shards]) for i, result in enumerate(results)]
         result, bases = _global(results, shards, tensors, partial)
         for at, (y, base) in enumerate(zip(tensors_in(result), bases, strict=True)):
-            if base is not None and isinstance(y, GlobalTensor):
+            if base is None or not isinstance(y, GlobalTensor):
+                continue
+            if shares_memory(y._shards[0], base._shards[0]):
+                keep(y, base)
+            else:
                 sever(y, Torn(base, func, args, kwargs, at))
         return result
+
+    def _alone(self, result: Any, given: Sequence[Tensor]) -> Any:
+        """A rank's results, in memory of their own where one device would make a copy."""
+        if not any(self.copies):
+            return result
+        made = tensors_in(result)
+        for at, copied in enumerate(self.copies):
+            if copied and any(shares_memory(made[at], x) for x in given):
+                made[at] = made[at].clone()
+        return refilled(result, made)
 
     def _as_in_memory(self, held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:
         """Copies with the strides of one device, where it may matter: numbers are drawn in their order."""
@@ -80,6 +97,70 @@ class Whole(Recipe):
         tokens = pass_tokens([x._shards[0] for x in tensors], [fake.dtype for fake in found])
         layouts = [whole(fake, tensors[0].placement, partial) for fake in found]
         return refilled(self.fakes, [wrap((token,), of) for token, of in zip(tokens, layouts, strict=True)])
+
+
+def strided(x: GlobalTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    """`as_strided`: elements by where one device would have them in memory, of which every rank needs the whole."""
+    laid, _ = _in_memory("as_strided", x, size, stride, storage_offset)
+    return GlobalTensor.__torch_function__(  # type: ignore[no-untyped-call]
+        _of_line, (), (laid.reshape(-1), tuple(size), tuple(stride), storage_offset or 0)
+    )
+
+
+def strided_copy(x: GlobalTensor, *where: Any, **named: Any) -> Any:
+    return strided(x, *where, **named).clone()
+
+
+def strided_scatter(
+    x: GlobalTensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    """`as_strided_scatter`, by torch's own function on the memory as a line, and with its gradient."""
+    laid, back = _in_memory("as_strided_scatter", x, size, stride, storage_offset)
+    if x.requires_grad and torch.is_grad_enabled() and not x.is_contiguous():
+        raise SbpError(
+            f"as_strided_scatter: torch has no gradient of it where memory is not row by row\n  {describe(x)}\n"
+            "  take it of x.contiguous()"
+        )
+    made = GlobalTensor.__torch_function__(  # type: ignore[no-untyped-call]
+        _into_line, (), (laid.reshape(-1), src, tuple(size), tuple(stride), storage_offset or 0)
+    )
+    return made.reshape(laid.shape).permute(back)
+
+
+def _in_memory(
+    name: str, x: GlobalTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> tuple[Tensor, list[int]]:
+    """A view with its dims from the outermost in memory, and how they go back; refused where memory is not known."""
+    of, offset = x._layout, storage_offset or 0
+    asked = f"{name}(size={tuple(size)}, stride={tuple(stride)}" + (f", storage_offset={offset})" if offset else ")")
+    one = torch.empty_strided(of.shape, of.strides, device="meta")
+    if not torch.ops.aten.is_non_overlapping_and_dense(one):
+        raise SbpError(
+            f"{asked} of a view with gaps: what lies between its elements is not known\n  {describe(x)}\n"
+            "  take it of x.clone(), which has none, or index x by slices"
+        )
+    part = x._torn is not None or any(s.untyped_storage().nbytes() > s.nbytes for s in x._shards)
+    if storage_offset is not None and part:
+        raise SbpError(
+            f"{asked} of a view counts from the start of a memory that is not known here\n  {describe(x)}\n"
+            "  leave storage_offset out, which then counts from the view's first element, or index the tensor itself"
+        )
+    if 0 not in size and offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) >= x.numel():
+        raise SbpError(f"{asked} goes beyond the {x.numel()} elements of\n  {describe(x)}\n  give it less")
+    order = sorted(range(x.ndim), key=lambda d: (-of.strides[d], of.shape[d] == 1))
+    return x.permute(order), sorted(range(x.ndim), key=order.__getitem__)
+
+
+def _of_line(line: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    return torch.as_strided(line, size, stride, int(line.storage_offset()) + offset)
+
+
+def _into_line(line: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    return torch.as_strided_scatter(line, src, size, stride, int(line.storage_offset()) + offset)
+
+
+_of_line.recipe = lambda args, tensors: Whole("as_strided", adds_up=True)  # type: ignore[attr-defined]
+_into_line.recipe = lambda args, tensors: Whole("as_strided_scatter", adds_up=True)  # type: ignore[attr-defined]
 
 
 def gathered(given: Sequence[Layout], adds_up: bool) -> tuple[list[Layout], tuple[int, ...]]:
@@ -132,14 +213,14 @@ def _global(
     for pieces in zip(*per_rank, strict=True):
         same = next((x for x, held in zip(tensors, shards, strict=True) if held[0] is pieces[0]), None)
         out = same if same is not None else wrap(pieces, whole(pieces[0], where, partial))
-        viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held, x))
+        viewed = (x for x, held in zip(tensors, shards, strict=True) if _is_view(pieces, held))
         bases.append(None if out is same else next(viewed, None))
         made.append(out)
     return refilled(results[0], made), bases
 
 
-def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor], x: GlobalTensor) -> bool:
-    """Whether a result is a view of a gathered copy, so that what is written to it does not reach `x`."""
-    if held[0] is x._shards[0] or pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
+def _is_view(pieces: Sequence[Tensor], held: Sequence[Tensor]) -> bool:
+    """Whether a result is a view of an input or, where that was gathered, of the copy."""
+    if pieces[0].layout is not torch.strided or held[0].layout is not torch.strided:
         return False
-    return bool(pieces[0].untyped_storage()._cdata == held[0].untyped_storage()._cdata)  # empty ones have no address
+    return shares_memory(pieces[0], held[0])

@@ -24,6 +24,7 @@ from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
 from .formulas import random_like
+from .gathered import strided, strided_copy, strided_scatter
 from .moved_views import bring_back
 from .norms import norms
 from .recipe import Recipe, each_rank
@@ -276,6 +277,11 @@ def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -
             g._moved = None  # torch's function does not count as a write
 
 
+for _function in (strided, strided_copy, strided_scatter):
+    _name = _function.__name__.replace("strided", "as_strided")
+    answers(*filter(None, (getattr(torch, _name), getattr(torch.Tensor, _name, None))), *_overloads(_name))(_function)
+
+
 @answers(torch.result_type)
 def _result_type(*tensors: Any, **named: Any) -> torch.dtype:
     """It depends on which are single numbers, and on nothing else of a shape."""
@@ -386,9 +392,9 @@ def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
             dtype = a.dtype
     if device is not None:
         x = _moved_to(x, torch.device(device).type)
-    if dtype is not None and dtype is not x.dtype:
-        # As torch's own functions do, so that modes see it too.
-        return handle_torch_function(torch.ops.aten.to.dtype, (x,), x, dtype)
-    x = x.clone() if copy else x
     form = kwargs.get("memory_format", torch.preserve_format)
-    return x if form is torch.preserve_format else x.contiguous(memory_format=form)
+    if (dtype is not None and dtype is not x.dtype) or copy or form is not torch.preserve_format:
+        # As torch's own functions do, so that modes see it too.
+        more = {} if form is torch.preserve_format else {"memory_format": form}
+        return handle_torch_function(torch.ops.aten.to.dtype, (x,), x, dtype or x.dtype, False, copy, **more)
+    return x

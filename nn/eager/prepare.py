@@ -29,6 +29,7 @@ from ...sbp.logical import Logical, LogicalOp
 from ...sbp.precision import adds_up
 from ..tensors.factories import whole_everywhere
 from ..tensors.meeting import name_of
+from ..tensors.memory_formats import shares_memory
 from ..tensors.moves import shards_as
 from ..tensors.tensor import GlobalTensor
 from .capture import asks_for_grad, capture
@@ -52,15 +53,13 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
         return made
     if asks_for_grad(func):
         return Whole(name_of(func))
+    if func is torch.Tensor.view and not tensors[0]._layout.in_rows:  # fakes view what torch refuses to
+        of = tensors[0]._layout
+        torch.empty_strided(of.shape, of.strides, dtype=of.dtype, device="meta").view(*args[1:], **kwargs)
     named = numbered((args, kwargs))
     try:
         seen = capture(func, named[0], named[1], [x._layout for x in tensors])
     except Exception:  # data decides the shape, torch has no fake of it, or the call is wrong: then running it tells
-        if func is torch.Tensor.view and any(x._layout.gaps for x in tensors):  # but what is gathered has no gaps
-            raise RuntimeError(
-                "view size is not compatible with input tensor's size and stride (at least one dimension spans across "
-                "two contiguous subspaces). Use .reshape(...) instead."
-            ) from None
         return Whole(name_of(func), writes=name_of(func).endswith("_") and name_of(func) != "__getitem__")
     if is_one_op(seen):
         made = _of_op(func, seen, tensors)
@@ -68,6 +67,7 @@ def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Seq
             made.result = fill(seen.result, seen.fakes)
         elif isinstance(made, Whole):
             made.fakes = fill(seen.result, seen.fakes)
+            made.copies = _copies(seen)
         elif isinstance(made, CallSequence) and type(seen.result) is tuple:  # its op, taken apart, returns a list
             made.result = tuple(made.result)
         return made
@@ -130,8 +130,11 @@ def single(func: Any, found: Verdict, tensors: Sequence[GlobalTensor]) -> Recipe
     mutable = call.op._schema.is_mutable
     same = tuple(n if n < len(tensors) and (mutable or targets[n] is tensors[n]._layout) else None for n in op.numbers)
     stay = all(to is x._layout for to, x in zip(targets, tensors, strict=True))
-    outputs = Outputs(outs, same, (False,) * len(outs))
     views = tuple(_base_of(y, call) if n >= len(tensors) else None for y, n in zip(op.outputs, op.numbers, strict=True))
+    alone = tuple(
+        s is None and b is None and _may_view(y, call) for y, s, b in zip(op.outputs, same, views, strict=True)
+    )
+    outputs = Outputs(outs, same, (False,) * len(outs), alone, (False,) * len(outs))
     name = name_of(func)
     pieces = [Piece(rank, targets, outs) for rank in owned(tensors[0].placement)]
     calls = _calls(func, op, way, pieces)
@@ -191,8 +194,23 @@ def _base_of(y: Tensor, call: Call) -> int | None:
     """The input that an output is a view of. What an unsafe_ op gives shares memory too, and yet stands for itself."""
     if "unsafe_" in call.name:
         return None
-    mine = y.untyped_storage()._cdata
-    return next((i for i, x in enumerate(call.inputs) if x.untyped_storage()._cdata == mine), None)
+    return next((i for i, x in enumerate(call.inputs) if shares_memory(x, y)), None)
+
+
+def _copies(seen: Logical) -> tuple[bool, ...]:
+    """For each result of one op, whether it is neither a view nor an input."""
+    (op,) = seen.ops
+    given = [seen.fakes[n] for n in range(len(seen.sources))]
+    if "unsafe_" in op.op._schema.name:
+        return ()
+    return tuple(not any(shares_memory(y, x) for x in given) for y in op.outputs)
+
+
+def _may_view(y: Tensor, call: Call) -> bool:
+    """Whether an op that makes a copy would make a view of an input that lies otherwise, as `reshape` does."""
+    if "unsafe_" in call.name or not any(of.alias_info is not None for of in call.op._schema.returns):
+        return False
+    return any(x.dtype is y.dtype for x in call.inputs)
 
 
 class RuleCall(Single):
@@ -221,7 +239,8 @@ class RuleCall(Single):
         results = []
         for i, piece in enumerate(self.pieces):
             mine = [held[i] for held in shards]
-            results.append(self.local(piece, *fill(self.op.args, mine), **fill(self.op.kwargs, mine)))
+            result = self.local(piece, *fill(self.op.args, mine), **fill(self.op.kwargs, mine))
+            results.append(self._mended(result, mine) if self.mends else result)
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
 
 

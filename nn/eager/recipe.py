@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...boxing.plan import plan
 from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import map_tensors, refilled, tensors_in
+from ..tensors.memory_formats import in_order, is_in_order, shares_memory
 from ..tensors.moves import shards_as
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
@@ -25,11 +25,17 @@ __all__ = ["ByGrad", "Outputs", "Recipe", "Single", "WrongRule", "assembled", "e
 
 
 class Outputs(NamedTuple):
-    """How the results of a recipe lie, in order; `same` numbers the inputs that come back as themselves."""
+    """How the results of a recipe lie, in order; `same` numbers the inputs that come back as themselves.
+
+    `alone` are copies on one device, though what ranks run may give them a view: of a piece, which lies otherwise than
+    the whole, or of what it was given. `relaid` are those that ranks lay out otherwise than one device.
+    """
 
     layouts: tuple[Layout | None, ...]
     same: tuple[int | None, ...]
     severed: tuple[bool, ...]
+    alone: tuple[bool, ...]
+    relaid: tuple[bool, ...]
 
 
 class Recipe:
@@ -57,7 +63,7 @@ class Recipe:
     def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
         """Look at what the first run gave, before the recipe is kept."""
 
-    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
+    def place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """Note where among the arguments the tensors stand."""
 
     def known_now(
@@ -109,6 +115,7 @@ class Single(Recipe):
         self.calls: Sequence[tuple[Callable[..., Any], list[Any]]] = ()
         self.slots: tuple[int, ...] | None = None
         self.single = False  # whether one new tensor comes out and no more; known once it was tried
+        self.mends = False  # whether results have to be looked at; the first are anyway
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[GlobalTensor]) -> Any:
         if self.elsewhere:
@@ -124,6 +131,8 @@ class Single(Recipe):
             results = [self._made_call(i, shards) for i in range(len(self.calls))]
         else:
             results = [func(*a, **k) for a, k in each_rank(args, kwargs, shards)]
+        if self.mends:
+            results = [self._mended(result, [held[i] for held in shards]) for i, result in enumerate(results)]
         if self.single:
             made = wrap(tuple(results), self.outputs.layouts[0])  # type: ignore[arg-type]
             base = self.views[0]
@@ -131,6 +140,17 @@ class Single(Recipe):
                 keep(made, tensors[base])
             return made
         return self.finished(assembled(results, self.outputs, tensors), func, args, kwargs, tensors)
+
+    def _mended(self, result: Any, given: Sequence[Tensor]) -> Any:
+        """A rank's results, in memory of their own where one device would make a copy, and laid out as there."""
+        outputs, made = self.outputs, []
+        for y, of, alone, relaid in zip(
+            tensors_in(result), outputs.layouts, outputs.alone, outputs.relaid, strict=True
+        ):
+            if alone and any(shares_memory(y, x) for x in given):
+                y = y.clone()
+            made.append(in_order(y, of) if relaid and of is not None else y)
+        return refilled(result, made)
 
     def finished(
         self, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]
@@ -173,10 +193,12 @@ class Single(Recipe):
         made = pass_tokens([x._shards[0] for x in tensors], dtypes)
         return assembled([refilled(self.result, made)], self.outputs, tensors)
 
-    def place(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
+    def place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[GlobalTensor]) -> None:
         """See whether this is one of the calls that `dispatch` handles by itself."""
         one = self.outputs.layouts[0] if self.outputs.layouts else None
         if not self.single or one is None or self.elsewhere or len(tensors[0]._shards) > 1:
+            return
+        if any(self.outputs.relaid) or (self.mends and kwargs):
             return
         lists: tuple[int, ...] = ()
         if self.slots is not None:
@@ -199,14 +221,16 @@ class Single(Recipe):
                 self.view_of = next((i for i, a in enumerate(args) if a is tensors[self.views[0]]), -1)
                 if self.view_of < 0:
                     self.only = None
+            if self.mends:
+                self.call = _apart(self.call or func)
 
     def tried(self, name: str, result: Any, tensors: Sequence[GlobalTensor]) -> None:
         """The shards must be what their layouts say, and a view that is none must be known for it."""
         if self.elsewhere:  # tokens tell nothing
             return
-        severed, layouts = [], []
-        for y, of, same, base in zip(
-            tensors_in(result), self.outputs.layouts, self.outputs.same, self.views, strict=True
+        severed, layouts, alone, relaid = [], [], [], []
+        for y, of, same, base, copied in zip(
+            tensors_in(result), self.outputs.layouts, self.outputs.same, self.views, self.outputs.alone, strict=True
         ):
             assert isinstance(y, GlobalTensor)
             assert of is not None
@@ -215,7 +239,17 @@ class Single(Recipe):
             layouts.append(of)
             check_shards(name, y)
             severed.append(same is None and base is not None and self._severs(y, tensors, base))
-        self.outputs = self.outputs._replace(layouts=tuple(layouts), severed=tuple(severed))
+            owns = same is None and (base is None or severed[-1]) and "unsafe_" not in name
+            shared = owns and any(_overlaps(y, x) for x in tensors)
+            # Pieces of what has no gaps lie alike in each call; where it has some a copy has none, and one is a view.
+            alone.append(shared or (copied and any(x._layout.gaps for x in tensors)))
+            relaid.append(same is None and not all(is_in_order(shard, of) for shard in y._shards))
+            if shared:
+                y._shards = tuple(shard.clone() for shard in y._shards)
+            if relaid[-1]:
+                y._shards = tuple(in_order(shard, of) for shard in y._shards)
+        self.outputs = Outputs(tuple(layouts), self.outputs.same, tuple(severed), tuple(alone), tuple(relaid))
+        self.mends = any(alone) or any(relaid)
         self.single = (
             isinstance(result, GlobalTensor)
             and all(same is None for same in self.outputs.same)
@@ -227,8 +261,17 @@ class Single(Recipe):
         """Whether a view is a copy of its base. All ranks must say the same, also one that has all of it or nothing."""
         x = tensors[base]._layout
         to = x if self.targets is None else self.targets[base]
-        copied = to is not x and bool(plan(x, to).moves)
-        return copied or y._layout.state.partial != to.state.partial or not _shares(y, tensors[base])
+        return to.state != x.state or y._layout.state.partial != to.state.partial or not _shares(y, tensors[base])
+
+
+def _apart(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """The function whose result is a copy, also where what it is given lies so that it would be a view."""
+
+    def call(*mine: Any) -> Tensor:
+        out: Tensor = function(*mine)
+        return out.clone() if any(isinstance(x, Tensor) and shares_memory(out, x) for x in mine) else out
+
+    return call
 
 
 def _resized(of: Layout, shape: tuple[int, ...]) -> Layout:
@@ -260,8 +303,12 @@ def check_shards(name: str, y: GlobalTensor) -> None:
 def _shares(y: GlobalTensor, x: GlobalTensor) -> bool:
     """Whether every shard of a view lies in the memory of what it is a view of."""
     # Not by address, as what is empty has none: it is a view too, and what is written to it makes x require a gradient.
-    pairs = zip(y._shards, x._shards, strict=True)
-    return all(a.untyped_storage()._cdata == b.untyped_storage()._cdata for a, b in pairs)
+    return all(map(shares_memory, y._shards, x._shards))
+
+
+def _overlaps(y: GlobalTensor, x: GlobalTensor) -> bool:
+    """Whether some rank's shard of a result lies in the memory of an input's."""
+    return any(map(shares_memory, y._shards, x._shards))
 
 
 def each_rank(args: Any, kwargs: Any, shards: Sequence[tuple[Tensor, ...]]) -> Any:

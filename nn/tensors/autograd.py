@@ -23,9 +23,10 @@ from ...sbp.signature import Partial
 from ...sbp.state import State
 from .agreement import same
 from .handle import AnyHandle, Handle, plain
+from .memory_formats import in_order, is_in_order
 from .moves import describe, flat, own_shards, shards_as
 
-__all__ = ["Leaf", "accumulate", "backward", "become_leaf", "from_whole", "grad", "set_data"]
+__all__ = ["Leaf", "accumulate", "backward", "become_leaf", "from_whole", "grad", "laid", "set_data"]
 
 # Leaves whose gradients have to be brought together, in order of creation, which is the same on all ranks.
 _leaves: "list[ref[Handle]]" = []
@@ -63,13 +64,24 @@ class Leaf:
         grads = [shard.grad for shard in x._shards]
         if all(g is None for g in grads):
             return None
-        if x._grad is None or any(a is not b for a, b in zip(x._grad._shards, grads, strict=True)):
-            x._grad = type(x)._wrap(tuple(_grad_of(shard) for shard in x._shards), gradient_layout(x._layout))
+        known = x._grad
+        if known is None or any(a is not b for a, b in zip(known._shards, grads, strict=True)):
+            found, there = tuple(_grad_of(shard) for shard in x._shards), gradient_layout(x._layout)
+            if known is not None and all(is_in_order(g, known._layout) for g in found):  # added to one that was set
+                there = known._layout
+            x._grad = type(x)._wrap(found, there)
         return x._grad
 
     def put(self, x: Handle, value: Handle | None) -> None:
-        """Set the gradient of a direct leaf."""
-        held = (None,) * len(x._shards) if value is None else shards_as(value, gradient_layout(x._layout), "grad")
+        """Set the gradient of a direct leaf, which keeps its own order in memory."""
+        held: tuple[Tensor | None, ...] = (None,) * len(x._shards)
+        x._grad = None
+        if value is not None:
+            there, given = gradient_layout(x._layout), value._layout
+            stays = given.placement is there.placement and given.state == there.state
+            there = given.with_state(given.state) if stays else there.in_order(given.order)
+            x._grad = mine = laid(type(x), shards_as(value, there, "grad"), there)
+            held = mine._shards
         for shard, grad in zip(x._shards, held, strict=True):
             shard.grad = grad
 
@@ -162,8 +174,8 @@ def _laid(x: Handle, value: Tensor) -> tuple[tuple[Tensor, ...], Layout]:
 
 
 def gradient_layout(of: Layout) -> Layout:
-    """How a leaf's gradient is kept: as the leaf lies, added up."""
-    return Layout(of.placement, State(of.state.dims), of.shape, of.dtype)
+    """How a leaf's gradient is kept: as the leaf lies, in memory too, added up."""
+    return Layout(of.placement, State(of.state.dims), of.shape, of.dtype, order=() if of.gaps else of.order)
 
 
 def backward(
@@ -297,7 +309,12 @@ def _together(x: AnyHandle, found: Iterable[tuple[Layout, tuple[Tensor, ...]]]) 
         part = grads if dual is common else box(grads, dual, common, op="gradient", by=by)
         total = part if total is None else tuple(a + b for a, b in zip(total, part, strict=True))
     assert total is not None
-    return type(x)._wrap(box(total, common, there, op="gradient", by=by), there)
+    return laid(type(x), box(total, common, there, op="gradient", by=by), there)
+
+
+def laid(kind: type[AnyHandle], gradients: tuple[Tensor, ...], of: Layout) -> AnyHandle:
+    """The global tensor of gradients, in memory as it is said to lie: autograd leaves them as it likes."""
+    return kind._wrap(tuple(in_order(g, of) for g in gradients), of)
 
 
 def accumulate(x: Handle, new: Handle) -> None:
@@ -350,7 +367,7 @@ def grad(
                 parts.append((of, full))
         assert isinstance(x, Handle)
         if parts:
-            whole = _together(x, parts) if x._leaf is not None else type(x)._wrap(parts[0][1], parts[0][0].dual)
+            whole = _together(x, parts) if x._leaf is not None else laid(type(x), parts[0][1], parts[0][0].dual)
             if x._hooks is not None and x._leaf is not None:  # on the way to other tensors they were called
                 whole = x._hooks.run(whole)
             results.append(whole)

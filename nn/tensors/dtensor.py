@@ -18,8 +18,10 @@ from ...placement import placement as make_placement
 from ...placement.errors import PlacementError, SbpError
 from ...placement.world import at_close, world
 from ...sbp import B, Layout, P, S, Sbp, layout
+from ...sbp.layout import memory_order
 from ...sbp.state import State
 from .handle import plain
+from .memory_formats import in_order
 from .moves import describe, shards_as
 from .tensor import GlobalTensor, wrap
 
@@ -79,7 +81,9 @@ def from_dtensor(d: Tensor) -> GlobalTensor:
             f"  {_cuts(of, odd[0])}\n"
             f"  first: d.redistribute(placements={_replicated(d.placements, odd)})"
         )
-    return wrap((d.to_local(),), of)
+    one = torch.empty_strided(of.shape, d.stride(), device="meta")
+    of = of.in_order(memory_order(one))
+    return wrap((in_order(d.to_local(), of),), of)
 
 
 def placement_of(mesh: "DeviceMesh") -> Placement:

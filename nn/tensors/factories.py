@@ -19,10 +19,10 @@ from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import B, Layout, SbpLike, layout
 from ...sbp.layout import memory_order
-from ...sbp.state import State
 from ..tensors import seeds
 from .agreement import same, same_call
-from .moves import to_all
+from .memory_formats import in_order, shares_memory
+from .moves import to_all, whole
 from .tensor import GlobalTensor, wrap
 
 __all__ = [
@@ -67,8 +67,8 @@ def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
             "a tensor inside torch.func or torch.vmap met a global one\n"
             "  use torch.autograd.grad, or a batch dim in the place of vmap"
         )
-    of = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype, order=memory_order(value))
     value = value.detach()
+    of = whole(value, where)
     return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
 
 
@@ -130,17 +130,20 @@ def cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None 
     there = layout(where, sbp, tuple(value.shape), value.dtype, grad_sbp).in_order(memory_order(value))
     plain = layout(where, B, tuple(value.shape), value.dtype)
     with torch.no_grad():
-        whole = tuple(value.to(device(where, r)) for r in owned(where)) or (token(plain),)
-        shards = tuple(_fresh(shard, value) for shard in box(whole, plain, there, op="tensor"))
+        everywhere = tuple(value.to(device(where, r)) for r in owned(where)) or (token(plain),)
+        shards = tuple(_fresh(shard, value, there) for shard in box(everywhere, plain, there, op="tensor"))
     made = wrap(shards, there)
     made._made = user_line()
     return made
 
 
-def _fresh(shard: Tensor, source: Tensor) -> Tensor:
-    """A contiguous tensor of its own memory."""
-    shares = shard.untyped_storage()._cdata == source.untyped_storage()._cdata  # of what is empty no address would do
-    return shard.clone(memory_format=torch.contiguous_format) if shares or not shard.is_contiguous() else shard
+def _fresh(shard: Tensor, source: Tensor, of: Layout) -> Tensor:
+    """A tensor of its own memory, without gaps, its dims in the order of the layout."""
+    if not of.order:
+        shares = shares_memory(shard, source)
+        return shard.clone(memory_format=torch.contiguous_format) if shares or not shard.is_contiguous() else shard
+    dense = in_order(shard, of)
+    return dense.clone() if shares_memory(dense, source) else dense
 
 
 def from_local(
@@ -153,9 +156,10 @@ def from_local(
 ) -> GlobalTensor:
     """The global tensor of which every process passes what it owns: one tensor, or one a rank if it owns several.
 
-    The shards keep their graph and their memory; of leaves that require grad, which nothing may write to, the tensor
-    is computed, as a copy. One tensor passed for several ranks that hold the same is one value, whose gradient counts
-    once. All ranks compare shapes and dtypes first, so that a misfit is an error on each.
+    The shards keep their graph and their memory, but for those whose dims lie in it in another order than on other
+    ranks, which are copied; of leaves that require grad, which nothing may write to, the tensor is computed, as a copy.
+    One tensor passed for several ranks that hold the same is one value, whose gradient counts once. All ranks compare
+    shapes and dtypes first, so that a misfit is an error on each.
     """
     if _declare is not None:
         raise SbpError(
@@ -168,7 +172,8 @@ def from_local(
     if not owned(placement) and not pieces:
         pieces = (torch.empty(0),)
     of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)
-    made = wrap(_computed(pieces, of) if owned(placement) else (token(of),), of)
+    held = tuple(in_order(piece, of) for piece in _computed(pieces, of)) if owned(placement) else (token(of),)
+    made = wrap(held, of)
     made._made = user_line()
     return made
 

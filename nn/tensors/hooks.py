@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...placement.errors import SbpError
 from ...sbp import Layout
-from .autograd import from_whole
+from .autograd import from_whole, laid
 from .handle import AnyHandle, Handle
 from .moves import flat, shards_as
 
@@ -38,12 +38,12 @@ class Hooks:
             if other is not None:
                 if not isinstance(other, Handle):
                     other = type(new)._wrap(from_whole(new, other), flat(new._layout))
-                new = type(new)._wrap(shards_as(other, new._layout, "hook"), new._layout)
+                new = laid(type(new), shards_as(other, new._layout, "hook"), new._layout)
         return new
 
     def run_on(self, shards: tuple[Tensor, ...], of: Layout) -> tuple[Tensor, ...]:
         """The same for a gradient's shards."""
-        return self.run(self.kind._wrap(shards, of))._shards
+        return self.run(laid(self.kind, shards, of))._shards
 
 
 class _Pass(torch.autograd.Function):
@@ -132,9 +132,8 @@ def retained(x: AnyHandle) -> AnyHandle | None:
         grads = [shard.grad for shard in x._behind]
     if all(g is None for g in grads):
         return None
-    return type(x)._wrap(
-        tuple(torch.zeros_like(s) if g is None else g for s, g in zip(x._shards, grads, strict=True)), x._layout.dual
-    )
+    found = tuple(torch.zeros_like(s) if g is None else g for s, g in zip(x._shards, grads, strict=True))
+    return laid(type(x), found, x._layout.dual)
 
 
 def retain_grad(x: Handle) -> None:

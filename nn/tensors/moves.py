@@ -21,6 +21,7 @@ from ...sbp import Layout
 from ...sbp.layout import memory_gaps, memory_order
 from ...sbp.state import State
 from .handle import Handle
+from .memory_formats import in_order
 
 __all__ = ["encoded_shards", "everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all", "whole"]
 
@@ -109,9 +110,11 @@ def encoded_shards(x: Handle, dst: Layout, encoder: Encoder, kept: KeptUnder | N
 
 
 def own_shards(x: Handle, dst: Layout, op: str) -> tuple[Tensor, ...]:
-    """The shards of `x` as they lie in `dst`, for the user to keep: writing to them changes nothing but them."""
+    """The shards of `x` as they lie in `dst`, in memory too, for the user to keep: nobody else has them."""
     known = x._moved is not None and dst in x._moved
     moved = shards_as(x, dst, op)
+    rows = dst.in_rows
+    moved = tuple([s if rows and s.is_contiguous() else in_order(s, dst) for s in moved])
     if known:  # consumers share it
         return tuple(s.clone() for s in moved)
     if x._moved is not None:
@@ -178,7 +181,7 @@ def everywhere(x: Handle) -> Tensor:
     if here.rank is not None and here.size != there.size:
         there = Placement(there.type, tuple(range(here.size or 0)), (here.size or 0,), None)
     try:
-        shards = own_shards(x, flat(x._layout, there), "full_tensor")
+        shards = own_shards(x, flat(x._layout, there).in_order(x._layout.order), "full_tensor")
     except TransportError as error:
         raise TransportError(
             f"{error}\n  item(), full_tensor() and the like need every rank: take value = x.item() on all of them, "

@@ -54,3 +54,12 @@ def test_pieces_of_different_tensors_are_refused(pieces: list[torch.Tensor], mes
 def test_a_given_shape_must_fit_the_pieces() -> None:
     with pytest.raises(flow.SbpflowError, match="gives it"):
         flow.boxing.layout_of([torch.ones(2)] * 2, flow.placement("cpu:[0-1]"), S(0), shape=(5,))
+
+
+def test_pieces_tell_the_order_of_dims_in_memory() -> None:
+    columns, rows = torch.ones(3, 2).T, torch.ones(2, 3)
+    line = flow.placement("cpu:[0-1]")
+    assert flow.boxing.layout_of([columns, columns], line, S(0)).strides == (1, 4)
+    assert flow.boxing.layout_of([columns, rows], line, S(0)).strides == (1, 4)
+    assert flow.boxing.layout_of([torch.ones(2, 6)[:, :3]] * 2, line, S(0)).gaps
+    assert flow.boxing.layout_of([torch.ones(2, 5, 3)[:, :4]] * 2, line, S(0)).strides == (24, 3, 1)

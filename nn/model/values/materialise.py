@@ -20,6 +20,7 @@ from ....placement.errors import SbpError, some_of
 from ....placement.world import device as device_of
 from ....placement.world import owned
 from ....sbp import B, Layout, SbpLike
+from ....sbp.layout import memory_order
 from ...files.reading import check_same_files
 from ...files.values import FileValue
 from ...tensors import seeds
@@ -268,11 +269,12 @@ class _Work:
             )
         there = _on(of, Placement(self.on.type, of.placement.flat, of.placement.shape, of.placement.names))
         plain = whole.detach()
+        there = there.in_order(memory_order(plain))
         everywhere = whole_everywhere(plain, there.placement)
         shards = box(everywhere._shards, everywhere._layout, there, op="materialise")
         alone = len(shards) == 1 and shards[0].shape == plain.shape and ours(whole)  # nobody else holds this memory
         if not alone:
-            shards = tuple(_fresh(shard, plain) for shard in shards)
+            shards = tuple(_fresh(shard, plain, there) for shard in shards)
         return _leaf(each, wrap(shards, there))
 
     def refuse_without(self, missing: list[TensorSlot]) -> None:
@@ -292,7 +294,7 @@ class _Work:
 
 
 def _on(of: Layout, where: Placement) -> Layout:
-    return Layout(where, of.state, of.shape, of.dtype, (), of.sbp)
+    return Layout(where, of.state, of.shape, of.dtype, (), of.sbp, () if of.gaps else of.order)
 
 
 def _leaf(each: TensorSlot, made: GlobalTensor) -> GlobalTensor:
