@@ -32,7 +32,7 @@ from .reads.watch import building
 from .step import Step
 from .views import PlannedViews
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "refuse_wrapper"]
 
 
 class Graph(PlannedViews):
@@ -211,8 +211,10 @@ class Graph(PlannedViews):
 
     def _optimizers(self) -> Iterator[Optimizer]:
         for value in vars(self).values():
-            listed = value if isinstance(value, list | tuple) else [value]
-            yield from (each for each in listed if isinstance(each, Optimizer))
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(each, Optimizer):
+                    refuse_wrapper(each, self._options.name or type(self).__name__)
+                    yield each
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A graph of copies of the modules and optimizers, that was not called yet."""
@@ -241,6 +243,19 @@ class Graph(PlannedViews):
         if self._last is None:
             return f"{self._options.name}: not called yet"
         return repr(self._last)
+
+
+def refuse_wrapper(optimizer: Any, name: str) -> None:
+    """Refuse one that holds another and was not made as an optimizer itself, as `accelerate.prepare` returns: a graph
+    steps what it knows, and whether such a one would step at a call is up to somebody else."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        kind = type(optimizer)
+        raise SbpError(
+            f"{name}: {kind.__module__}.{kind.__qualname__} is no optimizer itself, it holds {type(inner).__name__}\n"
+            "  give it the one that it holds, as in flow.compile(model, loss_fn, optimizer.optimizer); the graph "
+            "accumulates gradients by micro_batches=, and clips by clip_grad_norm="
+        )
 
 
 def _refuse_lost(plan: Planned, move: ModelMove | None) -> None:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ...placement.errors import SbpError
 from ..graph.compiled import Args, CompiledGraph, M, Result
+from ..graph.graph import refuse_wrapper
 from ..graph.options import GivenOptions, Options
 from ..graph.step import Step
 from ..model.flows import FlowError
@@ -124,6 +125,7 @@ def compile(
         )
     listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
     for each in listed:
+        refuse_wrapper(each, "compile")
         if not isinstance(each, Optimizer):
             raise SbpError(
                 f"compile with {type(each).__name__} for an optimizer\n"

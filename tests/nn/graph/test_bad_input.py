@@ -278,6 +278,25 @@ def test_shapes_that_do_not_fit_are_torchs_errors_with_the_line() -> None:
     assert any("while a graph was captured: aten.linear" in note for note in caught.value.__notes__)
 
 
+class Prepared(torch.optim.Optimizer):
+    """What stands for an optimizer and calls it now and then, as what `accelerate.prepare` returns."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+def test_an_optimizer_that_holds_another() -> None:
+    model = net()
+    step = Train(lambda self, *batch: loss_fn(self.model, *batch))
+    step.optimizer = Prepared(step.optimizer)
+    held = Prepared(sgd(model))
+    said = r"holds SGD\n  give it the one that it holds.*optimizer\.optimizer"
+    refused(f"^compile: .*Prepared is no optimizer itself, it {said}", lambda: flow.compile(model, loss_fn, held))
+    refused(f"^Train: .*Prepared is no optimizer itself, it {said}", lambda: step(*batch()))
+    flow.compile(model, loss_fn, held.optimizer, placement=LINE)(*batch())
+    same_model(model, net(), 1)
+
+
 def test_a_graph_without_build_or_init() -> None:
     class Nothing(flow.nn.Graph):
         def __init__(self) -> None:
