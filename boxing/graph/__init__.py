@@ -1,7 +1,7 @@
 """The physical graph: its parts, its text, its picture, and what it costs.
 
 insert       a logical graph and a choice -> physical, with all moves; transpose: and those of gradients
-physical     the graph as a value; buckets: gradients that move together
+physical     the graph as a value; memory_order: how its pieces lie; buckets: gradients that move together
 blocks, move_table     what repeats, and every move with its price, for pictures and reports
 text/, picture/, report/
 """

@@ -22,6 +22,7 @@ from ...sbp.logical import Logical, LogicalOp, Origin
 from ...sbp.state import Lie
 from ..encoders.encoder import Encoder
 from ..encoders.filled_rows import FilledRowsEncoder
+from .memory_order import order_of
 from .physical import Box, GraphStep, Op, Physical, Source, Value, Var
 from .transpose import with_backs
 
@@ -97,7 +98,9 @@ class _Insertion:
         trained = source.kind == "parameter" and source.requires_grad
         grads = _layout(source.fake, stored.grads, there, source.grads)
         states = _layout(source.fake, stored.states, there, source.states)
-        value = Value(self._fresh(source.name), of, number in self.outer.reached)
+        name, reached = self._fresh(source.name), number in self.outer.reached
+        # What a graph keeps lies row by row, whatever the order of what it was given.
+        value = _value(name, of, reached, source.fake) if source.kind == "input" else Value(name, of, reached)
         self.values[value.name] = value
         said = source.grads is not None or grads is not of
         apart = grads if trained and said else None, states if trained and states is not of else None
@@ -123,7 +126,8 @@ class _Insertion:
         outputs = []
         for at, (n, y, lie) in enumerate(zip(op.numbers, op.outputs, chosen.outputs, strict=True)):
             name = self._fresh(base if len(op.numbers) == 1 else f"{base}.{at}")
-            value = Value(name, _layout(y, lie if n in wanted else lie._replace(grads=()), there), n in wanted)
+            of = _layout(y, lie if n in wanted else lie._replace(grads=()), there)
+            value = _value(name, of, n in wanted, y)
             scope.names[n] = name
             self.values[name] = value
             outputs.append(value)
@@ -179,7 +183,9 @@ class _Insertion:
             return of
         known = self.moved.get((of, to))
         if known is None:
-            value = Value(self._fresh(f"{of}@1"), to, self.values[of].grad)
+            before = self.values[source]
+            order = before.order if _stays(before.layout, to) else None
+            value = Value(self._fresh(f"{of}@1"), to, before.grad, order)
             self.values[value.name] = value
             gathers = self.values[source].layout.state.split - to.state.split
             self.steps.append(Box(source, value, origin, bool(gathers) and source in self.pieces, encoder))
@@ -193,6 +199,22 @@ class _Insertion:
         if base.endswith("@1"):
             return base[:-1] + str(count + 1)
         return base if not count else self._fresh(f"{base}_{count}")
+
+
+def _value(name: str, of: Layout, grad: bool, fake: Tensor) -> Value:
+    """A value in the order of one device's memory. Neither gradients repeat what they hold, nor need addends."""
+    return Value(name, of, grad, order_of(fake, repeats=not grad and not of.state.partial))
+
+
+def _stays(before: Layout, to: Layout) -> bool:
+    """Whether ranks keep, or take views of, what they have; what was sent lies row by row."""
+    mine, other = before.state, to.state
+    return (
+        before.placement is to.placement
+        and set(mine.partial) == set(other.partial)
+        and mine.windows == other.windows
+        and all(f == g[: len(f)] for f, g in zip(mine.dims, other.dims, strict=True))
+    )
 
 
 def _layout(fake: Tensor, lie: Lie, there: Placement, dtype: torch.dtype | None = None) -> Layout:

@@ -26,6 +26,7 @@ from ..encoders.encoded_sum import Encoding
 from ..encoders.encoder import Encoder
 from ..encoders.hop import hop_plan
 from ..plan import BoxingPlan, plan
+from .memory_order import MemoryOrder
 
 _CASTS = frozenset({torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default})
 
@@ -40,11 +41,13 @@ class Var(NamedTuple):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the graph. Names are unique; `grad` says whether a gradient comes back to it."""
+    """A tensor of the graph. Names are unique; `grad` says whether a gradient comes back to it. Where segments begin
+    and end its pieces lie in memory in this `order`, and so do those of its gradient."""
 
     name: str
     layout: Layout
     grad: bool = False
+    order: MemoryOrder = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

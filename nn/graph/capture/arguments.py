@@ -14,7 +14,7 @@ from ....boxing import box
 from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp import Layout
-from ....sbp.layout import memory_order
+from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.text import Pin
 from ...model.flows import FlowError
 from ...model.paths import met
@@ -190,10 +190,10 @@ def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 def _key(value: Any) -> Hashable:
     if isinstance(value, GlobalTensor):
         of = value._layout
-        return "global", of.state, of.placement, of.shape, of.dtype, of.order, value.requires_grad
+        return "global", of.state, of.placement, of.shape, of.dtype, of.order, bool(of.gaps), value.requires_grad
     if isinstance(value, Tensor):
         check_dense(value, "an argument of a graph")
-        return "tensor", value.shape, value.dtype, memory_order(value), value.requires_grad
+        return "tensor", value.shape, value.dtype, memory_order(value), bool(memory_gaps(value)), value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, Mapping):

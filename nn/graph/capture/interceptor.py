@@ -32,6 +32,7 @@ from ...tensors.memory_formats import as_laid
 from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
 from .calls.running_stats import statistics
+from .calls.strides import STRIDED, strided
 from .tape import Tape
 
 __all__ = ["Known", "Interceptor", "data_dependent"]
@@ -164,6 +165,11 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             return True
         if func in _NORMS:
             args = statistics(self.tape, func, args)
+        if func in STRIDED:
+            with self:
+                made = strided(self.tape, func, args, kwargs)
+            if made is not None:
+                return made
         if func._schema.is_mutable:  # known before it is another view or size
             for tensor in tensors_in([args, kwargs]):
                 self.tape.view(tensor)

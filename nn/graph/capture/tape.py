@@ -32,11 +32,13 @@ aten = torch.ops.aten
 
 @dataclass(eq=False)
 class Storage:
-    """The memory that tensors share. `fixed` says why nothing may be written to it."""
+    """The memory that tensors share. `fixed` says why nothing may be written to it. Outside of
+    the capture it may be a `part` of a larger one: one that starts elsewhere, or one with gaps."""
 
     born: int  # the number of its first value
     version: int = 0
     fixed: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +87,11 @@ class Tape:
 
     # Values
 
-    def source(self, fake: Tensor, *, fixed: str = "") -> View:
+    def source(self, fake: Tensor, *, fixed: str = "", part: str = "") -> View:
         """A value from outside."""
-        return self._root(fake, self._number(fake), fixed)
+        view = self._root(fake, self._number(fake), fixed)
+        view.memory.part = part
+        return view
 
     def number(self, tensor: Tensor) -> int:
         """The value that a tensor has now."""

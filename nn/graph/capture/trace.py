@@ -27,6 +27,7 @@ from ...eager.capture import quiet
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
+from .calls.strides import part_of_memory
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
@@ -123,7 +124,7 @@ class _Tracing:
             for slot in self.held.slots:
                 fixed = _FIXED.format(name=slot.name, line="{line}") if slot.kind == "parameter" else ""
                 slots[slot.name] = number = self._source(
-                    slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed
+                    slot.name, slot.kind, slot.fake, slot.real.requires_grad, fixed, part_of_memory(slot.real)
                 )
                 if slot.types is not None and slot.kind == "parameter":
                     source, types = self.sources[number], slot.types
@@ -167,6 +168,7 @@ class _Tracing:
         fake: Tensor,
         grad: bool,
         fixed: str = "",
+        part: str = "",
     ) -> int:
         if name in self.names:
             raise SbpError(
@@ -174,13 +176,14 @@ class _Tracing:
                 "  rename the argument, or pass it by position"
             )
         self.names.add(name)
-        number = self.tape.read(self.tape.source(fake, fixed=fixed))
+        number = self.tape.read(self.tape.source(fake, fixed=fixed, part=part))
         self.sources[number] = Source(name, kind, fake, grad)
         return number
 
     def _input(self, path: str, real: Tensor) -> Tensor:
         fake = fake_like(real, self.device)
-        self.inputs[path] = fake, real, self._source(path, "input", fake, real.requires_grad)
+        part = part_of_memory(real)
+        self.inputs[path] = fake, real, self._source(path, "input", fake, real.requires_grad, part=part)
         return fake
 
     def _is_mine(self, x: Tensor) -> bool:
@@ -202,7 +205,7 @@ class _Tracing:
             with self.fakes:
                 fake = fake_like(real.detach(), self.device)
             fixed = _FROZEN.format(name=constant.name, kind=constant.kind, line="{line}")
-            self._source(constant.name, "constant", fake, False, fixed)
+            self._source(constant.name, "constant", fake, False, fixed, part_of_memory(real))
             self.constants[constant.name] = constant.read
             self.met[id(real)] = constant, fake
         return self.met[id(real)][1]

@@ -7,7 +7,8 @@
 
 One that cannot take a segment hands it on to the one above it, and says why in `reason`. All keep to one convention:
 forward(*inputs) returns the outputs and, last, a tuple of what was saved; backward(*saved, *again, *cotangents) returns
-the gradients of the wanted inputs, where `again` are the inputs of these numbers.
+the gradients of the wanted inputs, where `again` are the inputs of these numbers. A tensor from outside that does not
+lie in memory as it was traced is copied first: the user's, one that was moved, or a gradient.
 """
 
 import warnings
@@ -19,8 +20,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ....boxing.graph.memory_order import lay
 from ....placement.errors import MissingError, ShapeError
-from ..lower.localise import Local
+from ..lower.localise import Local, Spec
 from .joint import Traced, gradients, trace, traced
 from .recorder import Recording
 from .simplify import tidied
@@ -44,6 +46,7 @@ class Compiled:
     backend: Backend
     reason: str = ""
     apart: Apart | None = None  # the backward in two, where that was asked for
+    saved: int = 1  # tensors, or what autograd keeps as one
 
 
 def compiled(local: Local, backend: Backend, weights: Sequence[bool] | None = None) -> Compiled:
@@ -57,12 +60,44 @@ def compiled(local: Local, backend: Backend, weights: Sequence[bool] | None = No
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's, of its own parts; where they are errors, so too
-                return replace(_BY[name](local, weights), reason="; ".join(reasons))
+                return replace(_laid(_BY[name](local, weights), local), reason="; ".join(reasons))
         except ShapeError:
             raise  # the rule is wrong, and stays so
         except Exception as error:  # whatever a tracer or compiler may say
             reasons.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     raise AssertionError(reasons)
+
+
+def _laid(made: Compiled, local: Local) -> Compiled:
+    """The same for tensors that lie in any order."""
+    inputs = list(local.inputs)
+    forward = _laid_call(made.forward, inputs)
+    if made.backward is None:
+        return replace(made, forward=forward)
+    makes = local.makes
+    cotangents = [makes[at] for at in local.returns]
+    backward = _laid_call(made.backward, [inputs[at] for at in made.again] + cotangents, made.saved)
+    both = made.apart
+    if both is not None:
+        kept, again = [len(half) for half in both.saved], [[inputs[at] for at in half] for half in both.again]
+        first = _laid_call(both.first, again[0] + cotangents, kept[0])
+        both = replace(both, first=first, second=_laid_call(both.second, again[1], kept[1]))
+    return replace(made, forward=forward, backward=backward, apart=both)
+
+
+def _laid_call(run: Function, specs: Sequence[Spec], first: int = 0) -> Function:
+    """A function whose tensors from the `first` on are laid as these specs say."""
+    wanted = tuple(spec.strides for spec in specs)
+    last = first + len(specs)
+    stride = Tensor.stride
+
+    def call(*given: Any) -> tuple[Any, ...]:
+        if tuple(map(stride, given[first:last])) == wanted:
+            return run(*given)
+        laid = [lay(x, spec.order) for x, spec in zip(given[first:last], specs, strict=True)]
+        return run(*given[:first], *laid, *given[last:])
+
+    return call if specs else run
 
 
 def _order(backend: Backend, cuda: bool) -> tuple[Backend, ...]:
@@ -104,9 +139,8 @@ def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
         both = apart(replace(made, backward=backward), weights)
         parts = [tidied(half, made.fakes).module.forward for half in (both.first, both.second)]
         halves = Apart(parts[0], parts[1], both.saved, both.again, both.owns)
-    return Compiled(
-        forward.module.forward, backward and backward.module.forward, made.again, made.owns, "code", apart=halves
-    )
+    run, rerun = forward.module.forward, backward and backward.module.forward
+    return Compiled(run, rerun, made.again, made.owns, "code", apart=halves, saved=made.saved)
 
 
 @cache
@@ -154,7 +188,7 @@ def by_inductor(local: Local, weights: Sequence[bool] | None = None) -> Compiled
             return tuple(late(values))
 
         halves = Apart(first, second, both.saved, both.again, both.owns)
-    return Compiled(forward, backward, made.again, made.owns, "inductor", apart=halves)
+    return Compiled(forward, backward, made.again, made.owns, "inductor", apart=halves, saved=saved)
 
 
 def _kernels(

@@ -4,6 +4,9 @@
     forward    inputs -> outputs, saved
     backward   saved, inputs it needs again, cotangents -> gradients
 
+Inputs, cotangents and outputs lie in memory as their specs say, which whoever runs the graphs sees to: what torch does
+with a tensor, such as whether `contiguous` is a copy, depends on that, and is settled here.
+
 What the backward needs of the forward is saved, but an input is asked for again and a view is made again: neither costs
 anything, and an input that was gathered for the forward need not be kept.
 """
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ....boxing.graph.memory_order import lay
 from ....placement.errors import ShapeError
 from ....sbp.call import map_tensors
 from ...eager.capture import quiet
@@ -29,7 +33,7 @@ __all__ = ["Traced", "Untraceable", "ancestors", "cut", "gradients", "trace", "t
 
 MOST = 256  # segments whose graphs are kept
 aten = torch.ops.aten
-# Nothing but views where autograd is off; whether a tensor can be seen so depends on strides that are not known here.
+# Nothing but views where autograd is off.
 SAME = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
 
@@ -53,7 +57,7 @@ class Traced:
 def trace(
     local: Local, decompositions: dict[Any, Callable[..., Any]] | None = None, *, strided: bool = False
 ) -> Traced:
-    """The graphs of a local segment; with `strided` they count on inputs that are contiguous.
+    """The graphs of a local segment; with `strided` views stay what torch called them.
 
     Raises `Untraceable` for what only autograd can run; any other error is a mistake.
     """
@@ -145,7 +149,9 @@ def _joint(local: Local) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]
             leaves = [x.detach().requires_grad_() if i in wants else x for i, x in enumerate(inputs)]
             outputs = local.run(leaves)
             _check(local, outputs)
-            return [*outputs, *(gradients(local, leaves, outputs, cotangents) if wants else ())]
+            found = gradients(local, leaves, outputs, cotangents) if wants else ()
+        with torch.no_grad():
+            return [*map(lay, outputs, [spec.order for spec in local.makes]), *found]
 
     return joint
 

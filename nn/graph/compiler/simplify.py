@@ -47,12 +47,17 @@ def tidied(calls: Recording, fakes: FakeTensorMode) -> Recording:
 
 
 def _shorten(node: fx.Node) -> None:
-    """A reshape of a reshape is one."""
+    """A reshape of a reshape is one, unless that copies: then what comes behind counts on the order of the copy."""
     if node.target is aten.reshape.default:
         x = node.args[0]
-        while isinstance(x, fx.Node) and x.target is aten.reshape.default:
+        while isinstance(x, fx.Node) and x.target is aten.reshape.default and _shares(x, x.args[0]):
             x = x.args[0]
         node.args = (x, *node.args[1:])
+
+
+def _shares(view: fx.Node, x: Any) -> bool:
+    """Whether a node is a view of another."""
+    return bool(view.meta["val"].untyped_storage()._cdata == x.meta["val"].untyped_storage()._cdata)
 
 
 def _nothing_but(node: fx.Node) -> fx.Node | None:
@@ -61,9 +66,14 @@ def _nothing_but(node: fx.Node) -> fx.Node | None:
     assert isinstance(x, fx.Node)
     if node.target is aten.t.default and x.target is aten.t.default:
         return x.args[0]  # type: ignore[return-value]
-    if node.target is aten.reshape.default and tuple(x.meta["val"].shape) == tuple(node.meta["val"].shape):
+    if node.target is aten.reshape.default and _place(x) == _place(node):
         return x
     return None
+
+
+def _place(node: fx.Node) -> tuple[Any, ...]:
+    """The shape and strides of a node's value."""
+    return tuple(node.meta["val"].shape), node.meta["val"].stride()
 
 
 def _say_reduction(node: fx.Node) -> None:

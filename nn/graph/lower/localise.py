@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....boxing.graph.physical import Op, Physical, Var
+from ....boxing.graph.memory_order import MemoryOrder, strides_in
+from ....boxing.graph.physical import Op, Physical, Value, Var
 from ....placement import Placement
 from ....placement.world import device
 from ....sbp import Layout
@@ -23,14 +24,19 @@ __all__ = ["Local", "LocalCall", "Spec", "Localiser", "metas", "part", "renamed"
 
 
 class Spec(NamedTuple):
-    """Shape, dtype and device of a local tensor."""
+    """Shape, dtype and device of a local tensor, and the order in which its dims lie in memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    order: MemoryOrder = None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return strides_in(self.shape, self.order)
 
     def empty(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
 
 class LocalCall(NamedTuple):
@@ -96,14 +102,14 @@ class Localiser:
         wires = {name: n for n, name in enumerate(segment.inputs)}
         calls = []
         for op in segment.ops:
-            makes = tuple(spec_of(y.layout, rank) for y in op.outputs)
+            makes = tuple(spec_of(y, rank) for y in op.outputs)
             function, args, kwargs = self.call(op, rank)
             numbers = [Ref(wires[name]) for name in op.inputs]
             calls.append(LocalCall(function, fill(args, numbers), fill(kwargs, numbers), makes, op.grad))
             wires.update({y.name: len(wires) + i for i, y in enumerate(op.outputs)})
         return Local(
             tuple(calls),
-            tuple(spec_of(self.graph.layout(name), rank) for name in segment.inputs),
+            tuple(spec_of(self.graph.values[name], rank) for name in segment.inputs),
             tuple(wires[name] for name in segment.outputs),
             tuple(segment.outputs.index(name) for name in segment.returns),
             tuple(segment.inputs.index(name) for name in segment.wants),
@@ -124,8 +130,9 @@ class Localiser:
         return known
 
 
-def spec_of(layout: Layout, rank: int) -> Spec:
-    return Spec(layout.local_shape(rank), layout.dtype, there(layout.placement, rank))
+def spec_of(value: Value, rank: int) -> Spec:
+    of = value.layout
+    return Spec(of.local_shape(rank), of.dtype, there(of.placement, rank), value.order)
 
 
 def there(placement: Placement, rank: int) -> torch.device:
@@ -197,11 +204,15 @@ def _bound(
         where = there(piece.outputs[0].placement, piece.rank)
         return partial(_factory, op.op, piece, where), args, kwargs
     if way.local is None:
-        return op.op, args, kwargs
+        # A piece that was moved lies row by row, of which another view may be a copy.
+        return torch.ops.aten.reshape.default if op.op in _VIEWS else op.op, args, kwargs
     if isinstance(way.local, Rewritten):
         function, mine = way.local.rewrite(piece, *args, **kwargs)
         return function, tuple(mine), {}
     return partial(way.local, piece), args, kwargs
+
+
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 
 
 def _factory(op: Any, piece: Piece, where: torch.device, *args: Any, **kwargs: Any) -> Any:
