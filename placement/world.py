@@ -281,10 +281,11 @@ def _bound_groups(timeout: float) -> None:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
+    set_timeout = getattr(dist, "set_timeout", _set_pg_timeout)  # public in torch 2.14; the old name warns in 2.15
     everybody = dist.group.WORLD  # keeps its limit where it is not ours
     for group in {*_groups.values(), everybody} - {None if _ours else everybody}:
         if group is not None:
-            _set_pg_timeout(timedelta(seconds=timeout), group)
+            set_timeout(timedelta(seconds=timeout), group)
 
 
 def store() -> "Store":

@@ -71,7 +71,7 @@ NEEDED: dict[str, str] = {
     "torch._subclasses.schema_check_mode.SchemaCheckMode": CAPTURE,
     "torch.autograd.Variable._execution_engine.queue_callback": "to be called when a backward pass is over",
     "torch.distributed.distributed_c10d._get_default_store": WORLD,
-    "torch.distributed.distributed_c10d._set_pg_timeout": "flow.init(timeout=)",
+    "torch.distributed.distributed_c10d._set_pg_timeout": "flow.init(timeout=) before torch 2.14",
     "torch.fx.experimental.proxy_tensor._MakefxTracer": "where make_fx traces, to refuse it",
     "torch.nn.modules._functions.BackwardHookFunction": "to refuse full backward hooks by name",
     "torch.nn.modules.module._has_any_global_hook": "layers under hooks are not captured once for all",
