@@ -17,14 +17,16 @@ from .labels import aligned, broadcast, labelled
 __all__ = ["indexed", "own", "picked", "places"]
 
 
-def own(index: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-    """Local indices, 0 for those outside the range that this rank holds, and which are inside.
+def own(index: Tensor, lo: int, hi: int, size: int) -> tuple[Tensor, Tensor]:
+    """Local indices, 0 for those that other ranks hold, and which are inside of the range that this one holds.
 
-    >>> own(torch.tensor([0, 3, 5]), 2, 4)
-    (tensor([0, 1, 0]), tensor([False,  True, False]))
+    One that no rank holds is outside of this rank's too, so that the kernel refuses it, as it does on one device.
+
+    >>> own(torch.tensor([0, 3, 5, 6]), 2, 4, 6)
+    (tensor([0, 1, 0, 2]), tensor([False,  True, False, False]))
     """
-    inside = (index >= lo) & (index < hi)
-    return torch.where(inside, index - lo, 0), inside
+    inside, known = (index >= lo) & (index < hi), (index >= 0) & (index < size)
+    return torch.where(inside, index - lo, torch.where(known, 0, hi - lo)), inside
 
 
 def _held(piece: Piece, at: int, dim: int) -> tuple[int, int]:
@@ -56,7 +58,7 @@ def embedding(call: Call) -> Match | None:
         lo, hi = _held(piece, 0, 0)
         if hi - lo == words:
             return torch.embedding, (weight, indices, padding_idx)
-        return _own_words, (weight, indices, lo, hi, padding_idx - lo if lo <= padding_idx < hi else -1)
+        return _own_words, (weight, indices, lo, hi, words, padding_idx - lo if lo <= padding_idx < hi else -1)
 
     return labelled(
         call,
@@ -68,9 +70,9 @@ def embedding(call: Call) -> Match | None:
     )
 
 
-def _own_words(weight: Tensor, indices: Tensor, lo: int, hi: int, padding: int) -> Tensor:
+def _own_words(weight: Tensor, indices: Tensor, lo: int, hi: int, words: int, padding: int) -> Tensor:
     """The rows of the words that this rank holds, zeros for others."""
-    index, inside = own(indices, lo, hi)
+    index, inside = own(indices, lo, hi, words)
     return _masked(torch.embedding(weight, index, padding), inside.unsqueeze(-1))
 
 
@@ -86,7 +88,7 @@ def index_select(call: Call) -> Match:
         lo, hi = _held(piece, 0, dim)
         if hi - lo == call.inputs[0].shape[dim]:
             return x.index_select(dim, index)
-        at, inside = own(index, lo, hi)
+        at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
         return _masked(x.index_select(dim, at), inside.reshape([-1] + [1] * (x.dim() - 1 - dim % x.dim())))
 
     index = ["index"] if call.inputs[1].dim() else []
@@ -113,7 +115,7 @@ def gather(call: Call) -> Match | None:
         lo, hi = _held(piece, 0, dim)
         if hi - lo == call.inputs[0].shape[dim]:
             return x.gather(dim, index)
-        at, inside = own(index, lo, hi)
+        at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
         return _masked(x.gather(dim, at), inside)
 
     return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=local, reads=["read"])
@@ -173,7 +175,7 @@ def _index_own(piece: Piece, x: Tensor, indices: Sequence[Tensor | None]) -> Ten
         ndim = max(ndim, index.dim())
         lo, hi = _held(piece, 0, d)
         if hi - lo < whole[d]:
-            mine[d], fits = own(torch.where(index < 0, index + whole[d], index), lo, hi)
+            mine[d], fits = own(torch.where(index < 0, index + whole[d], index), lo, hi, whole[d])
             inside = fits if inside is None else inside & fits
     out = torch.ops.aten.index.Tensor(x, mine)
     if inside is None:

@@ -1,10 +1,14 @@
 """Reading by index: split tables add up, indices split the result, all other dims pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import sbpflow as flow
+from sbpflow import S
 from sbpflow.sbp.book.indexing import own
 from sbpflow.sbp.check import check_rule
 
@@ -37,7 +41,7 @@ def test_the_rule_is_right_and_complete(call: tuple[Any, ...]) -> None:
 
 
 def test_indices_of_others_read_the_first_row_and_are_masked() -> None:
-    index, inside = own(torch.tensor([5, 2, 3, 0]), 2, 4)
+    index, inside = own(torch.tensor([5, 2, 3, 0]), 2, 4, 6)
     assert index.tolist() == [0, 0, 1, 0]
     assert inside.tolist() == [False, True, True, False]
 
@@ -47,3 +51,24 @@ def test_bags_of_words_split_in_width(mode: int) -> None:
     words, starts = torch.tensor([6, 0, 3, 2, 2, 5]), torch.tensor([0, 2, 3])
     report = check_rule("embedding_bag.padding_idx", TABLE, words, starts, False, mode, False, None, False, None)
     assert not report.wrong
+
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index_select": lambda x, at: x.index_select(0, at),
+    "gather": lambda x, at: x.gather(0, at[:, None].expand(-1, 4)),
+    "x[at]": lambda x, at: x[at],
+    "embedding": lambda x, at: torch.nn.functional.embedding(at, x),
+    "cross_entropy": lambda x, at: torch.nn.functional.cross_entropy(x.T, at.repeat(2)),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("at", [(0, 4), (-5, 0), (1000, 3)], ids=str)
+@pytest.mark.parametrize("read", READS)
+def test_an_index_that_no_rank_holds_is_refused(read: str, at: tuple[int, ...], ranks: int) -> None:
+    """Every rank had zeros for it, as for those that others hold."""
+    x, index = torch.arange(16.0).reshape(4, 4), torch.tensor(at)
+    split = flow.tensor(x, placement=flow.placement("cpu", range(ranks)), sbp=S(0))
+    for each in (x, split):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|index"):
+            READS[read](each, index)
