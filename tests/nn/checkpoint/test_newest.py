@@ -14,6 +14,7 @@ from torch import nn
 import sbpflow as flow
 from sbpflow.nn.checkpoint import manifest
 from sbpflow.nn.checkpoint.manifest import _sum, read_manifest
+from sbpflow.nn.checkpoint.newest import tidied
 from sbpflow.placement.errors import DtypeError, FileError, SbpError, SbpflowError, ShapeError
 from tests.nn.checkpoint.small import LINE, made, same, saved, snapshot, train
 
@@ -267,3 +268,21 @@ def test_a_clock_that_was_put_back_loses_nothing(tmp_path: Path, monkeypatch: py
     assert flow.newest(tmp_path) is not None
     flow.save(tmp_path / "step-3", made()[0], step=3)
     assert getattr(flow.newest(tmp_path), "step", 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "left"), [(True, ["s2", "s3"]), (False, ["s1", "s2", "s3"])], ids=["hosts", "a disk"]
+)
+def test_what_hosts_have_together_counts_though_a_host_has_a_part(tmp_path: Path, hosts: bool, left: list[str]) -> None:
+    for step in (1, 2, 3):
+        flow.save(tmp_path / f"s{step}", nn.Linear(2, 2), step=step)
+    first_file(tmp_path / "s2").unlink()
+    tidied(tmp_path / "s3", 2, hosts=hosts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.filterwarnings("ignore:flow.save. neighbours=1, and there are so many hosts. 1")
+def test_what_a_host_has_in_its_memory_is_as_many_as_it_is_to_keep(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        flow.save(tmp_path / f"s{step}", nn.Linear(2, 2), step=step, neighbours=1, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s2", "s3"]

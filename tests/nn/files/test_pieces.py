@@ -85,3 +85,9 @@ def test_a_cut_covers_its_box(region: tuple[tuple[int, int], ...], parts: int) -
     assert sum(sizes) == size
     assert max(sizes) - min(sizes) <= max(size / max(sizes_of(region), default=1), size / parts / 16)
     assert all(intersection(a, b) is None for a in found for b in found if a is not b)
+
+
+def test_a_box_of_nothing_is_cut_along_a_dim_that_has_something_and_is_never_none() -> None:
+    assert cut(((0, 0), (0, 4)), 2) == [((0, 0), (0, 2)), ((0, 0), (2, 4))]
+    assert cut(((3, 3),), 2) == [((3, 3),)]
+    assert cut(((0, 0), (2, 2)), 3) == [((0, 0), (2, 2))]

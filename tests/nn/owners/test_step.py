@@ -229,19 +229,22 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("ranks", [[0], [1], [0, 1, 2]], ids=str)
 def test_states_are_of_the_shapes_that_one_device_gives_them(ranks: list[int]) -> None:
     """Rows and columns of a matrix, and of a parameter of no dims what it has; also where an owner is alone."""
-    found = []
+    found, shapes = [], []
     for where in (None, flow.placement("cpu", ranks)):
         model = Gated().double()
         if where is not None:
             flow.nn.to_global(model, where, {"matrix": S(0)})
-        optimizer, x = optim.Adafactor(model.parameters(), 0.1), torch.arange(20.0).view(4, 5).double()
+        optimizer: Any = optim.Adafactor(model.parameters(), 0.1)
+        x = torch.arange(20.0).view(4, 5).double()
         for _ in range(2):
             model(x if where is None else flow.tensor(x, placement=where, sbp=B)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        held = [{"value": p, **optimizer.state[p]} for p in model.parameters()]
-        found.append([{name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in each.items()} for each in held])
+        held = [x for p in model.parameters() for x in (p, *optimizer.state[p].values())]
+        shapes.append([tuple(x.shape) for x in held])
+        found.append([x.full_tensor() if isinstance(x, flow.GlobalTensor) else x for x in held])
     torch.testing.assert_close(found[1], found[0])
+    assert shapes[1] == shapes[0]
 
 
 def test_parameters_of_no_dims_count_as_an_element() -> None:

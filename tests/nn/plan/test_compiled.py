@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -224,3 +225,14 @@ def test_a_grid_that_is_a_placement_may_leave_out_ranks_but_not_name_others(rank
     assert ranks4(some_ranks, "grid cpu:[1-2] as (data=2)") == ["cpu:[1-2] as (data=2)"] * 4
     assert "there is no rank 5: 4 were started, 0 to 3" in ranks4(some_ranks, "grid cpu:[2-5] as (data=4)")[0]
     assert "a grid of 2 on 4 ranks" in ranks4(some_ranks, "grid (data=2)")[0]
+
+
+def test_options_that_are_none_leave_the_plan_what_it_says() -> None:
+    """Whoever hands options on gives None for what nobody has said."""
+    said = "grid (pipe=2)\npipe {0,2} over pipe by gpipe, 2 micro-batches\nlimit memory 1 MiB"
+    none: Any = {"placement": None, "schedule": None, "memory": None, "inputs": None, "name": None, "slices": None}
+    found = flow.compile(net(), loss_fn, plan=said, **none)._options
+    assert found == flow.compile(net(), loss_fn, plan=said)._options
+    assert found.memory == 2**20
+    with pytest.raises(SbpError, match="memory= is given beside a plan that says it too"):
+        flow.compile(net(), loss_fn, plan=said, **{**none, "memory": 1e9})

@@ -3,6 +3,7 @@
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import sbpflow as flow
 from sbpflow import actors
 from sbpflow.actors import Costs, Network, held_at_once, network_of, published, simulate
 from sbpflow.actors.added import value_link
+from sbpflow.actors.added.bpipe import _kept
 from sbpflow.actors.added.room import lying
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement.errors import ScheduleError
@@ -62,6 +64,16 @@ def test_stages_of_several_chunks_are_refused(schedule: str) -> None:
     made = published(schedule)
     with pytest.raises(ScheduleError, match="levels"):
         actors.bpipe(network_of(made, made.shape(4, 8)))
+
+
+def test_what_two_read_is_not_levelled() -> None:
+    """Its slots are free when both have read it, and what was handed on would be missed by one of them."""
+    plain = network_of(published("1f1b"), published("1f1b").shape(6, 12))
+    (register, *_), (last, *others) = kept(plain), reversed(plain.actors)
+    read = replace(last, takes=(*last.takes, replace(last.takes[0], register=register)))
+    both = replace(plain, actors=(*reversed(others), read))
+    assert register not in {name for name, _ in _kept(both).values()}
+    assert len(_kept(both)) == len(_kept(plain)) - 1
 
 
 def layers(stages: int) -> nn.Sequential:
