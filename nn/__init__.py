@@ -22,6 +22,7 @@ from .files import torch_protocol as _torch_protocol
 from .graph import Graph
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .graph.frozen_cache import FrozenCache
+from .graph.optimizer import clipping as _clipping
 from .graph.optimizer.kept_errors import StepErrors
 from .model.annotate import place, shard
 from .model.balance import pipeline
@@ -77,5 +78,6 @@ __all__ = [
 ]
 
 _functions.install()
+_clipping.install()
 _torch_protocol.install()
 _joint_file.install()

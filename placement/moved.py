@@ -15,6 +15,7 @@ MOVED: Mapping[str, str] = {
     },
     "sbpflow.Graph": "flow.nn.Graph",
     **{f"sbpflow.nn.{name}": f"flow.{name}" for name in ("explain", "explicit", "rule", "tensor", "zeros", "ones")},
+    "sbpflow.nn.Graph.step": "planned",
     "sbpflow.boxing.Plan": "flow.boxing.BoxingPlan",
     "sbpflow.actors.pipeline": "flow.actors.network_of",
     "sbpflow.actors.Preview.write": "draw(path)",

@@ -126,7 +126,7 @@ class ParameterServer:
             )
 
     def _runtime(self, rounds: int) -> Runtime:
-        """What makes a run, in each process all of it: who fails tells the others, that wait for what it moves."""
+        """The runtime of a run, in each process all of it: who fails tells the others, that wait for what it moves."""
         if rounds not in self._runtimes:
             course = self.plan(rounds)
             line = course.line

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +13,7 @@ from ...actors.protocol.network import Network
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
+from ...placement.moved import MovedName
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
 from .additions import Addition, refuse_other
@@ -50,6 +51,9 @@ class Graph(PlannedViews):
     >>> Double(placement=flow.placement("cpu", range(2)))(torch.ones(2)).numpy()
     array([2., 2.], dtype=float32)
     """
+
+    if not TYPE_CHECKING:  # an attribute of the user's own may be called so, of whatever type
+        step = MovedName("sbpflow.nn.Graph.step")
 
     def __init__(self, **options: Unpack[GivenOptions]) -> None:
         self._options = Options.of(options, type(self).__name__)

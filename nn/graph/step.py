@@ -18,7 +18,7 @@ from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
-from ...sbp.call import mapped
+from ...sbp.call import mapped, tensors_in
 from ..model.reading import reading_of
 from ..tensors.agreement import same, told
 from ..tensors.tensor import GlobalTensor, wrap
@@ -164,6 +164,10 @@ class Step:
         if isinstance(back, WrittenArguments):
             result, values = result
             back.put_back(given, values)
+        if self.plan.logical.losses:
+            for x in tensors_in(result):
+                if isinstance(x, GlobalTensor):
+                    x._of_step = self.name
         return result
 
     def rank_times(self) -> RankTimes | None:
@@ -190,6 +194,9 @@ class Step:
         how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept, passes.move
         model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
         self.tensors = frozenset(map(id, model.held.values()))
+        for x in model.held.values():
+            if self.optimizers and isinstance(x, GlobalTensor):
+                x._of_step = self.name
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)
         else:

@@ -227,6 +227,11 @@ def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tup
                 if shard.requires_grad:  # a rank without elements may have nothing to differentiate
                     roots.append(shard)
                     cotangents.append(cotangent)
+        elif y._of_step:
+            raise RuntimeError(
+                f"backward() of what {y._of_step} returned, at {user_line()}: the step has made all gradients\n"
+                "  leave the call out; with an optimizer the step has stepped too, without one gradients are in p.grad"
+            )
         else:
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
     return roots, cotangents

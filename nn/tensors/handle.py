@@ -44,6 +44,7 @@ class Handle(torch.Tensor):
     _memory: "TensorMemory | None" = None  # what was told of it: the same each time, as long as shards are
     _hooks: Any = None
     _heard: Any = ()  # shards that hooks of ours leave gradients on, and by what they were made: see hooks.retain_grad
+    _of_step = ""  # the graph that returned it as, or changes it by, the end of a training step
     _asked = False  # a backward pass was told to leave the gradient here, though this is no leaf
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_full_backward_hook
 
 import sbpflow as flow
@@ -55,3 +55,21 @@ def test_a_hook_of_a_parameter_is_called_at_each_step() -> None:
     step(*batch())
     step(*batch())
     assert len(seen) == 2
+
+
+def test_backward_behind_a_step_says_that_the_step_has_made_the_gradients() -> None:
+    model = net()
+    loss: Any = flow.compile(model, loss_fn, sgd(model), placement=LINE)(*batch())
+    with pytest.raises(RuntimeError, match=r"(?s)^backward\(\) of what Sequential returned, at .*leave the call out"):
+        loss.backward()
+
+
+def test_clipping_behind_a_step_says_who_clips() -> None:
+    """It returned 0, and the step was made with gradients as they were."""
+    model, other = net(), net()
+    flow.compile(model, loss_fn, sgd(model), placement=LINE)(*batch())
+    with pytest.warns(UserWarning, match=r"clips nothing: Sequential has used up .* clip_grad_norm="):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    flow.compile(other, loss_fn, placement=LINE)(*batch())
+    assert nn.utils.clip_grad_norm_(other.parameters(), 1e9) > 0
+    assert nn.utils.clip_grad_norm_(net().parameters(), 1.0) == 0

@@ -1,0 +1,36 @@
+"""Clipping behind a step: gradients that a graph has used up have no norm, which torch says as 0.
+
+torch's own function is left as it is, but for what it does last, which tells where nothing was clipped.
+"""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....boxing.record import user_line
+from ...tensors.tensor import GlobalTensor
+
+__all__ = ["install"]
+
+_clip = torch.nn.utils.clip_grad._clip_grads_with_norm_
+
+
+def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> None:
+    """As torch clips; where all gradients went into the step of a graph, that is told."""
+    listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    steps = {x._of_step for x in listed if isinstance(x, GlobalTensor)} - {""}
+    if steps and all(x.grad is None for x in listed):
+        warnings.warn(
+            f"clip_grad_norm_ at {user_line()} clips nothing: {' and '.join(sorted(steps))} has used up the gradients "
+            "in its step; give it clip_grad_norm=..., as in flow.compile(..., clip_grad_norm=1.0), and read grad_norm",
+            stacklevel=2,
+        )
+    _clip(listed, *args, **kwargs)
+
+
+def install() -> None:
+    """Put ours in the place of torch's, once."""
+    torch.nn.utils.clip_grad._clip_grads_with_norm_ = _told
