@@ -96,7 +96,7 @@ class _Shards:
         self._shown()
 
     def _shown(self) -> None:
-        """What users see of the state is by now what it was taken from, or made of it."""
+        """The state has been handed out to users, or taken over from them: from here on changes to it are theirs."""
         self.held, self.parts = self._seen_now()
         self.unseen = [x for x in self.all if x not in self.state]
 
