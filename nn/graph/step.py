@@ -12,15 +12,17 @@ from ...actors.protocol.network import Network
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.exchange.execute import transport
 from ...boxing.graph.move_table import moves_of
-from ...boxing.graph.physical import Var
+from ...boxing.graph.physical import Value, Var, vars_in
 from ...boxing.graph.report.facts import Held
 from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
+from ...sbp import Layout
 from ...sbp.call import mapped, tensors_in
 from ..model.reading import reading_of
 from ..tensors.agreement import same, told
+from ..tensors.memory_formats import in_order
 from ..tensors.tensor import GlobalTensor, wrap
 from .additions import Addition, add_to
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
@@ -51,6 +53,8 @@ class StraightRunner:
         self.graph, self.constants, self.trains = plan.graph, plan.passes.constants, plan.trains
         sources = [s for s in plan.graph.sources if s.kind in ("input", "constant")]
         self.cut = {s.value.name: cutter(s.value.layout) for s in sources}
+        results = {name: _in_memory(self.graph.values[name]) for name in vars_in(self.graph.result)}
+        self.results = {name: (of, of.in_rows) for name, of in results.items()}
 
     def run(self, given: Mapping[str, Tensor]) -> Any:
         """One step on the tensors of its arguments."""
@@ -69,9 +73,17 @@ class StraightRunner:
             self.model.errors.commit()
 
         def put(var: Var) -> GlobalTensor:
-            return wrap(trimmed(done.values[var.name]), self.graph.layout(var.name))
+            of, rows = self.results[var.name]
+            found = trimmed(done.values[var.name])
+            return wrap(tuple([x if rows and x.is_contiguous() else in_order(x, of) for x in found]), of)
 
         return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))
+
+
+def _in_memory(result: Value) -> Layout:
+    """How a result lies, in memory too; one that repeats what it holds is written out."""
+    of, order = result.layout, result.order or ()
+    return of.in_order(order) if len(order) in (0, len(of.shape)) else of
 
 
 class Step:

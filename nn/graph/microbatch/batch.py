@@ -16,6 +16,7 @@ from ....sbp import Layout
 from ....sbp.call import fill, refs_in, tensors_in
 from ....sbp.logical import Logical
 from ....sbp.state import Factors, Runs, State, spans
+from ...tensors.memory_formats import in_order
 from ...tensors.tensor import GlobalTensor, wrap
 from ..capture.arguments import tensors_by_path
 from ..compiler.generated_calls import Shards
@@ -226,13 +227,14 @@ def joined(
         layouts = there
     if set(weights) != {1.0} and layouts[0].dtype.is_floating_point:  # counts stay whole numbers
         given = [tuple([w * x for x in mine]) for w, mine in zip(weights, given, strict=True)] if how.partial else given
-    values: list[GlobalTensor] = [wrap(mine, of) for mine, of in zip(given, layouts, strict=True)]
+    rows = [tuple([in_order(x, of) for x in mine]) for mine, of in zip(given, layouts, strict=True)]
+    values: list[GlobalTensor] = [wrap(mine, of) for mine, of in zip(rows, layouts, strict=True)]
     sizes = [piece.sizes for piece in batch.pieces]
     if batch.slices > 1:
         starts = range(0, len(values), batch.slices)
-        rows = [(values[at : at + batch.slices], sizes[at : at + batch.slices]) for at in starts]
-        values = [_along(1, row, how, of) for row, of in rows]
-        sizes = [(of[0][0], batch.sizes[1]) for _, of in rows]
+        lines = [(values[at : at + batch.slices], sizes[at : at + batch.slices]) for at in starts]
+        values = [_along(1, line, how, of) for line, of in lines]
+        sizes = [(of[0][0], batch.sizes[1]) for _, of in lines]
     return _along(0, values, how, sizes)
 
 
