@@ -253,7 +253,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if fake is None and torch._C._functorch.peek_interpreter_stack() is not None:
             raise SbpError(
                 f"capture: torch.vmap and the transforms of torch.func are not captured, at {self.tape.origin.line}\n"
-                "  write it on whole batches"
+                "  write it on whole batches; for masks of flex attention take F.scaled_dot_product_attention: "
+                "in transformers attn_implementation='sdpa'"
             )
         if fake is None:
             raise SbpError(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 
 import sbpflow as flow
 from sbpflow import B, S
@@ -283,6 +284,18 @@ class Prepared(torch.optim.Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+def test_masks_of_flex_attention() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            create_block_mask(lambda b, h, i, j: i >= j, None, None, len(x), len(x), device="cpu")
+            return x
+
+    refused(
+        rf"^capture: torch.vmap .* at .*{HERE}.*flex attention .*sdpa",
+        lambda: flow.compile(Masked(), placement=LINE)(batch()[0]),
+    )
 
 
 def test_an_optimizer_that_holds_another() -> None:
