@@ -220,7 +220,7 @@ def test_too_little_memory() -> None:
 
 def test_an_optimizer_of_another_model() -> None:
     refused(
-        r"^SGD holds a parameter \(8, 4\) that no module of the graph has, at .*test_bad_input.py.*\n  make the optimizer of",
+        r"^SGD holds a parameter \(8, 4\) that no module of the graph has, at .*\n  make the optimizer of",
         lambda: flow.compile(net(), loss_fn, sgd(net()), placement=LINE)(*batch()),
     )
 
