@@ -275,6 +275,7 @@ APART: list[tuple[Callable[..., Any], Callable[..., Any], Callable[[int], dict[s
 ]
 
 
+@pytest.mark.filterwarnings("ignore:capture. random numbers")
 @pytest.mark.parametrize(
     ("function", "run", "more"), APART, ids=[f"{f.__name__}-{k}" for k, (f, *_) in enumerate(APART)]
 )

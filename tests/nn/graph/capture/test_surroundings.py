@@ -100,6 +100,7 @@ def state(model: Model) -> tuple[Any, ...]:
     return modes, own, held, tensors, dict(TOP), list(Model.seen), list(model.first._parameters)
 
 
+@pytest.mark.filterwarnings("ignore:capture. random numbers")
 @pytest.mark.parametrize("place", range(-1, 6))
 def test_a_capture_changes_nothing_wherever_it_ends(place: int) -> None:
     model = Model()
@@ -148,6 +149,7 @@ def test_a_capture_changes_nothing_at_whichever_call_it_ends(calls: int) -> None
     assert not fakes_in(model)
 
 
+@pytest.mark.filterwarnings("ignore:capture. random numbers")
 def test_what_a_function_kept_before_is_a_constant() -> None:
     model = Model()
     kept = model.helper.ramp(4)
