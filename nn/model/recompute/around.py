@@ -1,4 +1,4 @@
-"""What `checkpoint(use_reentrant=False)` of torch has around the function that it calls, with ours in its place.
+"""The context that `checkpoint(use_reentrant=False)` of torch has around the function that it calls, and ours instead.
 
 Here it is `around(function, args, kwargs, **settings)`, a generator that yields once, while the function runs. Torch
 has it so since 2.14, and before under another name, with settings and arguments in one row.
