@@ -6,13 +6,12 @@ A value is a tensor, or tuples, lists and dicts of such, with whatever else pick
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ...boxing.exchange.transport import waiting
+from ...boxing.exchange.transport import waits
 from ...placement.errors import ScheduleError
 from ..runtime.channel import Carrier, UnderWay, tag_of
 
@@ -40,13 +39,9 @@ class ValueLink:
 
     def hand(self, label: int, value: Any) -> None:
         """Send, and come back when it was taken."""
-        here = get_ident()
-        waiting.add(here)
-        try:
+        with waits:
             for work in self.posted(label, value):
                 work.wait()
-        finally:
-            waiting.discard(here)
 
     def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         return () if self.handed else self.posted(label, value)

@@ -12,7 +12,6 @@ ranks that disagree never meet.
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from threading import get_ident
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -25,7 +24,7 @@ from ..exchange import collectives, point_to_point
 from ..plan import BoxingPlan
 from ..record import purpose, user_line
 from .shared_memory import Mail, Shared
-from .transport import MANY, Arrived, Errand, Exchange, Given, Posting, Sent, Turn, lane_here, waiting
+from .transport import MANY, Arrived, Errand, Exchange, Given, Posting, Sent, Turn, lane_here, waits
 from .watch import Watch
 
 __all__ = ["Dist"]
@@ -116,19 +115,18 @@ class Wire(NamedTuple):
 
     def wait(self) -> list[Tensor]:
         """The rank's result; an exchange that breaks is told in terms of who wanted what."""
-        self.watch.turn, here = self.turn, get_ident()
-        waiting.add(here)
+        self.watch.turn = self.turn
         try:
-            for work in self.works:
-                if self.limit is None:
-                    work.wait()
-                else:
-                    work.wait(self.limit)
+            with waits:
+                for work in self.works:
+                    if self.limit is None:
+                        work.wait()
+                    else:
+                        work.wait(self.limit)
         except RuntimeError as error:
             raise self.watch.failure(self.turn, error) from error
         finally:
             self.watch.turn = None
-            waiting.discard(here)
         return [self.result()]
 
 
@@ -141,14 +139,12 @@ class Post(NamedTuple):
 
     def wait(self) -> list[Tensor]:
         """The rank's result, with errors as from the wire."""
-        turn, here = self.shared.exchange.turn, get_ident()
-        waiting.add(here)
+        turn = self.shared.exchange.turn
         try:
-            return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
+            with waits:
+                return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
         except RuntimeError as error:
             raise self.watch.failure(turn, error) from error
-        finally:
-            waiting.discard(here)
 
 
 @lru_cache(maxsize=4096)

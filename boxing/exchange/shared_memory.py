@@ -60,16 +60,13 @@ class Mail:
     def open(cls, ledger: Ledger) -> "Mail | None":
         """The mailboxes, or None where there are no other ranks, not the memory, or another kind of processor."""
         n = len(ledger.local)
-        slot = LARGEST
-        while slot > SMALLEST and mail_size(n, slot) > BUDGET:
-            slot //= 2
         if n == 1 or platform.machine() not in ("x86_64", "AMD64"):
             return None
-        while slot >= SMALLEST:  # hosts may have less room than this, such as containers
-            memory = ledger.share(f"mail of {slot}", mail_size(n, slot)) if mail_size(n, slot) <= BUDGET else None
+        sizes = [LARGEST >> k for k in range((LARGEST // SMALLEST).bit_length())]
+        for slot in [size for size in sizes if mail_size(n, size) <= BUDGET][::2]:  # a host may have less room
+            memory = ledger.share(f"mail of {slot}", mail_size(n, slot))
             if memory is not None:
                 return cls(ledger, memory, slot)
-            slot //= 4
         return None
 
     def serves(self, exchange: Exchange) -> bool:

@@ -18,12 +18,25 @@ from .buffer import finish, pack
 
 __all__ = [
     "MANY", "Arrival", "Arrived", "Errand", "Exchange", "Given", "InProcess", "Posting", "Sent", "Transport", "Turn",
-    "lane", "lane_here", "waiting",
+    "lane", "lane_here", "waiting", "waits",
 ]  # fmt: skip
 
 MANY = 16  # beyond so many ranks collectives send fewer messages than everybody to everybody
 
 waiting: set[int] = set()  # the threads of this process that wait for another in the midst of what they do
+
+
+class _Waits:
+    """A thread inside waits for another process."""
+
+    def __enter__(self) -> None:
+        waiting.add(threading.get_ident())
+
+    def __exit__(self, *error: object) -> None:
+        waiting.discard(threading.get_ident())
+
+
+waits = _Waits()  # it holds nothing, so that all threads may enter it
 
 Posting: TypeAlias = tuple[list[Any], Callable[[], Tensor]]  # what to wait for, and then how to make the result
 
