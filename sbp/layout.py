@@ -268,7 +268,7 @@ def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def dense_strides(shape: Sequence[int], order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps whose dims lie in memory in this order."""
+    """The strides of a tensor without gaps whose dims lie in memory in this order; 0 of a dim that it leaves out."""
     found, step = [0] * len(shape), 1
     for d in reversed(order or range(len(shape))):
         found[d] = step

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...sbp.layout import memory_order
+from ...sbp.layout import dense_strides, memory_order
 
 __all__ = ["MemoryOrder", "lay", "lies", "order_of", "strides_in"]
 
@@ -40,11 +40,7 @@ def strides_in(shape: Sequence[int], order: MemoryOrder) -> tuple[int, ...]:
     >>> strides_in((5, 2, 4, 3), (1, 3, 2)), strides_in((2, 3), None)
     ((0, 12, 1, 4), (3, 1))
     """
-    found, step = [0] * len(shape), 1
-    for d in reversed(range(len(shape)) if order is None else order):
-        found[d] = step
-        step *= max(shape[d], 1)
-    return tuple(found)
+    return (0,) * len(shape) if order == () else dense_strides(shape, order or ())
 
 
 def lies(x: Tensor, order: MemoryOrder) -> bool:
