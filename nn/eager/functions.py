@@ -38,9 +38,9 @@ _apply = Function.__dict__["apply"]  # a classmethod in Python before torch 2.14
 _applied: dict[type[Function], "Applied"] = {}
 
 
-def applied(cls: type[Function], *args: Any) -> Any:
+def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     """`apply` as torch has it."""
-    return _apply.__get__(None, cls)(*args)
+    return _apply.__get__(None, cls)(*args, **kwargs)
 
 
 class Applied:
@@ -50,7 +50,7 @@ class Applied:
         self.cls, self.__name__ = cls, cls.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _apply.__get__(None, self.cls)(*args, **kwargs)
+        return applied(self.cls, *args, **kwargs)
 
     def recipe(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
         """By the Function's rule if it has one."""
@@ -109,7 +109,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(isinstance(a, GlobalTensor) for a in args):
         if capturing():  # its own backward would be lost among the calls that its forward makes
             raise LookupError(f"{cls.__name__} is not captured")
-        return _apply.__get__(None, cls)(*args, **kwargs)
+        return applied(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
         raise SbpError(
             f"a module's full backward hook sees single shards, not global tensors, at {user_line()}\n"
@@ -119,7 +119,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is checkpoint.CheckpointFunction:  # saves and replays by itself, on one device's tensors
             run, preserve, *rest = args
             return checkpoint.checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
-        return _apply.__get__(None, cls)(*args, **kwargs)  # only keeps its inputs
+        return applied(cls, *args, **kwargs)  # only keeps its inputs
     func = _applied.get(cls)
     if func is None:
         func = _applied[cls] = Applied(cls)

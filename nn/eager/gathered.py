@@ -18,7 +18,7 @@ from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.tensor import GlobalTensor, wrap
 from ..tensors.tokens import pass_tokens
 from .moved_views import Torn, after_write, any_severed, bring_back, keep, sever
-from .recipe import Recipe, each_rank
+from .recipe import Recipe, each_rank, own_memory
 
 __all__ = ["Whole", "gathered", "strided", "strided_copy", "strided_scatter"]
 
@@ -72,8 +72,8 @@ class Whole(Recipe):
             return result
         made = tensors_in(result)
         for at, copied in enumerate(self.copies):
-            if copied and any(shares_memory(made[at], x) for x in given):
-                made[at] = made[at].clone()
+            if copied:
+                made[at] = own_memory(made[at], given)
         return refilled(result, made)
 
     def _as_in_memory(self, held: tuple[Tensor, ...], x: GlobalTensor) -> tuple[Tensor, ...]:

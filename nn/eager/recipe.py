@@ -4,7 +4,7 @@ A recipe says how the inputs must lie, what each rank runs, and how the results 
 of a shape or dtype that their layout does not give mean a wrong rule, and a view that shares no memory is none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from ..tensors.tokens import pass_tokens
 from .moved_views import Torn, after_write, any_severed, keep, sever
 
-__all__ = ["ByGrad", "Outputs", "Recipe", "Single", "WrongRule", "assembled", "each_rank", "wants_grad"]
+__all__ = ["ByGrad", "Outputs", "Recipe", "Single", "WrongRule", "assembled", "each_rank", "own_memory", "wants_grad"]
 
 
 class Outputs(NamedTuple):
@@ -147,8 +147,7 @@ class Single(Recipe):
         for y, of, alone, relaid in zip(
             tensors_in(result), outputs.layouts, outputs.alone, outputs.relaid, strict=True
         ):
-            if alone and any(shares_memory(y, x) for x in given):
-                y = y.clone()
+            y = own_memory(y, given) if alone else y
             made.append(in_order(y, of) if relaid and of is not None else y)
         return refilled(result, made)
 
@@ -268,10 +267,14 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Tensor]:
     """The function whose result is a copy, also where what it is given lies so that it would be a view."""
 
     def call(*mine: Any) -> Tensor:
-        out: Tensor = function(*mine)
-        return out.clone() if any(isinstance(x, Tensor) and shares_memory(out, x) for x in mine) else out
+        return own_memory(function(*mine), [x for x in mine if isinstance(x, Tensor)])
 
     return call
+
+
+def own_memory(y: Tensor, given: Iterable[Tensor]) -> Tensor:
+    """A result, or a copy of it where it lies in the memory of what was given."""
+    return y.clone() if any(shares_memory(y, x) for x in given) else y
 
 
 def _resized(of: Layout, shape: tuple[int, ...]) -> Layout:

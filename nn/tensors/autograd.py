@@ -149,9 +149,8 @@ def set_data(x: Handle, value: Tensor) -> None:
         shards, of = _laid(x, value)
     else:
         shards, of = tuple(shard.detach() for shard in value._shards), plain(value._layout)
-        if len({shard.untyped_storage()._cdata for shard in shards}) < len(
-            shards
-        ):  # of one process: each is written to
+        memories = {shard.untyped_storage()._cdata for shard in shards}
+        if len(memories) < len(shards):  # of one process: each is written to
             shards = tuple(shard.clone() for shard in shards)
     on, grad = x.requires_grad, x.grad
     x._shards, x._layout, x._leaf, x._moved, x._grad = shards, of, None, None, None
