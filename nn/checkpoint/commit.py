@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from ...placement.errors import FileError, SbpError, some_of
+from ...placement.errors import FileError, SbpError
 from ..files.headers import DTYPES, NAMES
 from ..files.pieces import sizes_of
 from ..files.raw import wrote
 from .content import Content
-from .folders.ownership import begun, is_own, removed, synced, unmarked
+from .folders.ownership import begun, described, is_empty, is_own, removed, synced, unmarked
 from .manifest import MANIFEST, REPLACED, WRITING, WrittenPiece, made_manifest
 from .meeting import Meeting
 from .newest import tidied
@@ -121,10 +121,10 @@ def check_alike(each: Sequence[str]) -> str:
 
 def begin_folder(path: Path, aside: Path) -> None:
     """An empty folder beside where the checkpoint will be."""
-    if path.exists() and not is_own(path.resolve()) and not (path.is_dir() and not any(path.iterdir())):
-        what = f"a folder with {some_of(sorted(x.name for x in path.iterdir()))}" if path.is_dir() else "a file"
+    there = path.resolve()  # what a link names
+    if path.exists() and not is_own(there) and not is_empty(there):
         raise FileError(
-            f"flow.save: {path} is there, and is no checkpoint\n  it is {what}, which would be lost\n"
+            f"flow.save: {path} is there, and is no checkpoint\n  it is {described(there)}, which would be lost\n"
             f"  name a folder for this one checkpoint, such as {path / 'step-100'}"
         )
     begun(aside, (_old(path),) if _goes(path) else ())

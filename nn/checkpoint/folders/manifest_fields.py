@@ -21,7 +21,7 @@ __all__ = ["checked_fields"]
 
 Check = Callable[[str, Any], None]
 AXES = 12  # along which pieces of one tensor are cut at most: a save cuts along as many as its layout has
-ODD = (ValueError, KeyError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, RecursionError)
+ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, RecursionError)
 
 
 def checked_fields(said: Any) -> None:

@@ -22,6 +22,8 @@ __all__ = [
     "REPLACED",
     "WRITING",
     "begun",
+    "described",
+    "is_empty",
     "is_left_over",
     "is_own",
     "removed",
@@ -45,7 +47,7 @@ def is_left_over(folder: Path) -> bool:
     """Whether it is one of a save or a removal that did not end, such as one that was replaced, beside what has its
     name now. Before its mark and behind it one is empty, and nothing can be lost of it."""
     if not is_own(folder):
-        return folder.name.endswith((WRITING, REPLACED)) and _is_empty(folder)
+        return folder.name.endswith((WRITING, REPLACED)) and is_empty(folder)
     if folder.name.endswith(REPLACED) and is_own(folder.with_name(folder.name.removesuffix(REPLACED))):
         return True
     return folder.name.endswith(WRITING) or not (folder / MANIFEST).exists()
@@ -59,7 +61,8 @@ def _is_ours(file: Path) -> bool:
         return False
 
 
-def _is_empty(folder: Path) -> bool:
+def is_empty(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, that has nothing in it."""
     return folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
 
 
@@ -67,10 +70,10 @@ def begun(aside: Path, others: tuple[Path, ...] = ()) -> None:
     """An empty folder with the mark; what an earlier save has left there goes, and what is not ours is an error. So it
     is at `others`, which are going to be written over."""
     for path in (aside, *others):
-        if os.path.lexists(path) and not is_own(path) and not _is_empty(path):
+        if os.path.lexists(path) and not is_own(path) and not is_empty(path):
             raise FileError(
                 f"flow.save: {path} is there, and flow.save has not made it\n"
-                f"  it is {_what(path)}, which would be lost\n"
+                f"  it is {described(path)}, which would be lost\n"
                 "  move it elsewhere, or save under another name"
             )
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,8 @@ def begun(aside: Path, others: tuple[Path, ...] = ()) -> None:
         os.close(fd)
 
 
-def _what(path: Path) -> str:
+def described(path: Path) -> str:
+    """A file, folder or link, in the words of errors."""
     if path.is_symlink():
         return f"a link to {os.readlink(path)}"
     return f"a folder with {some_of(sorted(x.name for x in path.iterdir()))}" if path.is_dir() else "a file"

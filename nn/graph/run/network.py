@@ -102,7 +102,7 @@ def lowered(
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     made = _Lowering(actors, registers, m * slices, slices if trains else 1)
     for kind, each in kinds.items():
-        _ = made.bundles[kind]  # one chunk that only goes forward hands nothing on
+        made.bundles.setdefault(kind, {})  # one chunk that only goes forward hands nothing on
         for route, (tasks, of) in enumerate(each):
             if of.group != routes[route][1].group:
                 first = _told(next(iter(kinds)))

@@ -145,22 +145,21 @@ def _get(owner: Any, name: str) -> Any:
         return _ABSENT
 
 
-def _put_slots(held: Slots, now: Content, wanted: Content) -> None:
+def _put_attributes(base: Any, owner: Any, now: Content, wanted: Content) -> None:
     after, before = dict(wanted), dict(now)
     for name in before.keys() - after.keys():
-        object.__delattr__(held.owner, name)
+        base.__delattr__(owner, name)
     for name, value in after.items():
         if before.get(name, _ABSENT) is not value:
-            object.__setattr__(held.owner, name, value)
+            base.__setattr__(owner, name, value)
+
+
+def _put_slots(held: Slots, now: Content, wanted: Content) -> None:
+    _put_attributes(object, held.owner, now, wanted)
 
 
 def _put_class(held: type, now: Content, wanted: Content) -> None:
-    after, before = dict(wanted), dict(now)
-    for name in before.keys() - after.keys():
-        type.__delattr__(held, name)
-    for name, value in after.items():
-        if before.get(name, _ABSENT) is not value:
-            type.__setattr__(held, name, value)
+    _put_attributes(type, held, now, wanted)
 
 
 _KINDS: dict[type, ContainerKind] = {
