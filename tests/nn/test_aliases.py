@@ -1,4 +1,4 @@
-"""What shares memory on one device shares it as global tensors, and what is a copy there is one: by writing to it.
+"""Views and copies: those of one device are those of global tensors, as writes to them show.
 
 The strides of the whole tensor decide. A piece may lie otherwise: one row of a transposed tensor is contiguous.
 """

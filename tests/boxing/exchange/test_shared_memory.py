@@ -97,7 +97,7 @@ def test_waiting_ends_at_the_limit_and_looks_after_peers_on_the_way() -> None:
 
 
 class Hosted:
-    """What mail asks of a ledger: the ranks of this host, and memory that there is up to so many bytes."""
+    """A ledger, as far as mail asks it: the ranks of this host, and memory that there is up to so many bytes."""
 
     def __init__(self, rank: int, ranks: int, room: int = BUDGET) -> None:
         self.rank, self.local, self.room = rank, tuple(range(ranks)), room

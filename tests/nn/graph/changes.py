@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from tests.nn.graph.trainings import OPTIMIZERS, Training, drawn_layer, numbers, whole
+from tests.nn.graph.trainings import OPTIMIZERS, Training, drawn_layer, halved_states, numbers, whole
 
 __all__ = ["CHANGES", "Change"]
 
@@ -397,12 +397,7 @@ def maximized(t: Training, draw: Random) -> None:
 
 @change
 def optimizer_loaded(t: Training, draw: Random) -> None:
-    state = copy.deepcopy(t.optimizer.state_dict())
-    for held in state["state"].values():
-        for name, value in held.items():
-            if isinstance(value, Tensor) and value.ndim:
-                held[name] = value * 0.5
-    t.optimizer.load_state_dict(state)
+    t.optimizer.load_state_dict(halved_states(t.optimizer))
 
 
 @change

@@ -18,6 +18,7 @@ from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, 
 
 import sbpflow as flow
 from sbpflow import S
+from tests.nn.graph.trainings import halved_states
 
 __all__ = ["EDITS", "Edit", "Scene", "numbers"]
 
@@ -457,12 +458,7 @@ def rate(s: Scene) -> None:
 
 @edit("`optimizer.load_state_dict`")
 def optimizer_loaded(s: Scene) -> None:
-    state = copy.deepcopy(s.optimizer.state_dict())
-    for held in state["state"].values():
-        for name, value in held.items():
-            if isinstance(value, Tensor) and value.ndim:
-                held[name] = value * 0.5
-    s.optimizer.load_state_dict(state)
+    s.optimizer.load_state_dict(halved_states(s.optimizer))
 
 
 @edit("another optimizer: `step.optimizer = ...`")

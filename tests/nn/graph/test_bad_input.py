@@ -280,7 +280,7 @@ def test_shapes_that_do_not_fit_are_torchs_errors_with_the_line() -> None:
 
 
 class Prepared(torch.optim.Optimizer):
-    """What stands for an optimizer and calls it now and then, as what `accelerate.prepare` returns."""
+    """A stand-in for an optimizer, which calls it now and then, as what `accelerate.prepare` returns."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups

@@ -36,7 +36,7 @@ def test_a_training_is_as_in_torch_whatever_is_changed_between_its_steps(seed: i
 
 @contextmanager
 def named_lines(said: list[str]) -> Iterator[None]:
-    """What is refused ends a training, if the error names a line."""
+    """A refusal ends a training, if its error names a line."""
     try:
         yield
     except flow.SbpError as error:

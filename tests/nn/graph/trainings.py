@@ -3,6 +3,7 @@ as a compiled step. Drawn by one seed they are alike, whatever runs them.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import S
 
-__all__ = ["FACTORS", "OPTIMIZERS", "WAYS", "Training", "Way", "drawn_layer", "numbers", "whole"]
+__all__ = ["FACTORS", "OPTIMIZERS", "WAYS", "Training", "Way", "drawn_layer", "halved_states", "numbers", "whole"]
 
 WIDTH, WORDS, OUT = 6, 11, 4
 FACTOR = 1.0  # globals of the loss functions, which each training has of its own
@@ -319,3 +320,11 @@ class Training:
             kept = states.get(p, {})
             named.update({f"{name} of held {at}": x for name, x in kept.items() if isinstance(x, Tensor)})
         return {name: whole(x) for name, x in named.items()}
+
+
+def halved_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer, as it could have been saved, with tensors of half the values."""
+    state: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
+    for held in state["state"].values():
+        held |= {name: x * 0.5 for name, x in held.items() if isinstance(x, Tensor) and x.ndim}
+    return state

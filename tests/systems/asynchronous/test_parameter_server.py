@@ -120,7 +120,7 @@ def test_four_processes_are_servers_and_workers(ranks4: Ranks) -> None:
 
 
 def ended_by(way: str) -> str:
-    """What a rank is told where the second worker ends a run."""
+    """The words that a rank is told where the second worker ends a run."""
     flow.init(timeout=8.0 if way == "sleeps" else 30.0)
     _, _, server = served(2, servers=1)
     server.run(rows(2, 1))
