@@ -119,6 +119,7 @@ class _Assigning:
         self.plan, self.model, self.grids = plan, model, grids
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.reach: dict[int, list[str]] = {}  # by the id of a line, the parameters that it meets
         self.made = Assignment(plan, grids, parameters=tuple(self.parameters))
 
     def read(self) -> Assignment:
@@ -188,6 +189,7 @@ class _Assigning:
         names = [n for n in self.parameters if n in {*named} or any(n.startswith(head) for head in inside)]
         if not names:
             raise self.made.wrong(line, "path", f"{line.path} has no parameters\n  name a module that has some")
+        self.reach[id(line)] = names
         many = len(names) > 1 or bool(modules)
         for name in names:
             entries = self.fitting(line, name, line.entries, many=many)
@@ -309,7 +311,33 @@ class _Assigning:
         for path, line in made.places.items():
             if made.pipe is not None and any(_around(layer, path) or _around(path, layer) for layer in made.layers):
                 raise self.made.conflict(made.pipe, line, f"{path} is among the layers of the pipeline")
-        for axes in (*(a for table in made.rests.values() for a in table.values()), *made.flows.values()):
+        self.leave_folded()
+
+    def leave_folded(self) -> None:
+        """Where a fold takes all of an axis, nothing of that is left: lines for other parameters too pass over those of
+        the folded modules, and lines for these alone have to name the fold."""
+        made = self.made
+        folds = {path: self.grids.folds[made.folded[path]] for path in outermost(made.folded)}
+        gone = {path: of for path, of in folds.items() if self.grids.size(str(of.folds)) == of.size}
+        for table in made.rests.values():
+            for name, axes in list(table.items()):
+                of = next((of for path, of in gone.items() if _around(path, name)), None)
+                pinned = None if of is None else axes.get(str(of.folds))
+                if of is None or pinned is None:
+                    continue
+                if not all(any(_around(path, other) for path in gone) for other in self.reach[id(pinned.by)]):
+                    del axes[str(of.folds)]
+                    if not axes:
+                        del table[name]
+                    continue
+                self.check_folds(axes)
+                raise made.wrong(
+                    pinned.by,
+                    f"axis:{of.folds}",
+                    f"{name} is on the ranks of {of.folds} as {of.name}, which folds all of it\n"
+                    f"  write {of.name}={pinned.entry!r}",
+                )
+        for axes in made.flows.values():
             self.check_folds(axes)
 
     def check_folds(self, axes: Mapping[str, Pinned]) -> None:
