@@ -8,11 +8,13 @@ Piece    one rank's share of a way; what a local function may ask for
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,14 +106,20 @@ def _named(kind: Any, parts: list[Any]) -> Any:
 
 
 def frozen(value: Any) -> Hashable:
-    """An argument as something to compare: 1, 1.0 and True are three, and two NaN one."""
+    """An argument as something to compare: 1, 1.0 and True are three, 0.0 and -0.0 two, and two NaN one."""
     if isinstance(value, list | tuple):
         return type(value), tuple(map(frozen, value))
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(map(frozen, value))
     if isinstance(value, Mapping):
         return tuple((name, frozen(value[name])) for name in sorted(value))
     if isinstance(value, slice):
         return slice, frozen((value.start, value.stop, value.step))
-    return type(value), repr(value) if isinstance(value, float) or not value.__hash__ else value
+    exact = isinstance(value, _WRITTEN) or not value.__hash__
+    return type(value), repr(value) if exact else value
+
+
+_WRITTEN = (float, complex, Decimal, np.generic)  # of which equal ones may differ in a sign, and one from itself
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -64,10 +64,10 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs
                     key.append(part._layout)
                 else:
                     _note(part, key, func)
-        elif kind in _ATOMS:  # 1, 1.0 and True are equal as keys
+        elif kind in _ATOMS:  # 1, 1.0 and True are equal as keys, so are 0.0 and -0.0; a NaN is no other's equal
             key.append(kind)
             if kind is not float or func not in _any_float:
-                key.append(a)
+                key.append(a if a and a == a else str(a))
         else:
             _note(a, key, func)
     if _autocast():
@@ -126,7 +126,7 @@ def _note(a: Any, key: list[Any], func: Any) -> None:
     elif kind in _ATOMS:
         key.append(kind)
         if kind is not float or func not in _any_float:
-            key.append(a)
+            key.append(a if a and a == a else str(a))
     elif isinstance(a, list | tuple):
         key.append(kind)
         key.append(len(a))

@@ -28,7 +28,7 @@ from .optimizer.relocation import ModelMove
 from .options import GivenOptions, Options
 from .plan import Planned, plan_step
 from .reads.modes import Modes
-from .reads.recaptures import KEPT, NumberedKinds, Recaptures
+from .reads.recaptures import KEPT, ArgumentKinds, Recaptures
 from .reads.watch import building
 from .step import Step
 from .views import PlannedViews
@@ -63,7 +63,7 @@ class Graph(PlannedViews):
         self._skipped = SkippedSteps() if self._options.skip_nonfinite else None
         self._kept = KeptErrors()  # of gradients that are compressed
         self._recaptures = Recaptures(str(self._options.name))
-        self._kinds = NumberedKinds()
+        self._kinds = ArgumentKinds(str(self._options.name))
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
         self._additions: list[tuple[Addition, Network | None]] = []  # with the network of which one was made
         self._move: ModelMove | None = None  # of the model, when it is run next
@@ -110,7 +110,7 @@ class Graph(PlannedViews):
         step = next((step for step in known if step.stands()), None)
         number, gone = self._kinds.used(kind, modes.key, self._names)
         for each in gone:
-            self._steps.pop((each, modes.key), None)
+            self._steps.pop(each, None)
         if step is None:
             self._recaptures.note([number, *(step.plan.passes.reads.change() for step in known)])
             known[:] = [step for step in known if step.in_place()][: KEPT - 1]
@@ -229,7 +229,7 @@ class Graph(PlannedViews):
             "_options": self._options,
             "_captures": None,
             "_recaptures": Recaptures(str(self._options.name)),
-            "_kinds": NumberedKinds(),
+            "_kinds": ArgumentKinds(str(self._options.name)),
             "_additions": list(self._additions),
             "_kept": KeptErrors(),
             "_runs": 0,

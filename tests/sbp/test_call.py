@@ -4,6 +4,7 @@ import math
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,8 +42,12 @@ def test_a_number_of_a_value_is_no_number_in_an_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(1, 1.0), (1, True), ([1], (1,)), (0.0, -0.0), (Ref(1), (1,)), (slice(1), slice(None, 1, 1))]
-)
+    ("one", "other"),
+    [
+        (1, 1.0), (1, True), ([1], (1,)), (0.0, -0.0), (0j, -0j), ({1}, {True}), (frozenset([0.0]), frozenset([-0.0])),
+        (np.float32(0.0), np.float32(-0.0)), (Ref(1), (1,)), (slice(1), slice(None, 1, 1)),
+    ],
+)  # fmt: skip
 def test_keys_tell_apart_what_python_holds_equal(one: Any, other: Any) -> None:
     assert frozen([one]) != frozen([other])
     assert {frozen({"x": one}): 1}[frozen({"x": one})]

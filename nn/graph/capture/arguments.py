@@ -14,6 +14,7 @@ from ....boxing import box
 from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp import Layout
+from ....sbp.call import frozen
 from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.text import Pin
 from ...model.flows import FlowError
@@ -197,7 +198,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, Mapping):
-        return (type(value), *[(name, _key(part)) for name, part in value.items()])
+        return (type(value), *[(frozen(name), _key(part)) for name, part in value.items()])
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         return (type(value), *[(name, _key(part)) for name, part in vars(value).items()])
     try:
@@ -207,7 +208,7 @@ def _key(value: Any) -> Hashable:
             f"a graph cannot take a {type(value).__name__} as an argument, because its value could change unnoticed "
             "after compilation\n  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
         ) from None
-    return type(value), value
+    return frozen(value)
 
 
 def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:

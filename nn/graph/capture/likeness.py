@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ....sbp.call import frozen
 from ...model.reading import begin_forward, end_forward
 from ...model.recompute.recomputation import Recomputing
 
@@ -130,13 +131,13 @@ class _Looking:
             self.tensors.append(value)
             return of_tensor(value)
         if isinstance(value, _PLAIN):
-            return type(value), value
+            return frozen(value)
         if isinstance(value, list | tuple):
             return type(value), tuple([self.value(part) for part in value])
         if type(value) is dict or (isinstance(value, Mapping) and dataclasses.is_dataclass(value)):
             return type(value), tuple([(self.value(name), self.value(part)) for name, part in value.items()])
         if isinstance(value, set | frozenset) and all(isinstance(part, _PLAIN) for part in value):
-            return type(value), frozenset(value)
+            return frozen(value)
         if isinstance(value, _SAME):
             return "is", id(value)
         if isinstance(value, partial):

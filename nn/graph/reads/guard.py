@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as calls
 
+from ....sbp.call import frozen
 from ...model.reading import begin_forward, end_forward
 from ...tensors.tensor import GlobalTensor
 from .code import foreign
@@ -129,13 +130,15 @@ class ReadGuard:
 
     def size(self, of: Any, title: str) -> None:
         """How many there are; of names also which, and in which order, as code may go through them."""
-        if isinstance(of, Mapping) and len(of) > 1:
+        if isinstance(of, Mapping) and not _by_name(of):
+            self._add(self._contents, title, _content(of), of)
+        elif isinstance(of, Mapping) and len(of) > 1:
             self._add(self._keys, title, _names(of), of)
         else:
             self._add(self._sizes, title, len(of), of)
 
     def content(self, of: Any, title: str) -> None:
-        """All of a set, or of an array."""
+        """All of a set, or of an array; the keys of a dict."""
         self._add(self._contents, title, _content(of), of)
 
     def unhooked(self, held: Any, name: str, title: str) -> None:
@@ -180,8 +183,15 @@ def _names(held: Mapping[Any, Any]) -> tuple[Any, ...]:
     return tuple(held)
 
 
+def _by_name(held: Mapping[Any, Any]) -> bool:
+    """Whether all keys are names, which equal nothing but the same name."""
+    return all(type(name) is str for name in held)
+
+
 def _content(of: Any) -> Any:
-    return (of.shape, str(of.dtype), of.tobytes()) if isinstance(of, np.ndarray) else frozenset(of)
+    if isinstance(of, np.ndarray):
+        return of.shape, str(of.dtype), of.tobytes()
+    return tuple(map(frozen, of)) if isinstance(of, Mapping) else frozenset(map(frozen, of))
 
 
 def global_hooks() -> list[Any]:
@@ -206,9 +216,7 @@ def _alike(value: Any, now: Any) -> bool:
         return bool(_kind(value) == _kind(now))
     if isinstance(value, tuple):
         return len(value) == len(now) and all(a is b or _alike(a, b) for a, b in zip(value, now, strict=True))
-    if is_plain(value):
-        return bool(now == value or (now != now and value != value))
-    return isinstance(value, frozenset) and bool(value == now)
+    return (is_plain(value) or isinstance(value, frozenset)) and frozen(now) == frozen(value)
 
 
 def _kind(x: Tensor) -> Any:

@@ -6,9 +6,10 @@ from typing import Any
 
 from .guard import ReadChange, is_plain
 
-__all__ = ["KEPT", "NumberedKinds", "Recaptures"]
+__all__ = ["KEPT", "SHAPES", "ArgumentKinds", "Recaptures"]
 
 KEPT = 8  # steps for arguments of one kind, of which the last ones are kept
+SHAPES = 64  # kinds of arguments that differ in more than numbers, likewise
 MANY = 4
 
 
@@ -39,28 +40,50 @@ class Recaptures:
             )
 
 
-class NumberedKinds:
-    """Kinds of arguments by what they are but for numbers, which are parts of a kind as all that is no tensor."""
+class ArgumentKinds:
+    """The kinds of arguments that a graph has plans for, by what they are but for numbers, which are parts of a kind as
+    all that is no tensor; it tells once of more than are kept."""
 
-    def __init__(self) -> None:
-        self._kinds: dict[Hashable, dict[Hashable, dict[str, Any]]] = {}  # the last that was used comes last
+    def __init__(self, name: str) -> None:
+        self.name, self.told = name, False
+        self._kinds: dict[tuple[Hashable, Hashable], dict[Hashable, dict[str, Any]]] = {}  # the last used comes last
 
     def used(
         self, kind: Any, modes: Hashable, names: Callable[[], Sequence[str]]
-    ) -> tuple[ReadChange | None, list[Hashable]]:
+    ) -> tuple[ReadChange | None, list[tuple[Hashable, Hashable]]]:
         """A step of this kind runs now: the number that is another than in the last one, if it is a kind of its own,
-        and kinds that are too many by now. `names` are those of arguments by position."""
+        and kinds that are too many by now, with their modes. `names` are those of arguments by position."""
         numbers: dict[str, Any] = {}
-        kinds = self._kinds.setdefault((_without_numbers(kind, names, numbers), modes), {})
+        shape = _without_numbers(kind, names, numbers), modes
+        self._kinds[shape] = kinds = self._kinds.pop(shape, {})
         changed, last = None, next(reversed(kinds.values()), {})
         if kind not in kinds:
             differ = (name for name, value in last.items() if value != numbers[name])
-            changed = next((ReadChange(name, last[name], numbers[name]) for name in differ), None)
+            changed = next((ReadChange(name, _number(last[name]), _number(numbers[name])) for name in differ), None)
         kinds[kind] = kinds.pop(kind, numbers)
-        gone = list(kinds)[:-KEPT]
-        for each in gone:
+        gone = [(each, modes) for each in list(kinds)[:-KEPT]]
+        for each, _ in gone:
             del kinds[each]
+        for old in list(self._kinds)[:-SHAPES]:
+            gone += [(each, old[1]) for each in self._kinds.pop(old)]
+            self._tell()
         return changed, gone
+
+    def _tell(self) -> None:
+        if not self.told:
+            self.told = True
+            warnings.warn(
+                f"{self.name} has plans for {SHAPES} shapes of arguments, and drops the oldest for each more: when its "
+                "shape comes again it is planned again\n"
+                "  pad batches to a few sizes, as rows to a multiple of 64",
+                stacklevel=2,
+            )
+
+
+def _number(part: tuple[type, Any]) -> Any:
+    """A number of the kind, which may stand there as text."""
+    kind, value = part
+    return kind(value)
 
 
 def _without_numbers(kind: Any, names: Callable[[], Sequence[str]], numbers: dict[str, Any]) -> Hashable:
@@ -70,7 +93,7 @@ def _without_numbers(kind: Any, names: Callable[[], Sequence[str]], numbers: dic
         if not isinstance(part, tuple):
             return part
         if len(part) == 2 and part[0] in (int, float, complex):
-            numbers[title if title not in numbers else f"{title}, {len(numbers)}"] = part[1]
+            numbers[title if title not in numbers else f"{title}, {len(numbers)}"] = part
             return part[:1]
         return tuple([without(each, title) for each in part])
 
