@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..placement.device import current_stream, on_stream, side_stream
 from ..placement.errors import DtypeError, ShapeError
 from ..placement.world import device, owned, world
 from ..sbp import B, Layout
 from ..sbp.state import State
 from .exchange.execute import Flight, land, run, steps, transport
 from .exchange.filled_rows import filled_steps
-from .exchange.streams import side_stream
 from .plan import BoxingPlan, plan
 from .record import Asker, asker, note
 
@@ -51,7 +51,7 @@ def box(
 
 
 class Pending:
-    """A boxing under way. `wait()` returns the shards; on CUDA it makes the current stream wait, never the host."""
+    """A boxing under way. `wait()` returns the shards; on a card it makes the current stream wait, never the host."""
 
     def __init__(self, flight: Flight, stream: Any = None) -> None:
         self._flight, self._stream = flight, stream
@@ -59,7 +59,7 @@ class Pending:
         self._advance(one=True)
 
     def _advance(self, *, one: bool) -> None:
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             try:
                 if one:
                     next(self._flight)
@@ -78,10 +78,10 @@ class Pending:
             self._advance(one=False)
         assert self._result is not None
         if self._stream is not None:
-            here = torch.cuda.current_stream(self._stream.device)
+            here = current_stream(self._stream.device)
             here.wait_stream(self._stream)
             for shard in self._result:
-                if shard.is_cuda:
+                if not shard.is_cpu:
                     shard.record_stream(here)
         return self._result
 
@@ -90,7 +90,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: boo
     """Start a boxing and go on; its first exchange is on the wire when this returns. Outside autograd. With `filled`
     only rows that hold something go.
 
-    On CUDA all of it runs on the side stream for these, behind what the current stream has been given so far.
+    On a card all of it runs on the side stream for these, behind what the current stream has been given so far.
     """
     way = plan(src, dst)
     _check(shards, way)
@@ -98,10 +98,10 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: boo
         note("box_async", way)
     shards = [shard.detach() for shard in shards]
     stream = None
-    if shards[0].is_cuda:
+    if not shards[0].is_cpu:
         where = shards[0].device
         stream = side_stream(where, "box_async")
-        stream.wait_stream(torch.cuda.current_stream(where))
+        stream.wait_stream(current_stream(where))
         for shard in shards:
             shard.record_stream(stream)
     flight = filled_steps(shards, src, dst, op="box_async", background=True) if filled else None

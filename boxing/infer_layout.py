@@ -78,11 +78,10 @@ def _describe(shard: Tensor, entries: tuple[Sbp, ...], shape: tuple[int, ...] | 
 
 
 def _compare(rows: list[list[int]], placement: Placement) -> list[list[int]]:
-    """Every rank's row, on every rank. Numbers travel in CPU memory unless the placement is CUDA."""
+    """Every rank's row, on every rank. Numbers travel from the memory of the placement's devices."""
     line = Placement(placement.type, placement.flat, (placement.size,), None)
     mine = layout(line, S(0), (placement.size, len(rows[0])), torch.int64)
-    device = "cpu" if placement.type == "cpu" else "cuda"
-    whole = box([torch.tensor([row], device=device) for row in rows], mine, mine.to("B"), op="layout_of")[0]
+    whole = box([torch.tensor([row], device=placement.type) for row in rows], mine, mine.to("B"), op="layout_of")[0]
     return whole.tolist()
 
 

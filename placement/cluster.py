@@ -19,6 +19,7 @@ from operator import mul
 from pathlib import Path
 
 from .cluster_file import parts_of, written
+from .device import family
 from .errors import PlacementError
 from .grid import Placement
 from .hardware import Device, Level, RankDevice, RankLink
@@ -69,7 +70,7 @@ class Cluster:
     def beside(self, types: Iterable[str], ranks: Iterable[int]) -> bool:
         """Whether somebody else than who computes carries what moves among these ranks: a card's copy engines, or the
         network between hosts. Ranks of one host on its CPU carry it themselves."""
-        return "cuda" in types or self.level_of(ranks) > 0
+        return any(family(type).card for type in types) or self.level_of(ranks) > 0
 
     def link(self, placement: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
         """Latency and bandwidth of the outermost level that any group along these axes spans.
@@ -239,13 +240,11 @@ def _set_override(which: Cluster | None) -> None:
 
 @cache
 def _here(type: str) -> Cluster:
-    """The preset for devices of this type on this machine; "h100x8" where its GPUs are not known."""
-    if type == "cpu":
-        return cluster("cpu")
-    import torch  # here, so that descriptions of clusters can be read without it
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((c for c in _presets().values() if len(c.levels) > 1 and c.device.name in gpu), cluster("h100x8"))
+    """The preset for devices of this type on this machine; that of the type where the cards here are not known."""
+    kind = family(type)
+    model = kind.module.get_device_name() if kind.card and kind.here else ""
+    known = (c for c in _presets().values() if c.device.type == type and c.device.name in model)
+    return next(known, cluster(kind.preset))
 
 
 @cache

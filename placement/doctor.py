@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .cluster import default_cluster
+from .device import card_here
 
 __all__ = ["Finding", "findings", "report"]
 
@@ -65,11 +66,10 @@ def _versions() -> Iterator[Finding]:
 
 def _hardware() -> Iterator[Finding]:
     yield Finding("cores", True, f"{_cores()} usable, torch computes on {torch.get_num_threads()} threads")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not gpus:
+    card = card_here()
+    if card is None:
         yield Finding("gpu", False, "none seen by torch", '"cpu" placements work; "cuda" needs a CUDA build of torch')
-    for k in range(gpus):
-        about = torch.cuda.get_device_properties(k)
+    for k, about in enumerate(card.properties() if card else ()):
         yield Finding(f"gpu {k}", True, f"{about.name}, {about.total_memory / 2**30:.1f} GiB")
     if os.path.isdir(SHARED_MEMORY):
         space = shutil.disk_usage(SHARED_MEMORY)
@@ -83,7 +83,7 @@ def _backends() -> Iterator[Finding]:
         return
     gloo = "carries CPU tensors between processes"
     yield Finding("gloo", dist.is_gloo_available(), gloo, "not in this torch; install the usual build from PyPI")
-    nccl, gpu = dist.is_nccl_available(), torch.cuda.is_available()
+    nccl, gpu = dist.is_nccl_available(), card_here() is not None
     fix = "not in this torch; install a CUDA build" if gpu else "not in this torch, and without a GPU not needed"
     yield Finding("nccl", nccl, "carries CUDA tensors between processes", fix)
     yield Finding("mpi", dist.is_mpi_available(), "never used by sbpflow", "not in this torch, and not needed")
@@ -133,7 +133,7 @@ def meeting_point(address: str, port: str) -> Finding:
 
 
 def _prices() -> Finding:
-    prices = default_cluster("cuda" if torch.cuda.is_available() else "cpu")
+    prices = default_cluster(card.name if (card := card_here()) else "cpu")
     levels = "; ".join(
         f"{level.name} {level.latency * 1e6:.3g} us, {level.bandwidth / 1e9:.3g} GB/s" for level in prices.levels
     )

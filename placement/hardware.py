@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import PlacementError
+from .ranks import check_type
 
 __all__ = ["Device", "Level", "RankDevice", "RankLink"]
 
@@ -43,6 +44,10 @@ class Device:
     memory_bandwidth: float
     host_bandwidth: float = 25e9
     disk_bandwidth: float = 1e9
+    type: str = "cuda"  # of placements on such devices
+
+    def __post_init__(self) -> None:
+        check_type(self.type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Sequence
 from typing import Protocol, SupportsIndex, TypeAlias
 
+from .device import FAMILIES
 from .errors import PlacementError
 
-__all__ = ["DEVICE_TYPES", "Array", "Nested", "check_name", "check_names", "check_type", "read_ranks"]
+__all__ = ["Array", "Nested", "check_name", "check_names", "check_type", "read_ranks"]
 
-DEVICE_TYPES = ("cpu", "cuda")
 MOST = 1 << 20  # ranks of a placement
 
 Nested: TypeAlias = "SupportsIndex | Sequence[Nested]"
@@ -27,13 +27,14 @@ def check_type(type: str) -> None:
 
     >>> check_type("cuda")
     """
-    if type in DEVICE_TYPES:
+    if type in FAMILIES:
         return
     if isinstance(type, str) and ":" in type:
         raise PlacementError(f"ranks are given twice: in the text {type!r} and as an argument\n  keep one of them")
     # "gpu" is spelled like "cpu" but never meant so.
-    near = "cuda" if "gpu" in str(type).lower() else difflib.get_close_matches(str(type), DEVICE_TYPES, 1, 0.0)[0]
-    raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(DEVICE_TYPES)}; did you mean {near!r}?")
+    cards = [row.name for row in FAMILIES.values() if row.card and "gpu" in str(type).lower()]
+    near = (cards or difflib.get_close_matches(str(type), FAMILIES, 1, 0.0))[0]
+    raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(FAMILIES)}; did you mean {near!r}?")
 
 
 def number(text: str) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .device import card_here, family
 from .errors import PlacementError, TransportError
 from .grid import Placement
 
@@ -105,9 +106,10 @@ def _meet(timeout: float) -> None:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    card = card_here()
+    if card is not None:
+        card.module.set_device(int(os.environ.get("LOCAL_RANK", "0")) % card.count)
+    backend = ",".join(f"{row.name}:{row.backend}" for row in (family("cpu"), card) if row) if card else "gloo"
     # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
     if _base is None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
@@ -222,16 +224,14 @@ def owned(placement: Placement) -> tuple[int, ...]:
 
 
 def device(placement: Placement, rank: int) -> torch.device:
-    """Where a rank that this process owns keeps its tensors; simulated CUDA ranks share the cards there are."""
-    if placement.type == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    """Where a rank that this process owns keeps its tensors; simulated ranks share the cards there are."""
+    kind = family(placement.type)
+    if not kind.here:
         raise PlacementError(
-            f"{placement!r} needs CUDA, which torch does not find here\n"
+            f"{placement!r} needs {kind.title}, which torch does not find here\n"
             f'  use placement("cpu", ...), or see what is missing with python -m sbpflow doctor'
         )
-    index = torch.cuda.current_device() if world().rank is not None else rank % torch.cuda.device_count()
-    return torch.device("cuda", index)
+    return kind.device(rank if world().rank is None else None)
 
 
 def process_group(ranks: Sequence[int]) -> "ProcessGroup":

@@ -36,6 +36,7 @@ NEEDED: dict[str, str] = {
     "torch._C._dispatch_tls_is_dispatch_key_excluded": KEYS,
     "torch._C._dispatch_tls_local_exclude_set": KEYS,
     "torch._C._dispatch_tls_local_include_set": KEYS,
+    "torch._C._distributed_c10d": "the process group of a kind of device, by its backend's name",
     "torch._C._distributed_c10d.PrefixStore": WORLD,
     "torch._C._distributed_c10d.ProcessGroupGloo": WORLD,
     "torch._C._distributed_c10d.Store": WORLD,
@@ -83,7 +84,6 @@ NEEDED: dict[str, str] = {
     "torch.utils._triton.has_triton": COMPILE,
 }
 SOMETIMES = {
-    "torch._C._distributed_c10d.ProcessGroupNCCL": "for cuda alone, in a torch that was built for it",
     "torch._C.TensorBase.const_data_ptr": "of torch 2.13; asked for by hasattr",
 }
 CLOSED = {  # named by strings, in nn/eager/refusals.py

@@ -5,5 +5,5 @@ runtime on threads, queues     a thread a queue, where the order is open
 inline on static_order  the calling thread alone, where it is known
 channel, bus, answers   values between processes, errors on all, what may be let go
 job, progress, interrupts      what a step needs, whether it goes on, the keyboard
-cuda                    streams and events in the place of waits
+card                    streams and events in the place of waits
 """

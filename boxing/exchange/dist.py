@@ -75,7 +75,7 @@ class Dist:
                 return
 
     def _native(self, job: Errand) -> bool:
-        if job.buffer.is_cuda:
+        if not job.buffer.is_cpu:
             return True
         return len(job.program.group) > MANY if self.here.native is None else self.here.native
 
@@ -86,7 +86,7 @@ class Dist:
         fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
         text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
-        turn = Turn(key, number, fingerprint, group, text, job.buffer.is_cuda)
+        turn = Turn(key, number, fingerprint, group, text, not job.buffer.is_cpu)
         if other is not None:
             raise self.watch.mismatch(turn, other)
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
@@ -100,7 +100,7 @@ class Dist:
         if not works:
             return Arrived([result()])
         # NCCL: without a limit the current stream waits and not the host; its own watchdog keeps the time.
-        limit = None if exchange.buffer.is_cuda else timedelta(seconds=self.here.timeout)
+        limit = None if not exchange.buffer.is_cpu else timedelta(seconds=self.here.timeout)
         return Wire(self.watch, exchange.turn, works, result, limit)
 
 

@@ -121,7 +121,7 @@ def token(layout: Layout, rank: int | None = None) -> Tensor:
 def _local(move: Move, program: RankProgram, rank: int, value: Tensor) -> Tensor:
     if move.kind == "to_device":
         target = device(move.dst.placement, rank)
-        if target.type == "cuda":
+        if target.type != "cpu":
             # From pinned memory the copy engine works beside host and compute; the stream keeps the order.
             return value.pin_memory().to(target, non_blocking=True)
         return value.to(target)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
+from ...placement.device import family
 from ...placement.world import device, owned
 from ..bundle import TensorBundle, TensorPiece, bundled
 from ..plan import BoxingPlan
@@ -110,7 +111,7 @@ def _numel(messages: dict[int, list[TensorPiece]]) -> int:
 
 
 def _device(bundle: TensorBundle, rank: int) -> torch.device:
-    """The network carries what CUDA holds, if either end does."""
+    """The network carries what cards hold, if either end does."""
     src, dst = bundle.first.src.placement, bundle.first.dst.placement
-    kind = "cuda" if "cuda" in (src.type, dst.type) else src.type
+    kind = dst.type if family(dst.type).card else src.type
     return device(Placement(kind, (rank,), (1,), None), rank)

@@ -177,11 +177,11 @@ class Watch:
             if (lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
                 with self._hanging_up:
                     self._gave_up = gave_up
-                    self._hang_up(others, turn.cuda)
+                    self._hang_up(others, turn.card)
 
-    def _hang_up(self, peers: list[int], cuda: bool) -> None:
+    def _hang_up(self, peers: list[int], card: bool) -> None:
         """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""
-        if cuda:
+        if card:
             with suppress(RuntimeError):
                 self.pg.abort()
             return

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
+from ...placement.device import family
 from ...sbp import Layout, State
 from ..encoders.encoded_move import encoded_plans
 from ..encoders.encoded_sum import payload_bytes
@@ -25,12 +26,7 @@ from ..encoders.encoder import Encoder
 from ..plan import BoxingPlan, plan
 from .physical import Back, Physical
 
-__all__ = ["LIMITS", "Packed", "bucketed", "exchange", "exchanges", "gathered", "packed"]
-
-# Bytes. On a CPU what is packed, sent and added up should stay in its cache, but an exchange has a price of its own:
-# processor time of a step of 14 MB of gradients, beside DDP's, in pieces of 1, 4 and 16 MB: 1.08 1.07 1.15 on two ranks
-# of two cores, 1.17 1.07 1.03 on four.
-LIMITS = {"cuda": 25 * 2**20, "cpu": 4 * 2**20}
+__all__ = ["Packed", "bucketed", "exchange", "exchanges", "gathered", "packed"]
 
 # What members of a bucket have in common: kind, placement, axes, dtype.
 BucketKind: TypeAlias = tuple[str | Encoder, Placement, tuple[int, ...], torch.dtype]
@@ -81,7 +77,7 @@ class _Filling:
 
     def number(self, kind: BucketKind, size: int, group: int = 0) -> int:
         """The number of the bucket that takes one more of so many bytes."""
-        most = self.limit or LIMITS[kind[1].type]
+        most = self.limit or family(kind[1].type).bucket
         number, held = self.open.get((kind, group), (-1, most))
         if held + size > most:
             number, held, self.count = self.count, 0, self.count + 1

@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from ...placement import Cluster, Placement
+from ...placement.device import family
 from ...placement.grid import placement as make_placement
 from ...placement.links import Links, Price
 from ...sbp import Layout, State
@@ -69,9 +70,8 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
     if p is q:
         return _within(src, dst.state, cluster)
     if p.type != q.type:
-        # Into CUDA memory first and out of it last, so that the network carries what CUDA holds.
-        there = src if q.type == "cuda" else dst
-        kind = "cuda"
+        # Into a card's memory first and out of it last, so that the network carries what cards hold.
+        there, kind = (src, q.type) if family(q.type).card else (dst, p.type)
         middle = Layout(_typed(there.placement, kind), there.state, there.shape, there.dtype)
         step = Move("to_device", src, middle, (), Price(0.0, 0.0))
         if there is src:

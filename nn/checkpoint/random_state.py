@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...placement.device import card_here
+
 __all__ = ["fits", "random_state", "restore"]
 
 
@@ -18,8 +20,9 @@ def random_state() -> dict[str, Any]:
         "python": [version, np.array(numbers, dtype=np.int64), gauss],
         "numpy": list(np.random.get_state()),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = [state.cpu() for state in torch.cuda.get_rng_state_all()]
+    card = card_here()
+    if card is not None and card.module.is_initialized():
+        found[card.name] = [state.cpu() for state in card.module.get_rng_state_all()]
     return found
 
 
@@ -37,6 +40,7 @@ def restore(state: Mapping[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     np.random.set_state(tuple(state["numpy"]))
-    if torch.cuda.is_available():
-        for card, held in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):
-            torch.cuda.set_rng_state(held, card)
+    card = card_here()
+    if card is not None:
+        for at, held in zip(range(card.count), state.get(card.name, ()), strict=False):
+            card.set_random_state(held, torch.device(card.name, at))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...boxing.exchange.streams import side_stream
+from ...placement.device import current_stream, on_stream, recorded, side_stream
 
 __all__ = ["Snapshot"]
 
@@ -26,9 +26,9 @@ class Snapshot:
         room: dict[bool, int] = {}
         places = []
         for part in parts:
-            at = room.get(part.is_cuda, 0)
+            at = room.get(not part.is_cpu, 0)
             places.append(at)
-            room[part.is_cuda] = at + -(-part.nbytes // 64) * 64
+            room[not part.is_cpu] = at + -(-part.nbytes // 64) * 64
         for pinned, size in room.items():
             if pinned not in self.memory or len(self.memory[pinned]) < size:
                 self.memory.pop(pinned, None)
@@ -37,22 +37,21 @@ class Snapshot:
         copies = [self._copy(part, at, streams) for part, at in zip(parts, places, strict=True)]
         events = []
         for device, stream in streams.items():
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
-            torch.cuda.current_stream(device).wait_stream(stream)  # what is written to the parts later
+            event = recorded(stream)
+            current_stream(device).wait_stream(stream)  # what is written to the parts later
             events.append(event)
         return [_come(copy, events) for copy in copies]
 
     def _copy(self, part: Tensor, at: int, streams: dict[torch.device, Any]) -> Tensor:
-        copy = self.memory[part.is_cuda][at : at + part.nbytes].view(part.dtype).view(part.shape)
+        copy = self.memory[not part.is_cpu][at : at + part.nbytes].view(part.dtype).view(part.shape)
         with torch.no_grad():
-            if not part.is_cuda:
+            if part.is_cpu:
                 return copy.copy_(part)
             stream = streams.get(part.device)
             if stream is None:
                 stream = streams[part.device] = side_stream(part.device, "snapshot")
-                stream.wait_stream(torch.cuda.current_stream(part.device))
-            with torch.cuda.stream(stream):
+                stream.wait_stream(current_stream(part.device))
+            with on_stream(stream):
                 copy.copy_(part, non_blocking=True)
             part.record_stream(stream)
             return copy

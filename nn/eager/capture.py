@@ -19,6 +19,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...placement import placement
+from ...placement.device import FAMILIES
 from ...sbp import Layout
 from ...sbp.call import Ref, fill, frozen, map_tensors, tensors_in
 from ...sbp.logical import Logical, LogicalOp, Source
@@ -210,7 +211,7 @@ def quiet() -> Iterator[None]:
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
     """The kinds of device on which autocast is on, with its dtype there."""
-    return tuple([(on, torch.get_autocast_dtype(on)) for on in ("cpu", "cuda") if torch.is_autocast_enabled(on)])
+    return tuple([(on, torch.get_autocast_dtype(on)) for on in FAMILIES if torch.is_autocast_enabled(on)])
 
 
 def _meta(layout: Layout) -> Tensor:
@@ -264,7 +265,7 @@ def _is_meta(value: Any) -> bool:
 
 # What a Python function looks at if fakes, metas or other shapes might take another way through it.
 _GRADS = frozenset({"requires_grad", "is_grad_enabled"})
-_PLACES = frozenset({"device", "is_cuda", "is_cpu", "is_meta", "is_quantized"})
+_PLACES = frozenset({"device", *(f"is_{kind}" for kind in FAMILIES), "is_meta", "is_quantized"})
 _SHAPES = frozenset({"shape", "size", "dim", "ndim", "numel", "len", "stride", "is_contiguous"})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...placement.device import family
 from ...placement.errors import PlacementError, SbpError
 from ...placement.world import owned
 from ...sbp import Layout
@@ -180,16 +181,12 @@ def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
     """The function for every rank owned here, each seeing the same random numbers."""
     if len(calls) == 1:
         return [func(*calls[0][0], **calls[0][1])]
-    read, write = (
-        (torch.get_rng_state, torch.set_rng_state)
-        if device == "cpu"
-        else (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
-    )
+    kind = family(device)
     generators = [g for _, kwargs in calls[:1] for g in kwargs.values() if isinstance(g, torch.Generator)]
-    state, states = read(), [g.get_state() for g in generators]
+    state, states = kind.random_state(), [g.get_state() for g in generators]
     results = []
     for args, kwargs in calls:
-        write(state)
+        kind.set_random_state(state)
         for generator, saved in zip(generators, states, strict=True):
             generator.set_state(saved)
         results.append(func(*args, **kwargs))

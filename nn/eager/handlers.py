@@ -10,6 +10,7 @@ from torch.overrides import handle_torch_function
 from torch.utils._foreach_utils import _foreach_supported_types
 
 from ...placement import Placement
+from ...placement.device import FAMILIES
 from ...placement.errors import PlacementError, SbpError
 from ...placement.world import owned
 from ...sbp import Layout
@@ -341,9 +342,9 @@ for _name in ("rand_like", "randn_like", "randint_like"):
 def _moved_to(x: GlobalTensor, type_: str) -> GlobalTensor:
     if type_ == x.placement.type:
         return x
-    if type_ not in ("cpu", "cuda"):
+    if type_ not in FAMILIES:
         raise PlacementError(
-            f"a global tensor cannot go to {type_!r}\n  {describe(x)}\n  placements are on cpu or cuda; "
+            f"a global tensor cannot go to {type_!r}\n  {describe(x)}\n  placements are on {' or '.join(FAMILIES)}; "
             "x.full_tensor() is a plain tensor that may go there"
         )
     there = type(x.placement)(type_, x.placement.flat, x.placement.shape, x.placement.names)
@@ -367,14 +368,12 @@ def _type(x: GlobalTensor, dtype: Any = None, non_blocking: bool = False) -> Any
     return _to(x, like.device, like.dtype)
 
 
-@answers(torch.Tensor.cpu)
-def _cpu(x: GlobalTensor, memory_format: Any = None) -> GlobalTensor:
-    return _moved_to(x, "cpu")
+def _moves_to(type_: str) -> Any:
+    return lambda x, device=None, non_blocking=False, memory_format=None: _moved_to(x, type_)
 
 
-@answers(torch.Tensor.cuda)
-def _cuda(x: GlobalTensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> GlobalTensor:
-    return _moved_to(x, "cuda")
+for _name in FAMILIES:
+    answers(getattr(torch.Tensor, _name))(_moves_to(_name))
 
 
 @answers(torch.Tensor.to)

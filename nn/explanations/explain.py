@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ...placement import Placement
+from ...placement.device import FAMILIES
 from ...placement.errors import SbpError
 from ...sbp import B, Layout
 from ...sbp.call import Way, fill, map_tensors, numbered, tensors_in
@@ -122,7 +123,7 @@ class Teller(TorchFunctionMode):
     def _own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Functions that are answered without capture."""
         name, x = name_of(func), args[0]
-        if name in ("to", "cpu", "cuda"):
+        if name == "to" or name in FAMILIES:
             answer: Any = handler(func)
             with self:
                 return answer.function(*args, **kwargs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...placement import Placement
+from ...placement.device import family
 from ...placement.errors import SbpError
 from .annotate import note, placement_of
 
@@ -44,13 +45,12 @@ def eights_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 def refuse_eights(modules: Mapping[str, nn.Module], rest: Placement | None) -> None:
     """An error where a card has no products of 8 bits. Layers that are placed nowhere live on `rest`."""
     said = eights_of(modules)
-    if not said or not torch.cuda.is_available() or torch.cuda.get_device_capability() >= LEAST:
+    if not said:
         return
     where = placement_of(modules)
     for path, part in ((path, part) for root in modules.values() for path, part in root.named_modules()):
         home = where.get(path) or rest
-        if id(part) in said and home is not None and home.type == "cuda":
-            has = ".".join(map(str, torch.cuda.get_device_capability()))
+        if id(part) in said and home is not None and (has := family(home.type).without_eights()):
             raise SbpError(
                 f"cast: {path or 'the model'} is to compute in {said[id(part)]} on {home}\n"
                 f"  the card has compute capability {has}, and such products take 8.9\n"
@@ -71,7 +71,7 @@ def _times(a: Tensor, b: Tensor, by_row: bool, wide: torch.dtype, far: bool = Fa
     left = _FAR if far and not by_row else _NARROW
     scales = _scale(a, 1 if by_row else None, left), _scale(b, 0 if by_row else None, _NARROW)
     narrow = (a / scales[0]).to(left).contiguous(), (b / scales[1]).to(_NARROW).t().contiguous().t()
-    out = torch.bfloat16 if by_row and a.is_cuda else wide if wide in _CARRIED else torch.float32
+    out = torch.bfloat16 if by_row and not a.is_cpu else wide if wide in _CARRIED else torch.float32
     made: Tensor = torch._scaled_mm(*narrow, scale_a=scales[0], scale_b=scales[1], out_dtype=out)
     return made.to(wide)
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import torch
-
 from ...placement import Placement, placement
+from ...placement.device import card_here
 from ...placement.errors import PlacementError, SbpflowError
 from ...placement.world import world
 from .language.plan_text import PlanText
@@ -53,7 +52,8 @@ def grids_of(plan: PlanText, ranks: int | None = None, device: str | None = None
         except SbpflowError as error:
             raise plan.wrong(grid, "placement", str(error).partition("\n")[0]) from None
         return _checked(plan, grid, Grids(whole, {}), launched)
-    kind = grid.type or device or ("cuda" if launched is not None and torch.cuda.is_available() else "cpu")
+    card = card_here() if launched is not None else None
+    kind = grid.type or device or (card.name if card else "cpu")
     shape = _shape(plan, grid, ranks or launched)
     whole = placement(kind, range(prod(shape.values()))).reshape(tuple(shape.values()), tuple(shape))
     folds = {axis.name: axis for axis in grid.axes if axis.folds is not None}

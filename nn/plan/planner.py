@@ -13,12 +13,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, default_cluster
+from ...placement.device import card_here
 from ...placement.errors import SbpError, SbpflowError
 from ...placement.world import world
 from ...sbp import Layout
@@ -224,10 +224,11 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
         return plan
     if plan is not None:
         return Plan.load(plan) if isinstance(plan, Path) or str(plan).endswith(".plan") else Plan.read(plan)
-    cards = torch.cuda.device_count()
-    here = default_cluster("cuda" if cards else "cpu")
+    card = card_here()
+    cards = card.count if card else 0
+    here = default_cluster(card.name if card else "cpu")
     there = here if which is None else which if isinstance(which, Cluster) else cluster(which)
-    kind = "cpu" if there.name == "cpu" else "cuda"
+    kind = there.device.type
     if which is None:
         ranks = ranks or world().size
     if ranks is None and kind == "cpu":

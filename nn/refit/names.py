@@ -68,7 +68,7 @@ def lies(x: Tensor) -> Layout:
     if isinstance(x, GlobalTensor):
         of = x._layout
         return Layout(of.placement, of.state, of.shape, of.dtype)
-    where = Placement("cuda" if x.is_cuda else "cpu", (0,), (1,), None)
+    where = Placement(x.device.type, (0,), (1,), None)
     return Layout(where, State(((),) * x.ndim), tuple(x.shape), x.dtype)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from ...placement import Placement
+from ...placement.device import family
 from ...placement.errors import SbpError, TransportError
 from ...placement.world import at_close, world
 from .agreement import told
@@ -50,12 +51,12 @@ def watched(where: Placement) -> Iterator[None]:
     if world().rank is None or _agreed.get(where) == _seed(where):
         yield
         return
-    read = torch.cuda.get_rng_state if where.type == "cuda" else torch.get_rng_state
-    before = read()
+    kind = family(where.type)
+    before = kind.random_state()
     yield
-    if not torch.equal(read(), before):
+    if not torch.equal(kind.random_state(), before):
         agree(where)
 
 
 def _seed(where: Placement) -> int:
-    return torch.cuda.initial_seed() if where.type == "cuda" else torch.initial_seed()
+    return family(where.type).seed()

@@ -63,10 +63,11 @@ class Card:
         self.count = 0
         self.here = threading.local()
         self.first = self.stream("the default stream")
-        patch.setattr(torch.cuda, "Stream", lambda device=None: self.stream())
-        patch.setattr(torch.cuda, "Event", lambda: Event(self))
-        patch.setattr(torch.cuda, "stream", self.on)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
+        for kind in (torch.cpu, torch.cuda):  # what is written lies in the host's memory
+            patch.setattr(kind, "Stream", lambda device=None: self.stream())
+            patch.setattr(kind, "Event", lambda: Event(self), raising=False)
+            patch.setattr(kind, "stream", self.on)
+            patch.setattr(kind, "current_stream", lambda device=None: self.current())
 
     def stream(self, name: str = "") -> Any:
         self.count += 1

@@ -8,8 +8,8 @@ from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.bus import bus
+from sbpflow.actors.runtime.card import CardLine, CardLink, OnStream
 from sbpflow.actors.runtime.channel import Link, TensorLink
-from sbpflow.actors.runtime.cuda import CardLine, CardLink, OnStream
 from sbpflow.actors.runtime.job import Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import Runtime

@@ -184,7 +184,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
         (
             GOOD,
             "name = 'x'\nlevels = []\ndevice = 3",
-            "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth\n"
+            "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth, type\n"
             "  found 3",
         ),
     ],

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ....boxing.record import user_line
+from ....placement.device import FAMILIES
 from ....placement.errors import SbpError
 from ....sbp.call import map_tensors, tensors_in
 from ....sbp.logical import Origin
@@ -50,7 +51,6 @@ _SAID = {  # as users say what torch calls so
     "aten.index.Tensor": "x[mask], aten.index.Tensor,",
 }
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
 Known = Callable[[Tensor], Tensor | None]
@@ -268,9 +268,9 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         """Have autocast say its casts aloud: it calls them and the op anew, which come by here again."""
         key = next(
             (
-                _AUTOCAST[kind]
+                FAMILIES[kind].autocast
                 for kind in {t.device.type for t in tensors_in([args, kwargs])}
-                if kind in _AUTOCAST and torch.is_autocast_enabled(kind)
+                if kind in FAMILIES and torch.is_autocast_enabled(kind)
             ),
             None,
         )

@@ -20,6 +20,7 @@ from torch.amp import GradScaler
 
 from ....boxing.record import user_line
 from ....placement import Placement
+from ....placement.device import family
 from ....placement.errors import SbpError
 from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
@@ -90,8 +91,8 @@ class _Tracing:
     ) -> None:
         self.function = function
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        # Without CUDA torch ends the process as soon as fakes of CUDA tensors meet autograd.
-        self.device = device if torch.cuda.is_available() else "cpu"
+        # Without a card torch ends the process as soon as fakes of its tensors meet autograd.
+        self.device = device if family(device).here else "cpu"
         with self.fakes:
             self.held = ModuleState(modules, self.device, self._is_mine, function)
         self.tape = Tape()

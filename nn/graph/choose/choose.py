@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ....boxing.graph.buckets import LIMITS, bucketed
+from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.insert import Choice, insert
 from ....boxing.graph.physical import Physical
 from ....boxing.picture.palette import duration
 from ....placement import Placement, default_cluster
+from ....placement.device import FAMILIES
 from ....placement.errors import SbpError, ShortageError
 from ....sbp.joint.demands import Demands, EncodedWay, RestPins, Rounds, SourcePin
 from ....sbp.joint.formulate import ChoiceNode, Formulated, formulate
@@ -92,7 +93,8 @@ def decide(
     where = where if logical is alone else homes(logical, placement)
     places = {s.name: there for s, there in zip(logical.sources, where.sources, strict=True)}
     pinned = pins(places)
-    demands = Demands(pinned, states, limit is not None, LIMITS, rests(places), encoders, rounds and rounds(where))
+    buckets = {name: row.bucket for name, row in FAMILIES.items()}
+    demands = Demands(pinned, states, limit is not None, buckets, rests(places), encoders, rounds and rounds(where))
     key = _key(logical, where, demands, (limit, regather, enough), name)
     before = _known.get(key)
     if before is not None:

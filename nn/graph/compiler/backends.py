@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ....boxing.graph.memory_order import lay
+from ....placement.device import card_here
 from ....placement.errors import MissingError, ShapeError
 from ..lower.localise import Local, Spec
 from .joint import Traced, gradients, trace, traced
@@ -55,8 +56,8 @@ def compiled(local: Local, backend: Backend, weights: Sequence[bool] | None = No
     `weights` says of each wanted input whether it is a weight: the gradients of these are then a function of their own.
     """
     reasons: list[str] = []
-    cuda = any(spec.device.type == "cuda" for spec in (*local.inputs, *local.makes))
-    for name in _order(backend, cuda):
+    card = any(spec.device.type != "cpu" for spec in (*local.inputs, *local.makes))
+    for name in _order(backend, card):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's, of its own parts; where they are errors, so too
@@ -100,9 +101,9 @@ def _laid_call(run: Function, specs: Sequence[Spec], first: int = 0) -> Function
     return call if specs else run
 
 
-def _order(backend: Backend, cuda: bool) -> tuple[Backend, ...]:
+def _order(backend: Backend, card: bool) -> tuple[Backend, ...]:
     if backend == "auto":
-        backend = "inductor" if cuda and inductor_works() else "code"
+        backend = "inductor" if card and inductor_works() else "code"
     chain: tuple[Backend, ...] = ("inductor", "code", "autograd")
     return chain[chain.index(backend) :]
 
@@ -145,10 +146,10 @@ def by_code(local: Local, weights: Sequence[bool] | None = None) -> Compiled:
 
 @cache
 def inductor_works() -> bool:
-    """Whether inductor can compile for CUDA here."""
+    """Whether inductor can compile for the cards here."""
     from torch.utils._triton import has_triton
 
-    return bool(torch.cuda.is_available() and has_triton())
+    return card_here() is not None and has_triton()
 
 
 def by_inductor(local: Local, weights: Sequence[bool] | None = None) -> Compiled:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....boxing.exchange.streams import side_stream
+from ....placement.device import current_stream, on_stream, recorded, side_stream
 from ....sbp.logical import OffloadPlace
 from .memory import Folder, empty
 
@@ -88,12 +88,12 @@ class HostCopy:
     def __init__(self, copies: Copies, x: Tensor) -> None:
         flat, self.stride = _flat(x)
         self.copies, self.shape, self.dtype, self.device = copies, x.shape, x.dtype, x.device
-        self.mapped, self.pinned = copies.to == "disk", x.is_cuda
+        self.mapped, self.pinned = copies.to == "disk", not x.is_cpu
         self.numel = flat.numel()
         self.memory: Memory | None = None
         self.written: Future[None] | None = None  # where a thread writes it
         self.event: Any = None
-        if x.is_cuda:
+        if self.pinned:
             self.from_card(flat)
         elif self.numel:
             self.memory = copies.take(self.size, mapped=self.mapped)
@@ -110,13 +110,13 @@ class HostCopy:
     def from_card(self, flat: Tensor) -> None:
         held = self.copies.take(self.size, pinned=True)
         stream = side_stream(self.device, "offload out")
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        stream.wait_stream(current_stream(self.device))
         if held.read is not None:
             stream.wait_event(held.read)
-        with torch.cuda.stream(stream):
+        with on_stream(stream):
             self.seen(held).copy_(flat, non_blocking=True)
         flat.record_stream(stream)
-        self.event = _event(stream)
+        self.event = recorded(stream)
         self.memory = Memory(held.bytes, self.event)
         if self.mapped:
             self.memory = self.copies.take(self.size, mapped=True)
@@ -128,17 +128,17 @@ class HostCopy:
         self.copies.give(Memory(held.bytes), pinned=True)
 
     def fetch(self) -> "Landing":
-        if self.device.type != "cuda":
+        if not self.pinned:
             flat = torch.empty(self.numel, dtype=self.dtype)
             if self.memory is not None:
                 flat.copy_(self.seen(self.memory))
             return Landing(self.placed(flat))
-        stream, here = side_stream(self.device, "offload back"), torch.cuda.current_stream(self.device)
+        stream, here = side_stream(self.device, "offload back"), current_stream(self.device)
         if not self.mapped:
             assert self.memory is not None
             stream.wait_event(self.event)
-            return Landing(*self.back(self.memory, stream, _event(here)), stream)
-        return Landing(self.copies.thread.submit(self.read, stream, _event(here)), None, stream)
+            return Landing(*self.back(self.memory, stream, recorded(here)), stream)
+        return Landing(self.copies.thread.submit(self.read, stream, recorded(here)), None, stream)
 
     def read(self, stream: Any, begin: Any) -> tuple[Tensor, Any]:
         """From the file, by way of pinned memory."""
@@ -155,10 +155,10 @@ class HostCopy:
 
     def back(self, memory: Memory, stream: Any, begin: Any) -> tuple[Tensor, Any]:
         stream.wait_event(begin)
-        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+        with on_stream(stream):
             flat = torch.empty(self.numel, dtype=self.dtype, device=self.device)
             flat.copy_(self.seen(memory), non_blocking=True)
-        event = _event(stream)
+        event = recorded(stream)
         if not self.mapped:
             self.memory = Memory(memory.bytes, event)
         return self.placed(flat), event
@@ -181,7 +181,7 @@ class Landing:
     def wait(self) -> Tensor:
         made, event = (self.made, self.event) if isinstance(self.made, Tensor) else self.made.result()
         if event is not None:
-            here = torch.cuda.current_stream(made.device)
+            here = current_stream(made.device)
             here.wait_event(event)
             made.record_stream(here)
         return made
@@ -217,9 +217,3 @@ def _flat(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         x = x.contiguous()
         reach = numel
     return x.as_strided((reach,), (1,)), x.stride()
-
-
-def _event(stream: Any) -> Any:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....boxing.exchange.streams import side_stream
+from ....placement.device import current_stream, on_stream, recorded, side_stream
 from ....sbp.logical import OffloadPlace
 from ...tensors.tensor import GlobalTensor, wrap
 from .memory import Folder, empty
@@ -43,7 +43,7 @@ class StateMemory:
         if self.folder is not None:
             there = self.folder.empty(f"{self.name}.rank{self.ranks[at]}.{name}", shard.shape, shard.dtype)
         else:
-            there = empty(shard.shape, shard.dtype, pinned=shard.is_cuda)
+            there = empty(shard.shape, shard.dtype, pinned=not shard.is_cpu)
         with torch.no_grad():
             return there.copy_(shard)
 
@@ -52,12 +52,12 @@ class StateMemory:
         if not self.ranks:
             return tuple(grads)
         if not self.buffers:
-            self.buffers = tuple([empty(x.shape, x.dtype, pinned=x.is_cuda) for x in grads])
+            self.buffers = tuple([empty(x.shape, x.dtype, pinned=not x.is_cpu) for x in grads])
         for buffer, grad in zip(self.buffers, grads, strict=True):
-            if grad.is_cuda:
+            if not grad.is_cpu:
                 stream = side_stream(grad.device, "offload out")
-                stream.wait_stream(torch.cuda.current_stream(grad.device))
-                with torch.cuda.stream(stream):
+                stream.wait_stream(current_stream(grad.device))
+                with on_stream(stream):
                     buffer.copy_(grad, non_blocking=True)
                 grad.record_stream(stream)
                 self.record(stream)
@@ -69,9 +69,9 @@ class StateMemory:
         """Shards of the master on their way to the devices where these are; kernels behind this see them."""
         out = []
         for shard, there in zip(shards, like, strict=True):
-            if there.is_cuda:
-                stream, here = side_stream(there.device, "offload back"), torch.cuda.current_stream(there.device)
-                with torch.cuda.stream(stream):
+            if not there.is_cpu:
+                stream, here = side_stream(there.device, "offload back"), current_stream(there.device)
+                with on_stream(stream):
                     moved = shard.to(there.device, non_blocking=True)
                 here.wait_stream(stream)
                 moved.record_stream(here)
@@ -82,9 +82,7 @@ class StateMemory:
         return tuple(out)
 
     def record(self, stream: Any) -> None:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(stream)
-        self.events.append(event)
+        self.events.append(recorded(stream))
 
     def arrive(self) -> None:
         """Wait until the gradient is here, and what was sent has gone: then the optimizer may read and write."""

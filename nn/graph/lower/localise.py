@@ -12,6 +12,7 @@ from torch import Tensor
 from ....boxing.graph.memory_order import MemoryOrder, strides_in
 from ....boxing.graph.physical import Op, Physical, Value, Var
 from ....placement import Placement
+from ....placement.device import family
 from ....placement.world import device
 from ....sbp import Layout
 from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
@@ -136,8 +137,8 @@ def spec_of(value: Value, rank: int) -> Spec:
 
 
 def there(placement: Placement, rank: int) -> torch.device:
-    """Where a rank keeps its tensors; where there is no CUDA, what is planned for it is looked at on the CPU."""
-    if placement.type == "cuda" and not torch.cuda.is_available():
+    """Where a rank keeps its tensors; what is planned for cards that are not here is looked at on the CPU."""
+    if not family(placement.type).here:
         return torch.device("cpu")
     return device(placement, rank)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ....boxing.graph.physical import Physical
+from ....placement.device import family
 from ....placement.errors import SbpError
 from ....placement.world import device, owned
 from ....sbp.call import fill, tensors_in
@@ -66,10 +67,7 @@ class Drawer:
     @property
     def generator(self) -> torch.Generator:
         """Torch's own, of the device that draws."""
-        if self.device.type == "cuda":
-            made: torch.Generator = torch.cuda.default_generators[self.device.index or 0]
-            return made
-        return torch.default_generator
+        return family(self.device.type).generator(self.device)
 
     def drawn(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The same where ranks are known to have one seed."""

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ....placement.device import FAMILIES
+
 __all__ = ["Modes"]
 
 
@@ -25,7 +27,7 @@ class Modes:
     def _now(self) -> tuple[list[Any], list[bool], list[bool]]:
         around: list[Any] = [torch.is_grad_enabled(), torch.get_default_dtype()]
         if torch._C._is_any_autocast_enabled():
-            on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+            on = [kind for kind in FAMILIES if torch.is_autocast_enabled(kind)]
             around += [(kind, torch.get_autocast_dtype(kind)) for kind in on]
         held: Iterable[Any] = map(operator.getitem, self._tables, self._names)
         trained = [x is not None and x.requires_grad for x in held]

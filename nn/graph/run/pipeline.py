@@ -27,6 +27,7 @@ from ....actors.timeline.timeline import Timeline
 from ....boxing.exchange.execute import transport
 from ....boxing.graph.physical import Physical
 from ....placement import Placement
+from ....placement.device import current_stream
 from ....placement.errors import ScheduleError
 from ....placement.world import device, world
 from ....sbp import Layout
@@ -190,7 +191,7 @@ class Pipelined:
         bundles = {kind: low.bundles.get(edge.register, told) for kind, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
             return BundleLink(joint.line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
-        from ....actors.runtime.cuda import CardLine, CardLink
+        from ....actors.runtime.card import CardLine, CardLink
 
         ours = next(ranks for ranks in self.places.values() if rank in ranks)
         line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
@@ -212,9 +213,9 @@ class Pipelined:
         """Work whose kernels go to its card's stream, and whose results others wait for on theirs."""
         if self.everywhere.type == "cpu":
             return work
-        from ....actors.runtime.cuda import OnStream
+        from ....actors.runtime.card import OnStream
 
-        return OnStream(work, torch.cuda.current_stream(device(self.everywhere, rank)))
+        return OnStream(work, current_stream(device(self.everywhere, rank)))
 
     @property
     def places(self) -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ....placement.device import family
 from ....placement.errors import SbpError
 from ....sbp.call import fill, map_tensors, numbered, tensors_in
 from .attention_core import CoreCall, cores
@@ -71,7 +72,7 @@ class _CoreNotes(TorchDispatchMode):
             return func(*args, **kwargs)
         drew = {}
         if torch.Tag.nondeterministic_seeded in func.tags:
-            drew = {x.device: _drawing(x.device) for x in tensors_in([args, kwargs])}
+            drew = {x.device: family(x.device.type).random_state(x.device) for x in tensors_in([args, kwargs])}
         taken = [self.number(x) for x in tensors_in([args, kwargs])]
         out = func(*args, **kwargs)
         made = tensors_in(out)
@@ -128,11 +129,12 @@ class _Core:
     @torch.no_grad()
     def _run(self) -> None:
         drawing = {device for call in self.calls for device in call.drew}
-        cards = [device for device in drawing if device.type == "cuda"]
-        with torch._C._DisableAutocast(), torch.random.fork_rng(cards, enabled=bool(drawing)):
+        cards = [device for device in drawing if family(device.type).card]
+        kind = cards[0].type if cards else "cpu"
+        with torch._C._DisableAutocast(), torch.random.fork_rng(cards, enabled=bool(drawing), device_type=kind):
             for op, said, given, outputs, drew in self.calls:
                 for device, state in drew.items():
-                    _draw_as(device, state)
+                    family(device.type).set_random_state(state, device)
                 args, kwargs = fill(said, [self._put(x) for x in given])
                 made = tensors_in(op(*args, **kwargs))
                 self.memories.update({key: x.untyped_storage() for x, key in zip(made, outputs, strict=True)})
@@ -201,14 +203,3 @@ def core_replayed(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def _memory(x: Tensor) -> int:
     found: int = x.untyped_storage()._cdata
     return found
-
-
-def _drawing(device: torch.device) -> Tensor:
-    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-
-
-def _draw_as(device: torch.device, state: Tensor) -> None:
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, device)

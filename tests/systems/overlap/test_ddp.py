@@ -10,7 +10,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.buckets import LIMITS
+from sbpflow.placement.device import family
 
 from .stages import loss_fn
 
@@ -30,7 +30,7 @@ def compiled(count: int, width: int, rest: Any) -> tuple[Any, nn.Sequential]:
 @pytest.mark.parametrize("count", [4, 5])
 def test_gradients_go_in_buckets_of_up_to_a_limit(count: int) -> None:
     """Of 256 KiB each, on a CPU by the MiB; on cards by 25 of these."""
-    assert LIMITS["cuda"] == 25 << 20
+    assert family("cuda").bucket == 25 << 20
     step, one = compiled(count, 256, B)
     x = torch.randn(2048, 256)
     step(x, x)
@@ -40,6 +40,6 @@ def test_gradients_go_in_buckets_of_up_to_a_limit(count: int) -> None:
         assert torch.allclose(mine.full_tensor(), other, atol=1e-6)
     with flow.record() as moves:
         step(x, x)
-    many = math.ceil(count * 256 * 256 * 4 / LIMITS["cpu"])
+    many = math.ceil(count * 256 * 256 * 4 / family("cpu").bucket)
     alone = sum(move.op.startswith("d ") for move in moves)  # a bucket of one is no bucket
     assert sum(move.op == "bucket" for move in moves) + alone == many

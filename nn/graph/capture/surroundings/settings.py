@@ -3,9 +3,12 @@
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+
+from .....placement.device import FAMILIES
 
 __all__ = ["Settings", "drawn_states", "same_setting"]
 
@@ -54,10 +57,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (_nested, _nested),
-    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
-    (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
-    (lambda: torch.get_autocast_dtype("cpu"), lambda dtype: torch.set_autocast_dtype("cpu", dtype)),
-    (lambda: torch.get_autocast_dtype("cuda"), lambda dtype: torch.set_autocast_dtype("cuda", dtype)),
+    *[(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)) for kind in FAMILIES],
+    *[(partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)) for kind in FAMILIES],
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

@@ -22,7 +22,7 @@ class OnCard(torch.Tensor):
     """A tensor that says it is on a card."""
 
     told: list[str]
-    is_cuda = True
+    is_cpu = False
     device = CARD
 
     def record_stream(self, stream: Any) -> None:
@@ -58,15 +58,17 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made = new(*args, **how)
         return made if device is None else made.as_subclass(OnCard)
 
-    cuda = SimpleNamespace(
-        current_stream=lambda _: compute,
-        stream=lambda _: nullcontext(),
-        device=lambda _: nullcontext(),
-        Event=lambda: Played("event"),
-    )
+    def recorded(stream: Played) -> Played:
+        event = Played("event")
+        event.record(stream)
+        return event
+
     for module in (copies, states):
-        card = SimpleNamespace(empty=empty, cuda=cuda, uint8=torch.uint8, no_grad=torch.no_grad, Tensor=torch.Tensor)
+        card = SimpleNamespace(empty=empty, uint8=torch.uint8, no_grad=torch.no_grad, Tensor=torch.Tensor)
         monkeypatch.setattr(module, "torch", card)
+        monkeypatch.setattr(module, "current_stream", lambda _: compute)
+        monkeypatch.setattr(module, "on_stream", lambda _: nullcontext())
+        monkeypatch.setattr(module, "recorded", recorded)
         monkeypatch.setattr(module, "side_stream", lambda _, use: streams.setdefault(use, Played(use)))
         monkeypatch.setattr(module, "empty", lambda shape, dtype, pinned: new(tuple(shape), dtype=dtype))
     return OnCard.told

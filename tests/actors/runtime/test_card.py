@@ -7,9 +7,9 @@ import pytest
 from torch import Tensor
 
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
-from sbpflow.actors.runtime import cuda
+from sbpflow.actors.runtime import card as cards
+from sbpflow.actors.runtime.card import CardLine, CardLink, Later, OnStream, OnWire
 from sbpflow.actors.runtime.channel import Receive
-from sbpflow.actors.runtime.cuda import CardLine, CardLink, Later, OnStream, OnWire
 from sbpflow.actors.runtime.job import Work
 from sbpflow.actors.runtime.runtime import Runtime
 from tests.gpu.streams import Card, ReadTooEarly
@@ -58,8 +58,8 @@ def test_a_wait_that_is_left_out_is_seen(card: Card, monkeypatch: pytest.MonkeyP
 
 def test_an_event_recorded_too_early_is_seen(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event says what its stream had been given until then, and nothing of what it is given later."""
-    early = cuda._later(None, card.stream("nothing yet"))
-    monkeypatch.setattr(cuda, "_later", lambda value, stream: Later(value, early.event))
+    early = cards._later(None, card.stream("nothing yet"))
+    monkeypatch.setattr(cards, "_later", lambda value, stream: Later(value, early.event))
     with pytest.raises(ReadTooEarly):
         relayed(card, ("q", "q", "q"))
 
@@ -92,7 +92,7 @@ def test_a_link_sends_what_is_there_and_gives_what_its_reader_must_wait_for(card
     maker, reader = card.stream("maker"), card.stream("reader")
     with card.on(maker):
         value = card.write(7.0)
-    (gone,) = link.send(0, cuda._later(value, maker))
+    (gone,) = link.send(0, cards._later(value, maker))
     gone.wait()
     _, arrived = link.receive(0)
     with card.on(reader):

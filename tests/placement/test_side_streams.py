@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sbpflow.boxing import box_async
-from sbpflow.boxing.exchange import streams
-from sbpflow.boxing.exchange.streams import side_stream
+from sbpflow.placement import device as devices
 from sbpflow.placement import placement
+from sbpflow.placement.device import side_stream
 from sbpflow.sbp import B, S, layout
 from tests.gpu.streams import Card
 
@@ -20,8 +20,8 @@ class OnCard(Tensor):
     lent: tuple[str, ...] = ()
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
 
     def detach(self) -> "OnCard":
         return self
@@ -32,7 +32,7 @@ class OnCard(Tensor):
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    monkeypatch.setattr(streams, "_known", {})
+    monkeypatch.setattr(devices, "_side", {})
     return Card(monkeypatch)
 
 

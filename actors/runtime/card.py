@@ -1,4 +1,4 @@
-"""Actors on CUDA: streams and events in the place of waits on the host.
+"""Actors on cards: streams and events in the place of waits on the host.
 
 An actor's work puts kernels on a stream and returns before they ran. So a value comes with the event behind which it is
 there; who reads it has its own stream wait for that, and the host never does. Only a send is watched to its end, by the
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...boxing.exchange.streams import side_stream
+from ...placement.device import family, on_stream, recorded, side_stream
 from ..protocol.state import Firing
 from .bus import Bus
 from .channel import Broken, Link, UnderWay, bytes_of
@@ -23,42 +23,41 @@ from .job import Work
 __all__ = ["CardLine", "CardLink", "Later", "OnStream", "OnWire"]
 
 POLL = 20e-6  # seconds between looks at an event
+FOREVER = timedelta(days=30)
 
 
 class Later(NamedTuple):
     """A value that is there once the event has happened on its stream."""
 
     value: Any
-    event: torch.cuda.Event
+    event: Any
 
-    def on(self, stream: torch.cuda.Stream) -> Any:
+    def on(self, stream: Any) -> Any:
         """The value for work on this stream; its memory is not given away before that has read it."""
         stream.wait_event(self.event)
         for tensor in _tensors(self.value):
-            if tensor.is_cuda:
+            if not tensor.is_cpu:
                 tensor.record_stream(stream)
         return self.value
 
 
-def _later(value: Any, stream: torch.cuda.Stream) -> Later:
+def _later(value: Any, stream: Any) -> Later:
     """A value that is there after all that the stream has got so far."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return Later(value, event)
+    return Later(value, recorded(stream))
 
 
-def _now(value: Any, stream: torch.cuda.Stream) -> Any:
+def _now(value: Any, stream: Any) -> Any:
     return value.on(stream) if isinstance(value, Later) else value
 
 
 class OnStream:
     """Work whose kernels go to a stream: takes are waited for there, and what it gives comes with an event."""
 
-    def __init__(self, work: Work, stream: torch.cuda.Stream) -> None:
+    def __init__(self, work: Work, stream: Any) -> None:
         self.work, self.stream = work, stream
 
     def __call__(self, firing: Firing) -> Sequence[Any] | None:
-        with torch.cuda.stream(self.stream):
+        with on_stream(self.stream):
             held = tuple(
                 tuple(slot._replace(value=_now(slot.value, self.stream)) for slot in slots) for slots in firing.held
             )
@@ -69,18 +68,17 @@ class OnStream:
 
 
 class CardLine:
-    """The NCCL communicator of one register, on a stream of its own, so that no register waits behind another."""
+    """The communicator of one register, on a stream of its own, so that no register waits behind another."""
 
     def __init__(self, bus: Bus, number: int, ranks: Iterable[int], device: torch.device) -> None:
-        from torch._C._distributed_c10d import PrefixStore, ProcessGroupNCCL
+        from torch._C._distributed_c10d import PrefixStore
 
         members = sorted(ranks)
         self.place = {rank: at for at, rank in enumerate(members)}
         self.stream = side_stream(device, f"register {number}")
         store = PrefixStore(f"card/{number}/{'-'.join(map(str, members))}", bus.store)
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(days=30)  # whoever watches over the step ends waits
-        self.group: Any = ProcessGroupNCCL(store, self.place[bus.rank], len(members), options)
+        # Whoever watches over the step ends waits.
+        self.group: Any = family(device.type).communicator(store, self.place[bus.rank], len(members), FOREVER)
         bus.hang_up.append(self.group.abort)
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> "OnWire":
@@ -130,7 +128,7 @@ class Gone:
 
     def wait(self) -> None:
         try:
-            while not self.there.event.query():  # type: ignore[no-untyped-call]
+            while not self.there.event.query():
                 time.sleep(POLL)
         except RuntimeError as error:
             raise Broken(self.peer, str(error)) from error
@@ -149,14 +147,14 @@ class CardLink:
 
     def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         stream = self.line.stream
-        with torch.cuda.stream(stream):
+        with on_stream(stream):
             for message in self.link.send(label, _now(value, stream)):
                 message.wait()
             return [Gone(self.peer, _later(value, stream))]
 
     def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
         stream = self.line.stream
-        with torch.cuda.stream(stream):
+        with on_stream(stream):
             works, value = self.link.receive(label)
             for message in works:
                 message.wait()
