@@ -146,6 +146,7 @@ class Source:
     grads: torch.dtype | None = None  # in which its gradient is brought together, where that is another
     states: torch.dtype | None = None  # in which an optimizer changes it, and keeps what it keeps
     offload: OffloadPlace | None = None  # where a parameter's master and the optimizer's states of it lie
+    starts: bool = False  # whether the step goes by where an input starts in its memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,6 +68,7 @@ class Graph(PlannedViews):
         self._additions: list[tuple[Addition, Network | None]] = []  # with the network of which one was made
         self._move: ModelMove | None = None  # of the model, when it is run next
         self._runs = 0
+        self._starts = False  # whether a step goes by where arguments start in their memory
         self._machinery = frozenset(vars(self))  # its own attributes, which no capture goes by
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +98,7 @@ class Graph(PlannedViews):
                 f"the graph {self._options.name} is called at {user_line()}, while another is captured\n"
                 "  give that one the modules themselves, and call these"
             )
-        kind, last = key_of(args, kwargs), self._last
+        kind, last = key_of(args, kwargs, starts=self._starts), self._last
         if last is None or last.kind != kind or not (last.modes.same() and last.stands()):
             last = self._last = self._step_of(kind, args, kwargs)
         return last
@@ -119,6 +120,9 @@ class Graph(PlannedViews):
             how = modules, optimizers, self._options, self._names(), self._scale, self._captures
             plan = plan_step(self.build, args, kwargs, *how, move)
             _refuse_lost(plan, move)
+            if not self._starts and any(s.starts for s in plan.logical.sources):
+                self._starts, kind = True, key_of(args, kwargs, starts=True)
+                known = self._steps.setdefault((kind, modes.key), [])
             step = Step(plan, optimizers, kind, modes, self._skipped, self._kept)
             for addition, network in self._additions:
                 if network is not None:
@@ -228,6 +232,7 @@ class Graph(PlannedViews):
             "_last": None,
             "_options": self._options,
             "_captures": None,
+            "_starts": False,
             "_recaptures": Recaptures(str(self._options.name)),
             "_kinds": ArgumentKinds(str(self._options.name)),
             "_additions": list(self._additions),

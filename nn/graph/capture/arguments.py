@@ -22,6 +22,7 @@ from ...model.paths import met
 from ...tensors.factories import check_dense
 from ...tensors.moves import shards_as
 from ...tensors.tensor import GlobalTensor
+from .calls.strides import part_of_memory
 from .packed import repacked, unpacked
 from .pytree import replaced
 
@@ -183,18 +184,23 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return call
 
 
-def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-    """The kind of a step's arguments: shapes, dtypes and order in memory of tensors, and every other value."""
-    return tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()])
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], *, starts: bool = False) -> Hashable:
+    """The kind of a step's arguments: shapes, dtypes and strides of tensors, and every other value; with `starts` also
+    which tensors start elsewhere than their memory."""
+    kind = tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()])
+    if not starts:
+        return kind
+    inside = [path for path, x in tensors_by_path(args, kwargs).items() if part_of_memory(x)]
+    return *kind, tuple(inside)
 
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, GlobalTensor):
         of = value._layout
-        return "global", of.state, of.placement, of.shape, of.dtype, of.order, bool(of.gaps), value.requires_grad
+        return "global", of.state, of.placement, of.shape, of.dtype, of.order, of.gaps, value.requires_grad
     if isinstance(value, Tensor):
         check_dense(value, "an argument of a graph")
-        return "tensor", value.shape, value.dtype, memory_order(value), bool(memory_gaps(value)), value.requires_grad
+        return "tensor", value.shape, value.dtype, memory_order(value), memory_gaps(value), value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
     if isinstance(value, Mapping):

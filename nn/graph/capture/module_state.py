@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....placement.errors import SbpError
-from ....sbp.layout import dense_strides, memory_order
+from ....sbp.layout import dense_strides, memory_gaps, memory_order
 from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
 from ...tensors.tensor import GlobalTensor
@@ -40,15 +40,17 @@ class Constant:
 
 
 def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device, where its dims
-    lie in the same order. Made under a fake mode."""
+    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device, with the same
+    strides; one of another dtype lies without gaps. Made under a fake mode."""
     shape = tuple(real.shape)
-    order: tuple[int, ...] = ()
     if isinstance(real, GlobalTensor):
-        order = real._layout.order
+        order, gaps = real._layout.order, real._layout.gaps
     elif real.layout is torch.strided and not real.is_nested:
-        order = memory_order(real)
-    made = torch.empty_strided(shape, dense_strides(shape, order), dtype=dtype or real.dtype, device=device)
+        order, gaps = memory_order(real), memory_gaps(real)
+    else:
+        order = gaps = ()
+    strides = gaps if gaps and dtype in (None, real.dtype) else dense_strides(shape, order)
+    made = torch.empty_strided(shape, strides, dtype=dtype or real.dtype, device=device)
     return made.requires_grad_(real.requires_grad)
 
 

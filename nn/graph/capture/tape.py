@@ -33,12 +33,14 @@ aten = torch.ops.aten
 @dataclass(eq=False)
 class Storage:
     """The memory that tensors share. `fixed` says why nothing may be written to it. Outside of
-    the capture it may be a `part` of a larger one: one that starts elsewhere, or one with gaps."""
+    the capture it may be a `part` of a larger one: one that starts elsewhere, or one with gaps. It is `counted` where
+    the program takes places of it by their numbers."""
 
     born: int  # the number of its first value
     version: int = 0
     fixed: str = ""
     part: str = ""
+    counted: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from ...eager.capture import quiet
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
-from .calls.strides import part_of_memory
+from .calls.strides import part_of_memory, started
 from .declared import Declared
 from .interceptor import Interceptor
 from .layer_reuse import Repeats
@@ -101,7 +101,7 @@ class _Tracing:
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
         self.watch.eights = eights_of(modules)
         self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
-        self.asked = Questions(samples_apart=samples_apart)
+        self.asked = Questions(lambda x: started(self.tape, x), samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.inputs: dict[str, tuple[Tensor, Tensor, int]] = {}  # by path: fake, real one, number at the start
         self.names: set[str] = set()
@@ -155,6 +155,7 @@ class _Tracing:
                 writes = self._writes(slots)
                 flat: list[Ref] = []
                 result, rebuild = self._result(result, flat)
+                self._counted()
                 written = {path: Ref(self.tape.number(fake)) for path, fake in self._written().items()}
                 if written:
                     result, rebuild = (result, written), WrittenArguments(rebuild, tuple(written))
@@ -285,6 +286,12 @@ class _Tracing:
                     f"  make it a buffer: register_buffer({constant.name.rpartition('.')[2]!r}, ...)"
                 )
         return writes
+
+    def _counted(self) -> None:
+        """Note of inputs whether the program counts from where they start in memory."""
+        for fake, _, number in self.inputs.values():
+            if self.tape.view(fake).memory.counted:
+                self.sources[number] = replace(self.sources[number], starts=True)
 
     def _written(self) -> dict[str, Tensor]:
         """The arguments that were written to, by path, with the fakes that say what they hold then."""

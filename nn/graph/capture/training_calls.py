@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ....boxing.record import user_line
+from ....boxing.record import is_ours, user_line
 from ....placement.errors import SbpError
 from ....sbp.call import tensors_in
 from ...eager.bags import bag_of_rows
@@ -40,11 +40,12 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 
 class Questions(TorchFunctionMode):
-    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. For micro-batches it
-    keeps samples apart that an ATen call would mix."""
+    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks; `started` is told of
+    tensors whose place in memory is asked for. For micro-batches it keeps samples apart that an ATen call would mix."""
 
-    def __init__(self, *, samples_apart: bool = False) -> None:
+    def __init__(self, started: Callable[[Tensor], None], *, samples_apart: bool = False) -> None:
         super().__init__()
+        self.started = started
         self.lost = False  # whether backward() was called
         self.samples_apart = samples_apart
 
@@ -57,6 +58,9 @@ class Questions(TorchFunctionMode):
                     "  to clip them, give the graph clip_grad_norm=...; to look at them, leave out the optimizer, and "
                     "read p.grad after the step"
                 )
+        elif func is torch.Tensor.storage_offset and isinstance(args[0], FakeTensor):
+            if not is_ours(sys._getframe(1).f_code.co_filename):
+                self.started(args[0])
         elif func is torch._assert and isinstance(args[0], FakeTensor):  # as all checks of values: it is none here
             return None
         elif func is torch.nn.functional.embedding_bag and self.samples_apart:

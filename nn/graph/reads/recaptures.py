@@ -97,8 +97,8 @@ def _without_numbers(kind: Any, names: Callable[[], Sequence[str]], numbers: dic
             return part[:1]
         return tuple([without(each, title) for each in part])
 
-    given, named = kind
+    given, named, *starts = kind
     known = names() if given else ()
     titles = [known[at] if at < len(known) else str(at) for at in range(len(given))]
     found = [without(each, f"the argument {title}") for each, title in zip(given, titles, strict=True)]
-    return tuple(found), tuple([(name, without(each, f"the argument {name}")) for name, each in named])
+    return tuple(found), tuple([(name, without(each, f"the argument {name}")) for name, each in named]), *starts

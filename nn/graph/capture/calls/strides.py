@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from .....boxing.graph.memory_order import order_of, strides_in
+from .....boxing.record import user_line
 from .....placement.errors import SbpError
 from .....sbp.layout import memory_gaps
 from ....tensors.tensor import GlobalTensor
 from ..tape import Tape, View
 
-__all__ = ["STRIDED", "part_of_memory", "strided"]
+__all__ = ["STRIDED", "part_of_memory", "started", "strided"]
 
 aten = torch.ops.aten
 # Ops that take places in the memory of a tensor.
@@ -48,6 +49,7 @@ def strided(tape: Tape, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: 
         same: Tensor = x.view_as(x)
         return same
     over = _over(view, first, last, said is not None)
+    view.memory.counted |= said is not None
     refuse = partial(_refusal, op, x, tape.origin.line)
     if over is None:
         raise refuse("reads elements that are not the tensor's, nor of a captured one that it is a view of")
@@ -75,6 +77,19 @@ def strided(tape: Tape, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: 
         return back.permute([list(order).index(d) for d in range(len(order))])
     made = (line[start:] if start else line).as_strided(size, stride)
     return made.clone() if op is aten.as_strided_copy.default else made
+
+
+def started(tape: Tape, x: Tensor) -> None:
+    """The program asks for the offset of a tensor: as it is in the memory that was captured, or none can be told."""
+    view = tape.view(x)
+    if view.memory.part:
+        raise SbpError(
+            f"capture: storage_offset() of a tensor {tuple(x.shape)} in the memory of an argument that is a part of a "
+            f"larger one, at {user_line()}\n"
+            "  a graph has no memory but the argument's own elements\n"
+            "  pass a copy, as x.clone(), or pass the offset as a number"
+        )
+    view.memory.counted = True
 
 
 def _where(view: View) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow import S
 from tests.nn.graph.alike import F64, same
 from tests.nn.graph.test_bad_input import refused
 from tests.nn.graph.test_memory_order import ONE, TWO
 
+PAIR = flow.placement("cpu", range(2))
 WAYS: list[dict[str, Any]] = [{"placement": ONE}, {"plan": TWO}]
+ACROSS: list[dict[str, Any]] = [{"placement": ONE}, {"placement": PAIR, "inputs": {"x": S(0)}}]
 HERE = r"called at \S*test_strides.py:\d+"
 
 
@@ -130,3 +133,52 @@ def test_memory_around_an_argument_is_not_read(cut: Callable[[Tensor], Tensor]) 
     same(flow.compile(copy.deepcopy(model), beside, placement=ONE)(x), beside(model, x))
     step = flow.compile(model, beside, placement=ONE)
     refused(r"nor of a captured one that it is a view of\n  " + HERE, lambda: step(cut(x)))
+
+
+def by_number(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x.as_strided((2, 3), (1, 2), 0))
+
+
+def by_offset(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x) + x.storage_offset()
+
+
+@pytest.mark.parametrize("function", [by_number, by_offset])
+def test_a_later_argument_that_starts_within_larger_memory_is_no_whole_one(function: Callable[..., Tensor]) -> None:
+    memory = torch.arange(48.0).view(8, 6)
+    step = flow.compile(nn.Identity(), function, placement=ONE)
+    with torch.no_grad():
+        for _ in range(2):
+            same(step(memory[:4].clone()), function(nn.Identity(), memory[:4].clone()))
+            refused(r"(capture: storage_offset\(\)|nor of a captured one)", lambda: step(memory[4:]))
+    assert sum(map(len, step._steps.values())) == 1
+
+
+CHANGED: dict[str, Callable[[Tensor], Any]] = {
+    "contiguous": lambda x: x.contiguous().mul_(2),
+    "reshape": lambda x: x.reshape(-1).add_(1),
+    "a part": lambda x: x[1:].contiguous().add_(1),
+    "turned": lambda x: x.T.contiguous().add_(1),
+    "its strides": lambda x: x + torch.tensor([*x.stride(), x.is_contiguous()]).sum(),
+}
+GAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[1::2],
+    "columns": lambda x: x[:, :-1],
+    "inner": lambda x: x[2:6, 1:4],
+    "expanded": lambda x: x[0].expand(4, 6),
+    "turned": lambda x: x.T[1:3],
+}
+
+
+@pytest.mark.parametrize("cut", GAPS.values(), ids=list(GAPS))
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("how", ACROSS, ids=["one", "data"])
+def test_an_argument_with_gaps_is_copied_where_torch_copies_it(
+    name: str, cut: Callable[[Tensor], Tensor], how: dict[str, Any]
+) -> None:
+    """Tokens of a longer row, `x[:, :-1]`, were written to by what was made of their `contiguous()`."""
+    made = [cut(torch.arange(48.0).view(8, 6)) for _ in range(2)]
+    step = flow.compile(nn.Identity(), lambda model, x: CHANGED[name](model(x)), **how)
+    with torch.no_grad():
+        same(step(made[0]), CHANGED[name](made[1]))
+    same(made[0], made[1])
