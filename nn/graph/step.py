@@ -20,7 +20,7 @@ from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ...sbp.call import mapped, tensors_in
-from ..model.reading import reading_of
+from ..model.reading import begin_reading, end_reading
 from ..tensors.agreement import same, told
 from ..tensors.memory_formats import in_order
 from ..tensors.tensor import GlobalTensor, wrap
@@ -169,9 +169,12 @@ class Step:
         back = self.plan.logical.rebuild
         if isinstance(back, WrittenArguments):
             back.check(given)
-        with reading_of(self.tensors):
+        claim = begin_reading(self.tensors)
+        try:
             self.clock.begin()
             result = runner.run(given)
+        finally:
+            end_reading(claim)
         self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
         if isinstance(back, WrittenArguments):
             result, values = result

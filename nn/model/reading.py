@@ -20,7 +20,9 @@ from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from .slots import slots
 
-__all__ = ["begin_forward", "end_forward", "read_by_forwards", "reading", "reading_of", "rewriting"]
+__all__ = [
+    "begin_forward", "begin_reading", "end_forward", "end_reading", "read_by_forwards", "reading", "rewriting",
+]  # fmt: skip
 
 # A read that finds a refit waiting lets it go first, or one that follows another would keep it out for ever. But the
 # refit may wait for a forward that waits for this very read, in another thread; so it is for so many seconds at most.
@@ -28,7 +30,7 @@ COURTESY = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class _Claim:
+class Claim:
     """A thread that reads, or is to write or writes, tensors by their identities."""
 
     thread: int
@@ -36,13 +38,14 @@ class _Claim:
     module: nn.Module | None = None
     writes: bool = False  # now; before, it waits
 
-    def meets(self, other: "_Claim") -> bool:
+    def meets(self, other: "Claim") -> bool:
         return self.thread != other.thread and not self.tensors.isdisjoint(other.tensors)
 
 
-_changed = threading.Condition()
-_reads: list[_Claim] = []
-_writes: list[_Claim] = []
+_lock = threading.RLock()
+_changed = threading.Condition(_lock)
+_reads: list[Claim] = []
+_writes: list[Claim] = []
 _tensors: "WeakKeyDictionary[nn.Module, frozenset[int]]" = WeakKeyDictionary()  # of models whose forwards read
 
 
@@ -65,25 +68,18 @@ def reading(*models: nn.Module) -> Iterator[None]:
             f"flow.nn.reading at {user_line()} got {found}, and no model\n"
             "  pass the modules: of a compiled step the model that it was compiled with, flow.nn.reading(model)"
         )
-    with reading_of(_held(dict(zip(map(str, range(len(models))), models, strict=True)))):
-        yield
-
-
-@contextmanager
-def reading_of(tensors: frozenset[int]) -> Iterator[None]:
-    """The same of tensors, by their identities."""
-    claim = _begin(_Claim(threading.get_ident(), tensors))
+    claim = begin_reading(_held(dict(zip(map(str, range(len(models))), models, strict=True))))
     try:
         yield
     finally:
-        _end(claim)
+        end_reading(claim)
 
 
 @contextmanager
 def rewriting(written: Iterable[Tensor], read: Iterable[Tensor]) -> Iterator[None]:
     """Inside no other thread reads what is written here. Nor what is read: a compiled step that does may train it."""
     own = frozenset(map(id, written))
-    claim = _Claim(threading.get_ident(), own.union(map(id, read)))
+    claim = Claim(threading.get_ident(), own.union(map(id, read)))
     with _changed:
         if any(each.thread == claim.thread and not own.isdisjoint(each.tensors) for each in _reads):
             raise SbpError(
@@ -118,7 +114,7 @@ def begin_forward(model: nn.Module, args: Any) -> None:
     """A hook: functions of a module, so that copies of the model have them, and files name them."""
     held = _tensors.get(model)
     if held is not None:
-        _begin(_Claim(threading.get_ident(), held, model))
+        begin_reading(held, model)
 
 
 def end_forward(model: nn.Module, args: Any, result: Any) -> None:
@@ -127,11 +123,13 @@ def end_forward(model: nn.Module, args: Any, result: Any) -> None:
     with _changed:
         claim = next((each for each in reversed(_reads) if each.module is model and each.thread == me), None)
     if claim is not None:
-        _end(claim)
+        end_reading(claim)
 
 
-def _begin(claim: _Claim) -> _Claim:
-    with _changed:
+def begin_reading(tensors: frozenset[int], module: nn.Module | None = None) -> Claim:
+    """This thread reads tensors, by their identities, until the end of what comes back."""
+    claim = Claim(threading.get_ident(), tensors, module)
+    with _lock:
         if _writes:
             inside = any(each.thread == claim.thread for each in _reads)  # what it is inside of keeps refits waiting
             if not inside:
@@ -141,14 +139,15 @@ def _begin(claim: _Claim) -> _Claim:
     return claim
 
 
-def _end(claim: _Claim) -> None:
-    with _changed:
+def end_reading(claim: Claim) -> None:
+    """It reads them no more."""
+    with _lock:
         _reads.remove(claim)
         if _writes:
             _changed.notify_all()
 
 
-def _writing() -> list[_Claim]:
+def _writing() -> list[Claim]:
     return [each for each in _writes if each.writes]
 
 

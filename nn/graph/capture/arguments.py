@@ -56,10 +56,11 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
             for name, part in vars(value).items():
                 look(f"{path}.{name}", part)
 
-    for at, value in enumerate(args):
-        look(str(at), value)
-    for name, value in kwargs.items():
-        look(name, value)
+    for name, value in (*zip(map(str, range(len(args))), args, strict=True), *kwargs.items()):
+        if type(value) is Tensor:  # most are: one call less
+            found[name] = value
+        else:
+            look(name, value)
     return found
 
 
@@ -91,7 +92,8 @@ def own_parameters(
 ) -> tuple[Any, Any]:
     """The arguments with notes where parameters of the modules stand, or what these were before, of which `now` says
     what they are: a copy of their values would get no gradient, and would not be trained."""
-    if not any(isinstance(x, nn.Parameter) for x in tensors_by_path(args, kwargs).values()):
+    found = tensors_by_path(args, kwargs).values()
+    if not any(type(x) is not Tensor and isinstance(x, nn.Parameter) for x in found):  # that asks a class of Python
         return args, kwargs
     held: dict[int, OwnParameter] = {}
     for prefix, root in modules().items():

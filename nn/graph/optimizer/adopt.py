@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -118,13 +119,13 @@ class _Served(NamedTuple):
     all: dict[int, Trained]
     pieces: list[Trained]
     mapped: list[Trained]  # and of these, what is in files
-    groups: list[list[Tensor]]  # as they were then
+    sizes: list[int]  # of its groups as they were then
+    held: list[Tensor]  # in all of them
 
     def told(self, optimizer: Optimizer) -> bool:
         """Whether its groups are those that it had when they were adopted."""
         groups = [group["params"] for group in optimizer.param_groups]
-        same = list(map(len, groups)) == list(map(len, self.groups))
-        return same and all(all(map(operator.is_, now, was)) for now, was in zip(groups, self.groups, strict=True))
+        return list(map(len, groups)) == self.sizes and all(map(operator.is_, chain(*groups), self.held))
 
 
 _now: "WeakKeyDictionary[Optimizer, _Served]" = WeakKeyDictionary()
@@ -175,9 +176,9 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
             optimizer.register_load_state_dict_post_hook(_loaded)
         forget(optimizer)
         pieces = [each for each in found.values() if each.master is not each.parameter]
-        groups = [[*group["params"]] for group in optimizer.param_groups]
+        groups = [group["params"] for group in optimizer.param_groups]
         files = [each for each in pieces if each.mapped]
-        _now[optimizer] = _Served(known, found, pieces, files, groups)
+        _now[optimizer] = _Served(known, found, pieces, files, list(map(len, groups)), list(chain(*groups)))
         waiting = taken_states(optimizer)
         if waiting is not None:
             waiting.give(optimizer)

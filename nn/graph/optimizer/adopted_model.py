@@ -38,6 +38,7 @@ from .trained import Trained
 __all__ = ["AdoptedModel"]
 
 _layout_of = operator.attrgetter("_layout")
+_hooks_of = operator.attrgetter("parameter._hooks")
 
 
 class AdoptedModel:
@@ -91,6 +92,7 @@ class AdoptedModel:
         }
         self.offloaded = [each for each in self.trained.values() if each.host is not None]
         self.known = {id(t.parameter): t for t in self.trained.values()}
+        self.leaves = self._leaves()
         self.pieces = {name: t for name, t in self.trained.items() if t.master is not t.parameter}
         if move is not None and followers is not None:
             followers.bring(self.known)
@@ -220,9 +222,11 @@ class AdoptedModel:
             if self.optimizers:
                 if self.many != self._many():
                     self.many, self.stepped = self._stepped()
-                come = self._left(come, 1.0 if self.scale is None else factor)
+                    self.leaves = self._leaves()
+                if self.leaves:
+                    come = self._left(come, 1.0 if self.scale is None else factor)
             # A parameter's hooks are called with its own gradient, which has to go by it then.
-            hooked = any(each.parameter._hooks is not None for each in self.trained.values())
+            hooked = any(map(_hooks_of, self.trained.values()))
             if hooked or not self.optimizers:
                 if self.scale is not None:
                     come = _unscaled(come, factor)
@@ -257,12 +261,16 @@ class AdoptedModel:
 
     def _many(self) -> int:
         """The number of parameters that optimizers hold."""
-        return sum(len(group["params"]) for each in self.optimizers for group in each.param_groups)
+        return sum([len(group["params"]) for each in self.optimizers for group in each.param_groups])
 
     def _stepped(self) -> tuple[int, set[int]]:
         """How many parameters optimizers hold, and the ids of these."""
         held = (value for each in self.optimizers for group in each.param_groups for value in group["params"])
         return self._many(), {id(owner_of(value)) for value in held}
+
+    def _leaves(self) -> bool:
+        """Whether some parameters are trained that no optimizer holds."""
+        return not all(id(each.parameter) in self.stepped for each in self.trained.values())
 
     def _left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
         """The gradients that optimizers step by. Those of parameters that none of them holds are left on these, added

@@ -117,7 +117,7 @@ class _Shards:
         if not all(map(operator.is_, map(_shards_of, self.all), self.seen)):
             return False
         groups = [group["params"] for group in optimizer.param_groups]
-        same = len(groups) == len(self.params) and all(a is b for a, b in zip(groups, self.params, strict=True))
+        same = len(groups) == len(self.params) and all(map(operator.is_, groups, self.params))
         if not (same and self.state is optimizer.state):
             return False
         held, parts = self._seen_now()

@@ -69,9 +69,6 @@ class _Column:
         self.values.append(value)
         self.titles.append(title)
 
-    def same(self) -> bool:
-        return all(map(operator.is_, map(self.read, *self.asked), self.values))
-
     def changed(self) -> ReadChange | None:
         """The first row that is not what it was; others that are equal are known by what they are now."""
         for at, (asked, value) in enumerate(zip(zip(*self.asked, strict=True), self.values, strict=True)):
@@ -96,13 +93,15 @@ class ReadGuard:
         self._lacking = _Column(operator.contains, 2)
         self._types = _Column(type, 1)
         self._sizes = _Column(len, 1)
-        self._keys = _Column(_names, 1)
+        self._keys = _Column(tuple, 1)
+        self._names = _Column(_names, 1)  # of classes and Python modules
         self._contents = _Column(_content, 1)
         self._hooks = _Column(operator.getitem, 2)  # of modules that have none
         self._columns = (
             self._items, self._parts, self._attributes, self._lacking, self._types, self._sizes, self._keys,
-            self._contents,
+            self._names, self._contents,
         )  # fmt: skip
+        self._compared: list[tuple[_Column, Callable[[Any, Any], Any]]] = []  # those with rows, and how
         self._global_hooks = global_hooks()
         self._known: set[Any] = set()
 
@@ -111,6 +110,8 @@ class ReadGuard:
         key = id(column), id(first), *more
         if key not in self._known:
             self._known.add(key)
+            if not column.values and column is not self._hooks:
+                self._compared.append((column, operator.is_ if column in self._columns[:5] else operator.eq))
             column.add(asked, value, title)
 
     def item(self, held: Any, key: Any, value: Any, title: str) -> None:
@@ -133,7 +134,7 @@ class ReadGuard:
         if isinstance(of, Mapping) and not _by_name(of):
             self._add(self._contents, title, _content(of), of)
         elif isinstance(of, Mapping) and len(of) > 1:
-            self._add(self._keys, title, _names(of), of)
+            self._add(self._names if _is_namespace(of) else self._keys, title, _names(of), of)
         else:
             self._add(self._sizes, title, len(of), of)
 
@@ -148,13 +149,10 @@ class ReadGuard:
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
-            hooks = self._hooks
-            if (
-                all(column.same() for column in self._columns[:5])
-                and all(list(map(column.read, *column.asked)) == column.values for column in self._columns[5:])
-                and not any(map(operator.getitem, *hooks.asked))
-                and not (any(_GLOBAL_HOOKS) or self._global_hooks)
-            ):
+            for column, same in self._compared:
+                if not all(map(same, map(column.read, *column.asked), column.values)):
+                    return self.change() is None
+            if not (any(map(operator.getitem, *self._hooks.asked)) or any(_GLOBAL_HOOKS) or self._global_hooks):
                 return True
         except _MISSED:
             pass
@@ -178,9 +176,11 @@ class ReadGuard:
 
 def _names(held: Mapping[Any, Any]) -> tuple[Any, ...]:
     """The keys of a dict; of a class or Python module but those that Python puts there as it goes."""
-    if isinstance(held, MappingProxyType) or "__spec__" in held:
-        return tuple([name for name in held if not name.startswith("__")])
-    return tuple(held)
+    return tuple([name for name in held if not name.startswith("__")] if _is_namespace(held) else held)
+
+
+def _is_namespace(held: Mapping[Any, Any]) -> bool:
+    return isinstance(held, MappingProxyType) or "__spec__" in held
 
 
 def _by_name(held: Mapping[Any, Any]) -> bool:
