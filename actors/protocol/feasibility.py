@@ -123,12 +123,14 @@ def _lacks(desk: Desk, at: int, state: ActorState) -> Iterator[Wait]:
         return every == 1 or wired.turn(out, port, fired) % every == 0
 
     case = wired.case(fired)
-    for port, slots, every, low, _ in wired.takes[case]:
-        have, need = state.have[port], slots + low
+    for taken in wired.takes[case]:
+        port, slots, every, _, _ = taken
+        have, need = state.have[port], wired.needed(taken, fired)
         if begins(False, port, every) and not state.ended[port] and have < need:
             by, _ = wiring.producer[at][port]
-            what: Literal["low", "filled"] = "filled" if have < slots else "low"
-            if what == "filled":
+            skips = wired.actor.takes[port].skips  # which no mark changes
+            what: Literal["low", "filled"] = "filled" if have < slots or skips else "low"
+            if what == "filled" and not skips:
                 need = slots
             other = actors[by].name, port, states[by].phase == "ended"
             yield Wait(name, fired, what, wired.actor.takes[port].register, have, need, *other)

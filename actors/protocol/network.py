@@ -27,7 +27,7 @@ from zlib import crc32
 
 from ...placement.errors import ScheduleError
 
-__all__ = ["Actor", "Give", "Network", "Register", "Take"]
+__all__ = ["Actor", "Give", "Network", "Register", "Take", "skips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Take:
     low: int = 0
     lifo: bool = False  # the newest filled slot first
     case: str = ""  # of the actor; none: every one
+    skips: tuple[int, ...] = ()  # of each firing of its case: how many slots, filled sooner, it leaves lying there
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ class Network:
         for actor in self.actors:
             if any(take.register == name for take in actor.takes):
                 led = [replace(t, register=legs[-1], low=0) if t.register == name else t for t in actor.takes]
-                more = [replace(t, register=token, lifo=False) for t in actor.takes if t.register == name]
+                more = [replace(t, register=token, lifo=False, skips=()) for t in actor.takes if t.register == name]
                 actor = replace(actor, takes=(*led, *more))
             if actor.name == maker.name:
                 counted = [replace(g, register=token) for g in actor.gives if g.register == name]
@@ -230,15 +231,35 @@ class Network:
         return crc32(self.text.encode())
 
 
+def skips(filled: Iterable[int], taken: Iterable[int]) -> tuple[int, ...]:
+    """The skips of a take that finds slots filled in one order, and takes them in another; nothing where that is one.
+
+    >>> skips([0, 1, 2], [1, 2, 0])
+    (1, 1, 0)
+    """
+    left, wanted, found = list(filled), list(taken), list[int]()
+    if left == wanted:
+        return ()
+    for number in wanted:
+        found.append(left.index(number))
+        del left[found[-1]]
+    return tuple(found)
+
+
 def _lines(network: Network) -> Iterator[str]:
     yield network.name
     for r in network.registers:
         yield f"register {r.name}: {r.high} slots, {r.initial} filled, {r.bytes} bytes"
     for a in network.actors:
-        takes = ", ".join(_port(p, a) + (f" low {p.low}" if p.low else "") + " lifo" * p.lifo for p in a.takes)
+        takes = ", ".join(_port(p, a) + _marks(p) for p in a.takes)
         gives = ", ".join(_port(p, a) for p in a.gives)
         order = f" firings {a.firings} kind {a.kind} place {a.place} unit {a.unit} group {a.group}"
         yield f"actor {a.name} on {a.queue}{order} {' '.join(a.sequence)}: {takes} -> {gives}"
+
+
+def _marks(take: Take) -> str:
+    skips = " skips " + " ".join(map(str, take.skips)) if take.skips else ""
+    return (f" low {take.low}" if take.low else "") + " lifo" * take.lifo + skips
 
 
 def _port(port: Take | Give, actor: Actor) -> str:
@@ -268,8 +289,11 @@ def _check_actor(network: Network, actor: Actor) -> None:
 def _check_port(network: Network, actor: Actor, port: Take | Give) -> None:
     unknown = not any(actor.active(port, case) for case in actor.cases)
     wrong = port.slots < 1 or port.every < 1 or unknown
+    if isinstance(port, Take) and port.skips:
+        alone = port.slots == port.every == 1 and not port.low and not port.lifo
+        wrong = wrong or not alone or min(port.skips) < 0
     if wrong or (isinstance(port, Take) and port.low < 0):
-        fix = f"slots and every are 1 or more, low is 0 or more, case is one of {actor.cases}"
+        fix = f"slots and every are 1 or more, low is 0 or more, case is one of {actor.cases}, skips have none of these"
         raise _bad(network, f"{actor.name} uses {port.register} in a way that cannot be: {port}", fix)
 
 

@@ -86,7 +86,8 @@ class Wired:
         self.actor = actor
         self.sequence = tuple(actor.cases.index(case) for case in actor.sequence) or (0,)
         self.round = len(self.sequence)
-        self.takes = tuple(_ports(actor, [(take, take.low) for take in actor.takes], case) for case in actor.cases)
+        lows = [(take, max((take.low, *take.skips))) for take in actor.takes]  # at most
+        self.takes = tuple(_ports(actor, lows, case) for case in actor.cases)
         self.outs = tuple(_ports(actor, [(give, 0) for give, _ in outs], case) for case in actor.cases)
         self.give = tuple(actor.gives.index(give) for give, _ in outs)  # of every out edge
         self.parts = tuple(tuple(actor.parts.index(part) for part in case.split("&")) for case in actor.cases)
@@ -98,6 +99,14 @@ class Wired:
         credits = tuple(high for _, high in outs)
         ended = ended or (False,) * len(initial)
         self.first = ActorState(_phase(self, 0, initial, ended, credits), 0, initial, ended, credits)
+
+    def needed(self, port: Port, fired: int) -> int:
+        """How many slots must be filled for a take to begin at this firing, with those that it leaves lying."""
+        skips = self.actor.takes[port.at].skips
+        if skips:
+            turn = self.turn(False, port.at, fired)
+            return 1 + (skips[turn] if turn < len(skips) else 0)
+        return port.slots + port.low
 
     def case(self, fired: int) -> int:
         return self.sequence[fired % self.round]
@@ -241,8 +250,11 @@ def _phase(wired: Wired, fired: int, have: tuple[int, ...], ended: tuple[bool, .
         return "ended"
     case = wired.sequence[fired % wired.round]
     phase: Phase = "ready"
-    for at, slots, every, low, _ in wired.takes[case]:
+    for port in wired.takes[case]:
+        at, slots, every, low, _ = port
         if have[at] < slots + low and (every == 1 or wired.turn(False, at, fired) % every == 0):
+            if have[at] >= wired.needed(port, fired):
+                continue
             if not ended[at]:
                 phase = "waiting"
             elif have[at] < slots:

@@ -50,12 +50,28 @@ def _changes(run: Simulation) -> Iterator[tuple[Network, Sooner]]:
         for later in range(at + 1, len(order)):
             if order[later] not in order[at:later]:
                 moved = replace(actor, sequence=(*order[:at], order[later], *order[at:later], *order[later + 1 :]))
-                change = Sooner(actor.name, _turn(actor, later), _turn(actor, at))
+                change = Sooner(actor.name, _turn(network, actor, later), _turn(network, actor, at))
                 yield replace(network, actors=tuple(moved if a is actor else a for a in network.actors)), change
 
 
-def _turn(actor: Actor, at: int) -> tuple[str, int]:
-    return actor.sequence[at], actor.sequence[:at].count(actor.sequence[at])
+def _turn(network: Network, actor: Actor, at: int) -> tuple[str, int]:
+    case = actor.sequence[at]
+    return case, _number(network, actor, case, actor.sequence[:at].count(case))
+
+
+def _number(network: Network, actor: Actor, case: str, turn: int) -> int:
+    """The micro-batch of a firing of a case: that of the slot which it takes first, where order says another number."""
+    for take in actor.takes:
+        if actor.active(take, case) and take.slots == take.every == 1:
+            left = list(range(turn + 1 + max(take.skips, default=0)))
+            taken = [left.pop(skip) for skip in take.skips[: turn + 1] or [0] * (turn + 1)]
+            maker = network.producers.get(take.register)
+            if maker is None:
+                return taken[-1]
+            by = network.actor(maker)
+            give = next(give for give in by.gives if give.register == take.register)
+            return _number(network, by, give.case or case, taken[-1])
+    return turn
 
 
 def _fired(run: Simulation) -> int:

@@ -5,8 +5,10 @@ whoever drives it says what begins and what is done, and carries messages that t
 """
 
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 
+from .network import Take
 from .protocol import Event, Message, Wiring, step
 
 __all__ = ["Desk", "Firing", "Slot"]
@@ -49,7 +51,7 @@ class Desk:
         self.turns: list[list[int]] = [[0] * len(actor.parts) for actor in network.actors]
         self.labels: list[tuple[int, ...]] = [(0,)] * len(network.actors)  # of the firing under way, part by part
         self.cases = [0] * len(network.actors)  # of it
-        self._lifo = [[take.lifo for take in actor.takes] for actor in network.actors]
+        self._other = [[take if take.lifo or take.skips else None for take in actor.takes] for actor in network.actors]
         for at, state in enumerate(self.states):
             if state.phase == "ready":
                 self.ready[self.queue[at]].add(at)
@@ -74,12 +76,18 @@ class Desk:
         labels = [turns[part] for part in parts]
         for part in parts:
             turns[part] += 1
-        kept, slots, lifo = self.held[at], self.slots[at], self._lifo[at]
+        kept, slots, other = self.held[at], self.slots[at], self._other[at]
         held: list[tuple[Slot, ...]] = [()] * len(kept)
         takes = wired.takes[case]
         for port, count, every, _, part in reversed(takes):
             if every == 1 or wired.turn(False, port, fired) % every == 0:
-                pop = slots[port].pop if lifo[port] else slots[port].popleft
+                pop = slots[port].popleft
+                if (take := other[port]) is not None:
+                    pop = (
+                        slots[port].pop
+                        if take.lifo
+                        else partial(_left, slots[port], take, wired.turn(False, port, fired))
+                    )
                 kept[port] = (pop(),) if count == 1 else tuple([pop() for _ in range(count)])
             held[port] = kept[port]
             label = held[port][0].label // count * every  # that of its first take is the number of a part
@@ -115,6 +123,14 @@ class Desk:
     @property
     def ended(self) -> bool:
         return all(state.phase == "ended" for state in self.states)
+
+
+def _left(slots: deque[Slot], take: Take, turn: int) -> Slot:
+    """Take what lies behind those slots that are skipped."""
+    at = take.skips[turn] if turn < len(take.skips) else 0
+    slot = slots[at]
+    del slots[at]
+    return slot
 
 
 _FIRE, _DONE = Event("fire"), Event("done")

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...placement.errors import ScheduleError
-from ..protocol.network import Actor, Give, Network, Take
+from ..protocol.network import Actor, Give, Network, Register, Take, skips
 from ..protocol.simulate import Simulation
 from .channel import Link, Receive, Send
 from .job import Work
 
-__all__ = ["Partition", "RegisterEnd", "cut"]
+__all__ = ["Partition", "RegisterEnd", "cut", "labels_of"]
 
 Ranks = tuple[int, ...]
 
@@ -64,7 +64,7 @@ def cut(run: Simulation, where: Mapping[str, int | Ranks], rank: int) -> Partiti
     used: dict[str, None] = {}
     edges: list[RegisterEnd] = []
     ends: list[Actor] = []
-    filled = _filled(run)
+    filled, labels, numbers = _filled(run), labels_of(run), list[Register]()
     for number, register in enumerate(network.registers):
         name = register.name
         producer = network.producers.get(name)
@@ -86,7 +86,13 @@ def cut(run: Simulation, where: Mapping[str, int | Ranks], rank: int) -> Partiti
                 ends.append(Actor(edge.actor, edge.actor, takes=(Take(name),)))
             elif rank in read:
                 edge = RegisterEnd(f"from {_words(made)}: {name}", name, number, False, made, filled[name])
-                ends.append(Actor(edge.actor, edge.actor, gives=(Give(name),), firings=edge.firings))
+                counted = range(edge.firings)
+                takes: tuple[Take, ...] = ()
+                if sorted(labels[name]) == [*counted] != [*labels[name]]:
+                    # What comes in another order than it is counted in has its number from this register.
+                    numbers.append(Register(f"numbers of {edge.actor}", edge.firings, edge.firings))
+                    takes = (Take(numbers[-1].name, skips=skips(counted, labels[name])),)
+                ends.append(Actor(edge.actor, edge.actor, takes, (Give(name),), edge.firings))
             else:
                 continue
             edges.append(edge)
@@ -94,7 +100,19 @@ def cut(run: Simulation, where: Mapping[str, int | Ranks], rank: int) -> Partiti
             used[name] = None
     kept = tuple(actor for actor in network.actors if actor.name in here)
     registers = tuple(register for register in network.registers if register.name in used)
-    return Partition(Network((*kept, *ends), registers, f"{network.name} on rank {rank}"), tuple(edges))
+    return Partition(Network((*kept, *ends), (*registers, *numbers), f"{network.name} on rank {rank}"), tuple(edges))
+
+
+def labels_of(run: Simulation) -> dict[str, tuple[int, ...]]:
+    """For each register the numbers of what fills it, in the order in which its slots are filled."""
+    gives = {actor.name: actor.gives for actor in run.network.actors}
+    found: dict[str, list[int]] = {}
+    for ran in sorted(run.firings, key=lambda ran: ran.end):
+        each = dict(ran.parts)
+        for give in gives[ran.actor]:
+            if give.case in ("", ran.case, *each):  # what is of no part of two at once goes by the first
+                found.setdefault(give.register, []).append(each.get(give.case, ran.label))
+    return {register: tuple(labels) for register, labels in found.items()}
 
 
 def _ranks(network: Network, where: Mapping[str, int | Ranks], queue: str) -> Ranks:

@@ -108,8 +108,11 @@ class StaticOrder:
         """The actors that have still to fill or to free what a firing needs."""
         wired, state = self.wiring.actors[at], self.desk.states[at]
         fired, case = state.fired, wired.case(state.fired)
-        for port, slots, every, low, _ in wired.takes[case]:
-            if state.have[port] < slots + low and (every == 1 or wired.turn(False, port, fired) % every == 0):
+        for take in wired.takes[case]:
+            port, _, every, _, _ = take
+            if state.have[port] < wired.needed(take, fired) and (
+                every == 1 or wired.turn(False, port, fired) % every == 0
+            ):
                 yield self.wiring.producer[at][port][0]
         for port, slots, every, _, _ in wired.outs[case]:
             if state.credits[port] < slots and (every == 1 or wired.turn(True, port, fired) % every == 0):
@@ -153,7 +156,8 @@ class StaticOrder:
         ]
         work = self.work[at]
         if isinstance(work, Receive):
-            self.answered(wired.actor.name, firing.label)
+            self.answered(wired.actor.name, firing.turn)
+            firing = firing._replace(label=firing.turn, held=())  # which is waited for in the order in which it comes
         link = work if isinstance(work, Send | Receive) else None
         if isinstance(work, Send):
             firing = firing._replace(held=())  # it was posted when the slot was filled

@@ -10,12 +10,13 @@ Of what is ready a device does what comes first in `first`; slots alone hold the
 enough, an order says for each device what it does, thing by thing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from ...placement.errors import ScheduleError, caret
+from ..protocol.network import skips
 from .dual_orders import DUAL_ORDERS
 from .formula import fault, formula, known_names
 from .text import Action, Value, ops, read, write
@@ -148,6 +149,17 @@ class Definition:
         """Whether all micro-batches of a step see the same weights."""
         return not self.versions
 
+    @cached_property
+    def in_turn(self) -> bool:
+        """Whether each part of each chunk of a table does its micro-batches as they come."""
+        last: dict[tuple[int, str, int], int] = {}
+        for device, row in enumerate(self._table):
+            for kind, chunk, number, _ in row:
+                if number < last.get((device, kind, chunk), -1):
+                    return False
+                last[device, kind, chunk] = number
+        return True
+
     def shape(self, p: int = 0, m: int = 0, *, v: int = 0, n: int = 1) -> Shape:
         """A pipeline for this schedule; a table says p and m itself."""
         if self.table:
@@ -204,6 +216,21 @@ class Definition:
 
         return Marks(quota(self.act), quota(self.stash), quota(self.dy), low(self.low_b), low(self.low_w))
 
+    def skips(self, shape: Shape, maker: str, reader: str) -> tuple[int, ...]:
+        """Over how many slots each firing of a task such as B0 takes what another, such as F0, has filled, or D0, the
+        data of a chunk; nothing where both come in the same order."""
+        if self.in_turn:
+            return ()
+        return skips(self._numbers(shape, maker), self._numbers(shape, reader))
+
+    def _numbers(self, shape: Shape, task: str) -> Iterator[int]:
+        """The micro-batches of a task of a table in the order of its firings, counted on its route."""
+        kind, chunk, routes = task[0], int(task[1:]), self.routes(shape)
+        if kind == "D":
+            return iter(range(len(range(chunk // shape.p if self.way == "routes" else 0, shape.m, routes))))
+        row = self.rows(shape)[self.device(shape, chunk)]
+        return (op.number // routes for op in row if op[:2] == (kind, chunk))
+
     def _chunk(self, shape: Shape, device: int, nth: int) -> int:
         """The number in the model of a device's chunk."""
         back = self.way != "loop" and nth % 2
@@ -214,7 +241,7 @@ class Definition:
         return tuple(ops(self.name, device, row) for device, row in enumerate(self.table))
 
     def _check_table(self) -> None:
-        """Every chunk does everything once, in the order of micro-batches."""
+        """Every chunk does everything once, and where there are versions in the order of micro-batches."""
         shape = self.shape()
         routes = self.routes(shape)
         for device, row in enumerate(self._table):
@@ -231,13 +258,14 @@ class Definition:
                             f"  each device does {'F, B and W' if self.split else 'F and B'} of each of its "
                             f"{self.v} chunk{'s' * (self.v > 1)} for micro-batches 0 to {shape.m - 1}"
                         )
-                    if has != numbers:
+                    if has != numbers and (self.versions or sorted(has) != numbers):
                         at = next(i for i, (k, want) in enumerate(zip(has, [*numbers, -1], strict=False)) if k != want)
                         word = next(str(op) for op in row if op[:3] == (kind, nth, has[at]))
                         raise ScheduleError(
                             caret(self.table[device], f" {self.table[device]} ".find(f" {word} "),
                                   f"{self.name}: device {device} does {word} out of turn")
-                            + f"\n  what {kind} of a chunk leaves is read in order: number micro-batches as they come"
+                            + f"\n  {'versions are read in order' if self.versions else 'each route has its own'}: "
+                            "number micro-batches as they come"
                         )  # fmt: skip
 
 

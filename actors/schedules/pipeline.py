@@ -184,19 +184,19 @@ class _Parts:
         versions = schedule.value(schedule.versions, self.shape, c) if schedule.versions else 0
         data = 0 if chunk.place else many
         if chunk.place:
-            self.through(f"x.{c}", Register("", many, delay=self.hop), "", "F")
+            self.through(f"x.{c}", Register("", many, delay=self.hop), "", "F", self.taken(f"F{c - 1}", "F"))
             self.gives["B"].append(Give(f"dy.{c - 1}"))
-        elif versions or schedule.turns or self.lanes:
+        elif versions or schedule.turns or self.lanes or self.taken(f"D{c}", "F").skips:
             # What takes something else first would go by its numbers: here are those of the data.
-            self.through(f"x.{c}", Register("", data, data), "", "F")
+            self.through(f"x.{c}", Register("", data, data), "", "F", self.taken(f"D{c}", "F"))
         self.activations()
         if chunk.place < chunk.last:
             self.gives["F"].append(Give(f"x.{c + 1}"))
-            self.through(f"dy.{c}", Register("", many, delay=self.hop_behind), "", "B")
+            self.through(f"dy.{c}", Register("", many, delay=self.hop_behind), "", "B", self.taken(f"B{c + 1}", "B"))
         if schedule.lifo:
             self.through(f"all.{c}", Register("", many), "F", "B", Take("", slots=many, every=many))
         if schedule.split:
-            self.through(f"gw.{c}", Register("", marks.dy), "B", "W", Take("", low=marks.low_w))
+            self.through(f"gw.{c}", Register("", marks.dy), "B", "W", self.taken(f"B{c}", "W", marks.low_w))
         if schedule.turns and schedule.routes(self.shape) > 1:
             self.token()
         if versions:
@@ -208,6 +208,10 @@ class _Parts:
         if src:
             self.gives[src].append(Give(name))
         self.takes[dst].append(replace(take or Take(""), register=name))
+
+    def taken(self, maker: str, user: str, low: int = 0) -> Take:
+        """How a part of this chunk takes what another makes: that of the same micro-batch, whatever order they have."""
+        return Take("", low=low, skips=self.schedule.skips(self.shape, maker, f"{user}{self.chunk.number}"))
 
     def activations(self) -> None:
         """Activations that F leaves for B and W. Slots are counted in one register; of slices, each has its own too,
@@ -223,9 +227,8 @@ class _Parts:
                 self.gives["F"].append(Give(part, case=f"F{c}.{lane}"))
                 self.takes[user].append(Take(part, case=f"{user}{c}.{lane}"))
             held = self.chunk.costs.bytes if name == holder else 0
-            self.through(
-                f"{name}.{c}", Register("", high, bytes=held), "F", user, Take("", low=low, lifo=schedule.lifo)
-            )
+            take = replace(self.taken(f"F{c}", user, low), lifo=schedule.lifo)
+            self.through(f"{name}.{c}", Register("", high, bytes=held), "F", user, take)
 
     def token(self) -> None:
         """The end of a route lets the other one begin."""

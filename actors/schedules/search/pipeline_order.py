@@ -199,7 +199,7 @@ class _Pipe:
             shape = schedule.shape(self.shape.p, self.shape.m, v=self.shape.v if not schedule.order else 0)
             if shape != self.shape or schedule.way != self.way or schedule.split != self.frame.split:
                 return None
-            if schedule.versions or schedule.slices or schedule.lifo:
+            if schedule.versions or schedule.slices or schedule.lifo or not schedule.in_turn:
                 return None
             listed = schedule.rows(shape) or self.simulated(schedule)
         except ScheduleError:

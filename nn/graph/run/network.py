@@ -100,7 +100,8 @@ def lowered(
     actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains, inside)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
-    made = _Lowering(actors, registers, m * slices, slices if trains else 1)
+    shape = shape_of(schedule, where, m, slices) if trains else None
+    made = _Lowering(actors, registers, m * slices, slices if trains else 1, schedule, shape)
     for kind, each in kinds.items():
         made.bundles.setdefault(kind, {})  # one chunk that only goes forward hands nothing on
         for route, (tasks, of) in enumerate(each):
@@ -182,8 +183,16 @@ def task_actors(actors: Iterable[Actor]) -> dict[str, str]:
 
 
 class _Lowering:
-    def __init__(self, actors: list[Actor], registers: list[Register], many: int, slices: int) -> None:
-        self.many, self.slices = many, slices
+    def __init__(
+        self,
+        actors: list[Actor],
+        registers: list[Register],
+        many: int,
+        slices: int,
+        schedule: Schedule,
+        shape: Shape | None,
+    ) -> None:
+        self.many, self.slices, self.schedule, self.shape = many, slices, schedule, shape
         self.actors = {actor.name: actor for actor in actors}
         self.registers = {register.name: register for register in registers}
         self.of = task_actors(actors)
@@ -239,7 +248,8 @@ class _Lowering:
     def more(self, name: str, maker: Name, reader: Name, lane: int | None) -> None:
         """A register that the skeleton lacks, with a slot for every micro-batch."""
         self.registers[name] = Register(name, self.many)
-        give, take = Give(name, case=self.case(maker, lane)), Take(name, case=self.case(reader, lane))
+        skips = self.schedule.skips(self.shape, str(maker), str(reader)) if self.shape is not None else ()
+        give, take = Give(name, case=self.case(maker, lane)), Take(name, case=self.case(reader, lane), skips=skips)
         actor = self.actors[self.of[str(maker)]]
         self.actors[actor.name] = replace(actor, gives=(*actor.gives, give))
         actor = self.actors[self.of[str(reader)]]

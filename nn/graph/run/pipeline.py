@@ -20,7 +20,7 @@ from ....actors.runtime.answers import Answers
 from ....actors.runtime.bus import Bus, bus
 from ....actors.runtime.channel import Link
 from ....actors.runtime.job import Work
-from ....actors.runtime.partition import RegisterEnd, cut
+from ....actors.runtime.partition import RegisterEnd, cut, labels_of
 from ....actors.runtime.runtime import RunRecord, Runtime, order_of, settled
 from ....actors.schedules.schedule import Schedule
 from ....actors.timeline.timeline import Timeline
@@ -44,7 +44,7 @@ from .network import Bundle, Ends, Lowered, links_of, lowered
 from .pairs import by_turns
 from .tasks import Hop, Name, Tasks
 from .timeline import timeline
-from .transfers import BundleLink, labels_of
+from .transfers import BundleLink
 from .variant import BoundTask, Variant
 from .weights.chunk_weights import ChunkWeights, Validation
 from .weights.same_weights import Fire, SameWeights, Sums, Update

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import Carrier, UnderWay, tag_of
 from ....boxing import box
 from ....boxing.exchange.buffer import finish, pack, plain
@@ -20,7 +19,7 @@ from ....sbp import Layout
 from ..microbatch.batch import PieceKind
 from .network import Bundle
 
-__all__ = ["BundleLink", "carrier", "labels_of"]
+__all__ = ["BundleLink", "carrier"]
 
 ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
 
@@ -40,18 +39,6 @@ def carrier(bundle: Bundle) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]
         return tuple(out)
 
     return carry
-
-
-def labels_of(run: Simulation) -> dict[str, tuple[int, ...]]:
-    """For each register the micro-batches in the order in which its slots are filled."""
-    gives = {actor.name: actor.gives for actor in run.network.actors}
-    found: dict[str, list[int]] = {}
-    for ran in sorted(run.firings, key=lambda ran: ran.end):
-        each = dict(ran.parts)
-        for give in gives[ran.actor]:
-            if give.case in ("", ran.case, *each):  # what is of no part of two at once goes by the first
-                found.setdefault(give.register, []).append(each.get(give.case, ran.label))
-    return {register: tuple(labels) for register, labels in found.items()}
 
 
 class Transit:

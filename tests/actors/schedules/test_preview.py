@@ -92,7 +92,6 @@ def test_a_text_may_have_remarks() -> None:
         (("F0 F1 B0", "F0 B0 F1 B1"), "own: device 0 never does B1\n  F0 F1 B0\n  each device does F and B of each"),
         (("F0 B0", "F0 G0"), "own: device 1 has 'G0', which is no word of an order\n  F0 G0\n     ^\n  words are"),
         (("F0 F0 B0",), "own: device 0 does F0 twice\n  F0 F0 B0\n     ^"),
-        (("F0 F1 B1 B0",), "own: device 0 does B1 out of turn\n  F0 F1 B1 B0\n        ^"),
         (("F0 B0 f0 b0", "F0 B0"), "own: device 1 never does f0"),
         (("F0 B0 W0", "F0 B0"), "own: device 1 never does W0"),
         (("F0 B0", ""), "own: device 1 never does F0"),

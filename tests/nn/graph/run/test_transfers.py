@@ -11,6 +11,7 @@ import sbpflow as flow
 from sbpflow.actors import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.runtime.channel import Send
+from sbpflow.actors.runtime.partition import labels_of
 from sbpflow.nn.graph.run import transfers
 from tests.ranks import Ranks
 
@@ -35,7 +36,7 @@ def test_registers_of_two_things_at_once_are_filled_by_the_part_that_fills_them(
     readers = [Actor(give.register, "p", (Take(give.register),)) for give in gives]
     run = simulate(Network((maker, *readers), tuple(Register(give.register, 3) for give in gives)))
     labels = {"every": (0, 1, 1), "both": (1,), "second": (0, 1)}
-    assert transfers.labels_of(run) == labels
+    assert labels_of(run) == labels
     assert {name: tuple(ran.label for ran in run.firings if ran.actor == name) for name in labels} == labels
 
 
