@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from ...sbp import P, S
-from ...sbp.joint.options import fits
-from .axis import Axis, AxisLine, AxisValue, Left
+from .axis import Axis, AxisValue, Left
 from .chunked import cut
 from .registry import composite
 from .row_product import PRODUCTS, RowProduct
@@ -27,7 +26,6 @@ from .row_product import PRODUCTS, RowProduct
 __all__ = ["cube", "summa"]
 
 aten = torch.ops.aten
-FITTING = "give the model or the batch sizes that divide, or at least four a rank, or note other modules"
 
 
 @composite("summa", of=PRODUCTS, noun="product", axes=(2, 3))
@@ -39,12 +37,11 @@ def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
             f"{row.over} has {row.size} ranks and {col.over} {col.size}: a panel would not be the same of both",
             "lay the ranks in a square, with another axis for the rest, as in over=(depth, row, col)",
         )
-    found = RowProduct.of(axis, args, kwargs)
+    found = _product(axis, args, kwargs)
     if isinstance(found, Left):
         return found
     x, weight, bias, last = found
     rows, inner = {line: S(0) for line in (*depth, row)}, S(x.ndim - 1)
-    _check(axis, x, weight, last, [*depth, row], [row], [col])
     count, total = row.size, None
     left = axis.within(col, rows).run(cut, x.lying(inner), -1, count, count, gives=[inner] * count)
     right = axis.within(row, {col: S(last)}).run(
@@ -63,16 +60,12 @@ def summa(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
 @composite("cube", of=PRODUCTS, noun="product", axes=3)
 def cube(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
     """A product of which every rank of a cube has a part: rows i, columns j, and the terms l of sums."""
-    found = RowProduct.of(axis, args, kwargs)
+    found = _product(axis, args, kwargs)
     if isinstance(found, Left):
         return found
     x, weight, bias, last = found
     i, j, l = axis.axes  # noqa: E741
     inner, tokens = S(x.ndim - 1), S(1 if x.ndim > 2 else 0)
-    for piece in (j, l):
-        _check(axis, x, weight, last, [i] if x.ndim > 2 else [i, piece], [l, i], [j])
-        if x.ndim > 2 and not fits(x.shape[1], [piece.size]):
-            raise axis.refuse(f"{x.shape[1]} tokens cannot be cut by {piece.size} ranks of {piece.over}", FITTING)
     x = axis.call(aten.alias.default, x, lies={i: S(0), j: tokens, l: inner})
     weight = axis.call(aten.alias.default, weight, lies={i: S(1 - last), l: S(1 - last), j: S(last)})
     parts = axis.call(found.op, x, weight, lies={i: S(0), l: P, j: inner})
@@ -81,22 +74,10 @@ def cube(axis: Axis, *args: AxisValue, **kwargs: Any) -> AxisValue | Left:
     return total if bias is None else axis.call(aten.add.Tensor, total, bias, lies=gives)
 
 
-def _check(
-    axis: Axis,
-    x: AxisValue,
-    weight: AxisValue,
-    last: int,
-    rows: list[AxisLine],
-    inner: list[AxisLine],
-    columns: list[AxisLine],
-) -> None:
-    """Every dim is cut evenly, or so that ranks differ by a quarter at most, as rules have it."""
-    for what, size, lines in (
-        ("rows", x.shape[0], rows),
-        ("values that go in", weight.shape[1 - last], inner),
-        ("values that come out", weight.shape[last], columns),
-    ):
-        if not fits(size, [line.size for line in lines]):
-            many = " x ".join(str(line.size) for line in lines)
-            over = ", ".join(str(line.over) for line in lines)
-            raise axis.refuse(f"{size} {what} cannot be cut by {many} ranks of {over}", FITTING)
+def _product(axis: Axis, args: tuple[AxisValue, ...], kwargs: dict[str, Any]) -> RowProduct | Left:
+    """The product that a call is, of any sizes but none."""
+    found = RowProduct.of(axis, args, kwargs)
+    if isinstance(found, RowProduct) and 0 in (*found.x.shape, *found.weight.shape):
+        sizes = f"{found.x.shape} and {found.weight.shape}"
+        return axis.leave(f"{axis.name} of {sizes} has nothing to multiply", "pass a batch that has rows")
+    return found

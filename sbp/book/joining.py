@@ -97,7 +97,8 @@ def pieces(call: Call) -> Match:
     labels: list[Hashable] = [None if d == dim else d for d in range(call.inputs[0].ndim)]
     linear = [tuple(range(len(call.inputs)))]
     local = Rewritten(partial(_own_blocks, call.op, dim))
-    return labelled(call, [labels for _ in call.inputs], [labels for _ in call.outputs], linear=linear, local=local)
+    inputs, outputs = [labels for _ in call.inputs], [labels for _ in call.outputs]
+    return labelled(call, inputs, outputs, linear=linear, hollow=True, local=local)
 
 
 def _own_blocks(op: Any, dim: int, piece: Piece, *args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -24,7 +24,9 @@ def options_of(
     op: LogicalOp, call: Call, reach: Sequence[Reach], grads: Sequence[bool], asked: Sequence[Collection[Cut]] = ()
 ) -> list[Option]:
     """Every option of an op, or those that a composite leaves of them; `asked` is how its results are wanted cut."""
-    return options(call, reach, grads, asked) if op.fixed is None else fixed_options(call, reach, grads, op.fixed)
+    return (
+        options(call, reach, grads, asked) if op.fixed is None else fixed_options(call, reach, grads, op.fixed, asked)
+    )
 
 
 def asked_cuts(
@@ -41,13 +43,16 @@ def asked_cuts(
             yield from ((op.numbers[0], cut) for cut in cuts_of(pinned[index], call.outputs[0], call.sizes))
 
 
-def fixed_options(call: Call, reach: Sequence[Reach], grads: Sequence[bool], fixed: Fixed) -> list[Option]:
+def fixed_options(
+    call: Call, reach: Sequence[Reach], grads: Sequence[bool], fixed: Fixed, asked: Sequence[Collection[Cut]] = ()
+) -> list[Option]:
     """Every option of a call; one that cuts a dim on another axis too, which the composite cuts, is none."""
     axes = frozenset(a for a in fixed.round.axes if call.sizes[a] > 1)
     if not axes:
-        return options(call, reach, grads)
+        return options(call, reach, grads, asked)
     apart = [of._replace(states=tuple(state for state in of.states if axes.isdisjoint(state.split))) for of in reach]
-    found = options(_without(call, axes), apart, grads)
+    elsewhere = [[cut for cut in cuts if axes.isdisjoint(cut[1])] for cuts in asked]
+    found = options(_without(call, axes), apart, grads, elsewhere)
     made = list(_on_axes(call, found, fixed, axes))
     if not made:
         raise SbpError(

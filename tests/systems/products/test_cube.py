@@ -4,7 +4,6 @@ import pytest
 
 import sbpflow as flow
 from sbpflow import S
-from sbpflow.placement.errors import SbpError
 from tests.nn.composites.ring import F64
 
 from .blocks import count, linear, shares, total, trained
@@ -56,10 +55,7 @@ def test_the_next_layer_changes_the_roles_of_two_axes_and_moves_nothing_between(
     assert y.layout == x.layout
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
-    import torch
-
-    model = linear(8, 12)
-    flow.nn.inside(model, use="cube", over=OVER)
-    with pytest.raises(SbpError, match="3 tokens cannot be cut by 2 ranks of j"):
-        flow.compile(model, placement=flow.placement(GRID)).plan(torch.ones(4, 3, 8, dtype=F64))
+@pytest.mark.parametrize("shape", [(5, 8), (1, 3), (4, 3, 8), (3, 1, 5)], ids=str)
+def test_sizes_that_do_not_divide_are_fine(shape: tuple[int, ...]) -> None:
+    lies = {"i": S(0), "j": S(1 if len(shape) > 2 else 0), "l": S(len(shape) - 1)}
+    trained(linear(shape[-1], 3, True), GRID, "cube", OVER, RESTS, lies, *shape)

@@ -34,6 +34,20 @@ def test_it_computes_what_one_device_does(q: int, shape: tuple[int, ...], out: i
     trained(linear(shape[-1], out, bias), grid, "summa", TWO, BLOCKS, lies, *shape)
 
 
+@pytest.mark.parametrize("rows", [3, 11, 13, 14])
+def test_rows_that_do_not_divide_are_those_of_one_device(rows: int) -> None:
+    trained(linear(16, 16, True), "cpu:[0-15] as (row=4, col=4)", "summa", TWO, BLOCKS, SQUARE, rows, 16)
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 12), (5, 3, 1), (3, 1, 3), (3, 2, 5, 3)], ids=str)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_fewer_than_ranks_are_fine(sizes: tuple[int, ...], depth: int) -> None:
+    *shape, out = sizes
+    lies = {**DEEP, "col": S(len(shape) - 1)}
+    grid = f"cpu:[0-{4 * depth - 1}] as (row=2, col=2, depth={depth})"
+    trained(linear(shape[-1], out, True), grid, "summa", ("depth", *TWO), BLOCKS, lies, *shape)
+
+
 def test_a_weight_may_stand_the_other_way() -> None:
     trained(Columns(8, 12), "cpu:[0-3] as (row=2, col=2)", "summa", TWO, {"row": S(0), "col": S(1)}, SQUARE, 16, 8)
 
@@ -91,8 +105,7 @@ def test_panels_of_the_next_step_are_gathered_beside_the_product_of_this_one() -
 
 REFUSED = {
     "two rows, four columns": ((2, 4), (16, 8), r"row has 2 ranks and col 4.*\n.*\n.*in a square"),
-    "too few rows": ((2, 2), (1, 8), r"1 rows cannot be cut by 2 ranks of row.*\n.*\n.*sizes that divide"),
-    "too few columns": ((3, 3), (12, 4), r"4 values that go in cannot be cut by 3 ranks of row"),
+    "no rows": ((2, 2), (0, 8), r"linear of \(0, 8\) and \(12, 8\) has nothing to multiply"),
 }
 
 
