@@ -99,9 +99,9 @@ class Passes:
 
     They change nothing but what is noted here of modules: `names` are attributes that captures have read, `reads` is
     all that they went by, and `constants` how to read those that they met. `rest` is where what nobody placed lives,
-    and an optimizer keeps so many `states` of each parameter. `flows` is how arguments are to lie, by path. Where
-    weights are trained in fp16, `scale` is the factor of losses. With a `move`, what is global already may come to lie
-    otherwise.
+    and an optimizer keeps so many `states` of each parameter. `inputs` are arguments by their paths, and `flows` is how
+    they are to lie. Where weights are trained in fp16, `scale` is the factor of losses. With a `move`, what is global
+    already may come to lie otherwise.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Passes:
         optimizers: Sequence[Optimizer],
         options: Options,
         flows: Mapping[str, Pin] = {},
+        inputs: Mapping[str, Tensor] = {},
         scale: LossScale | None = None,
         move: ModelMove | None = None,
     ) -> None:
@@ -118,7 +119,7 @@ class Passes:
         self.learns, self.states = bool(optimizers), states_of(optimizers)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
-        self.rest = default_placement(modules, options.placement)
+        self.rest = default_placement(modules, options.placement, inputs)
         self.uses = uses_of(modules)
         self.dump = Dump(self.name)
         self.names: AttributeReads = {}

@@ -106,7 +106,8 @@ def plan_step(
     inputs = tensors_by_path(args, kwargs)
     refuse_closures(optimizers)
     _refuse_gradients(inputs, options.piped)
-    passes = Passes(modules, optimizers, options, input_flows(options.flows, inputs, names, name), scale, move)
+    flows = input_flows(options.flows, inputs, names, name)
+    passes = Passes(modules, optimizers, options, flows, inputs, scale, move)
     alone, captures = captures is None, captures or Captures()
     logical = captures.of(passes, build, args, kwargs)
     if optimizers and torch.is_grad_enabled() and not logical.losses:

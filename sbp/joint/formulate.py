@@ -375,7 +375,11 @@ class _Formulation:
         return self._add(ChoiceNode("result", number, lies.each, zero, zero, {0: lies}))
 
     def _result_lies(self, number: int) -> Lies:
-        """Single numbers are to be whole; others stay as they are but for addends."""
+        """Single numbers are to be whole; others stay as they are, but are addends only where that was said."""
+        node = self.nodes[self.producers[number][0]]
+        said = self.pinned.get(node.index) if node.kind == "op" else None
+        if isinstance(said, State) and said.partial:
+            return self.known.setdefault(("result", said), Lies((Lie(said),), ()))  # type: ignore[no-any-return]
         states = self.states[number]
         lies = Lies(tuple(Lie(state) for state in states), ())
         return self.known.setdefault(("result", id(states)), lies)  # type: ignore[no-any-return]

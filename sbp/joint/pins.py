@@ -96,7 +96,7 @@ def _none_fits(found: Sequence[Option], said: State | Entries, call: Call, op: L
 def _laid(lie: Lie, said: State | Entries) -> Lie:
     """A value's lie with what was said in place of what it was."""
     if isinstance(said, State):
-        return Lie(said, tuple(a for a in lie.grads if a not in said.split))
+        return Lie(said, tuple(a for a in lie.grads if a not in said.split and a not in said.partial))
     about = {axis for axis, entry in enumerate(said) if entry is not None}
     dims: list[Factors] = [trim(tuple(f for f in factors if f not in about)) for factors in lie.state.dims]
     for axis, entry in enumerate(said):

@@ -107,15 +107,20 @@ class Declared:
         return self._noted(x.clone, where, sbp)
 
     def _noted(self, make: Callable[[], Tensor], where: Placement, sbp: SbpLike | None) -> Tensor:
+        """What is made, as it is to lie. Addends are made of it afterwards: ranks that each made it would add it up,
+        and few ops give any."""
         tape = self.tape
         with self.watch.paused():
             like = make()
         lies = None if sbp is None else layout(where, sbp, tuple(like.shape), like.dtype).state
         before = tape.placement, tape.lies
-        # Addends are for the graph to make: the value is the same.
         tape.placement, tape.lies = where, None if lies is None or lies.partial else lies
         try:
-            return make()
+            made = make()
+            if lies is None or not lies.partial:
+                return made
+            with self.watch.paused():
+                return tape.flow(made, lies)
         finally:
             tape.placement, tape.lies = before
 

@@ -142,7 +142,7 @@ class Tape:
         self._write(view, number)
         self.written.append(view.memory)
 
-    def flow(self, tensor: Tensor, pin: Pin) -> Tensor:
+    def flow(self, tensor: Tensor, pin: Pin | State) -> Tensor:
         """The same tensor in the same memory, of which it is said how it is to lie."""
         view, grad = self.view(tensor), torch.is_grad_enabled()
         made: Tensor = aten.alias.default(tensor)

@@ -53,11 +53,18 @@ def named_values(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {slot.full: slot.value for slot in slots(modules)}
 
 
-def default_placement(modules: Mapping[str, nn.Module], given: Placement | None) -> Placement | None:
-    """Where what nobody placed lives: as the graph was told, or where a global parameter is."""
+def default_placement(
+    modules: Mapping[str, nn.Module], given: Placement | None, inputs: Mapping[str, Tensor]
+) -> Placement | None:
+    """Where what nobody placed lives: as the graph was told, where a global parameter is, or, where no module is placed
+    either, where its global arguments are, all of them."""
     if given is not None:
         return given
-    return next((v.placement for v in named_values(modules).values() if isinstance(v, GlobalTensor)), None)
+    for value in named_values(modules).values():
+        if isinstance(value, GlobalTensor):
+            return value.placement
+    places = dict.fromkeys(x.placement for x in inputs.values() if isinstance(x, GlobalTensor))
+    return next(iter(places)) if len(places) == 1 and not placement_of(modules) else None
 
 
 def placed(

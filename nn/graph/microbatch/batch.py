@@ -235,7 +235,8 @@ def joined(
         lines = [(values[at : at + batch.slices], sizes[at : at + batch.slices]) for at in starts]
         values = [_along(1, line, how, of) for line, of in lines]
         sizes = [(of[0][0], batch.sizes[1]) for _, of in lines]
-    return _along(0, values, how, sizes)
+    whole = _along(0, values, how, sizes)
+    return whole.to_global(sbp=values[0].sbp) if layouts[0].state.partial else whole  # the largest of pieces is chosen
 
 
 def _along(axis: int, values: Sequence[GlobalTensor], how: State, sizes: Sequence[Size]) -> GlobalTensor:

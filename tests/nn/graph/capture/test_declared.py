@@ -1,5 +1,6 @@
 """Factories with a placement, and `to_global`, in what a graph captures."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B, P, S
-from sbpflow.placement.errors import SbpError
+from sbpflow.placement.errors import PlacementError, SbpError
 from tests.nn.graph.alike import GRID, LINE, batch, net, same, sgd
 
 
@@ -68,6 +69,65 @@ def test_numbers_are_drawn_at_each_step() -> None:
 def test_addends_are_the_value() -> None:
     made = Built(lambda: flow.ones(8, placement=LINE, sbp=P))()
     assert torch.equal(made.full_tensor(), torch.ones(8))
+
+
+@pytest.mark.parametrize("sbp", [P, P("max"), P("min"), (S(0), P), (P, S(1))], ids=str)
+def test_a_result_that_is_to_be_addends_is(sbp: Any) -> None:
+    """It came back as S(0)."""
+    x, where = torch.arange(12.0).reshape(4, 3), GRID if isinstance(sbp, tuple) else LINE
+    graph = Built(lambda x: ((y := (x * 2).to_global(sbp=sbp)), y + 1), where)
+    made, more = graph(x)
+    assert made.sbp == (sbp if isinstance(sbp, tuple) else (sbp,))
+    assert torch.equal(made.full_tensor(), 2 * x)
+    assert torch.equal(more.full_tensor(), 2 * x + 1)
+
+
+@pytest.mark.parametrize("sbp", [P, P("max")], ids=str)
+def test_addends_of_micro_batches_are_joined_as_such(sbp: Any) -> None:
+    model, (x, _) = net(), batch()
+    alone = copy.deepcopy(model)
+    step: Any = flow.compile(model, lambda model, x: model(x).to_global(sbp=sbp), placement=LINE, micro_batches=2)
+    with torch.no_grad():
+        made = step(x)
+        assert made.sbp == (sbp,)
+        torch.testing.assert_close(made.full_tensor(), alone(x))
+
+
+@pytest.mark.parametrize("sbp", [P, P("max")], ids=str)
+def test_gradients_go_through_addends(sbp: Any) -> None:
+    model, (x, _) = net(), batch()
+    alone = copy.deepcopy(model)
+    step: Any = flow.compile(model, lambda model, x: model(x).to_global(sbp=sbp).square().sum(), placement=LINE)
+    want = alone(x).square().sum()
+    want.backward()
+    same(step(x), want)
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), other.grad)  # type: ignore[union-attr]
+
+
+def test_a_factory_of_addends_is_added_up_once() -> None:
+    made, more = Built(lambda x: ((y := flow.ones(8, placement=LINE, sbp=P)), x + y))(torch.ones(8))
+    assert made.sbp == (P,)
+    assert torch.equal(made.full_tensor(), torch.ones(8))
+    assert torch.equal(more.full_tensor(), torch.full((8,), 2.0))
+
+
+@pytest.mark.parametrize("given", [lambda x, y: (x, y), lambda x, y: (x, torch.ones(3, 2))], ids=["all", "one"])
+def test_a_graph_of_global_arguments_lives_where_they_do(given: Any) -> None:
+    """It had no placement."""
+    x, y = flow.ones(4, 3, placement=LINE, sbp=S(0)), flow.ones(3, 2, placement=LINE, sbp=B)
+    made = Built(torch.matmul)(*given(x, y))
+    assert made.placement == LINE
+    assert torch.equal(made.full_tensor(), torch.full((4, 2), 3.0))
+
+
+def test_a_graph_of_arguments_on_two_placements_is_told_where_to_say_one() -> None:
+    x, y = flow.ones(4, 3, placement=LINE, sbp=S(0)), flow.ones(3, 2, placement=GRID, sbp=B)
+    with pytest.raises(
+        PlacementError, match=r"no placement, and matmul at .*test_declared.py:\d+ none.*\n.*placement="
+    ):
+        Built(lambda x, y: torch.matmul(x, y))(x, y)
+    assert Built(lambda x, y: torch.matmul(x, y), LINE)(x, y).placement == LINE
 
 
 def test_what_build_says_of_a_tensor_holds() -> None:
