@@ -89,6 +89,7 @@ SOMETIMES = {
 CLOSED = {  # named by strings, in nn/eager/refusals.py
     "torch._functorch.eager_transforms._wrap_for_grad": "torch.func's derivatives",
     "torch._functorch.vmap._add_batch_dim": "torch.vmap",
+    "torch.nn.attention.flex_attention._validate_embed_dim": "flex attention, which compiles itself",
     "torch.autograd._make_grads": "a global gradient of a plain tensor",
     "torch.distributed.distributed_c10d._check_single_tensor": "collectives of torch.distributed",
     "torch.distributed.distributed_c10d._check_tensor_list": "collectives of torch.distributed",

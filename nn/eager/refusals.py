@@ -15,6 +15,7 @@ import torch._functorch.vmap
 import torch.autograd.forward_ad
 import torch.export
 import torch.fx.experimental.proxy_tensor
+import torch.nn.attention.flex_attention
 from torch import Tensor, nn
 
 from ...boxing.record import user_line
@@ -33,6 +34,11 @@ _DENSE = "global tensors are dense; pad the sequences to one length, or take x.f
 _CLOSED = {
     (torch._functorch.eager_transforms, "_wrap_for_grad"): ("torch.func's derivatives", _OURS),
     (torch._functorch.vmap, "_add_batch_dim"): ("torch.vmap", _OURS),
+    (torch.nn.attention.flex_attention, "_validate_embed_dim"): (
+        "flex_attention",
+        "take F.scaled_dot_product_attention, where attn_mask= is a mask, or what score_mod adds; in transformers "
+        "attn_implementation='sdpa'",
+    ),
     (torch.autograd.forward_ad, "make_dual"): ("forward-mode differentiation", _OURS),
     (torch, "asarray"): (
         "torch.asarray",

@@ -59,7 +59,8 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
         if there is None:
             raise PlacementError(
                 f"the graph has no placement, and {op.name} at {op.origin.line or 'no line'} none either\n"
-                "  give one: flow.compile(..., placement=flow.placement('cpu:[0-3]')), or annotate modules by flow.nn.place(module, placement)"
+                "  give one: flow.compile(..., placement=flow.placement('cpu:[0-3]')), "
+                "or annotate modules by flow.nn.place(module, placement)"
             )
         found.append(there)
         for n in (*op.inputs, *op.numbers):

@@ -49,7 +49,11 @@ _SAID = {  # as users say what torch calls so
     "aten.item.default": _ITEM,
     "aten._local_scalar_dense.default": _ITEM,
     "aten.index.Tensor": "x[mask], aten.index.Tensor,",
+    "aten.nonzero.default": "x.nonzero(), or torch.where(mask) alone,",
+    "aten.nonzero_numpy.default": "x.nonzero(), or torch.where(mask) alone,",
 }
+# What picks tokens, as layers of experts do.
+_PICKS = ("aten.index.Tensor", "aten.nonzero.default", "aten.nonzero_numpy.default", "aten.masked_select.default")
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 # The fake that stands for a real tensor, by what it is; None if it is nothing that the capture may know.
@@ -61,10 +65,12 @@ Used = Callable[[Any, Any, Any], tuple[Any, Any]]  # arguments of an op by argum
 def data_dependent(asked: str, line: str, module: str) -> SbpError:
     """The error for Python code, or an op, whose course depends on what a tensor holds."""
     where = f" in {module}" if module else ""
+    experts = ", flow.nn.experts for tokens that choose experts" if asked in _PICKS else ""
+    asked = _SAID.get(asked, asked)
     return SbpError(
         f"capture: {asked} needs to know what a tensor holds\n"
         f"  called at {line}{where}; a graph is made once, before there are values\n"
-        "  choose by torch.where, keep shapes fixed (masks instead of picking), or do it outside of the graph"
+        f"  choose by torch.where, keep shapes fixed (masks instead of picking){experts}, or do it outside of the graph"
     )
 
 
@@ -199,7 +205,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             out = as_laid(func, args, func(*args, **kwargs))
             told, way_out = refused(func, args, kwargs) if self.real else (None, "")
         except (DataDependentOutputException, DynamicOutputShapeException):
-            error = data_dependent(_SAID.get(str(func), str(func)), self.tape.origin.line, self.module)
+            error = data_dependent(str(func), self.tape.origin.line, self.module)
             if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
                 name = self.module or type(self.inner).__name__
                 error = SbpError(
@@ -253,8 +259,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if fake is None and torch._C._functorch.peek_interpreter_stack() is not None:
             raise SbpError(
                 f"capture: torch.vmap and the transforms of torch.func are not captured, at {self.tape.origin.line}\n"
-                "  write it on whole batches; for masks of flex attention take F.scaled_dot_product_attention: "
-                "in transformers attn_implementation='sdpa'"
+                "  write it on whole batches; for flex attention take F.scaled_dot_product_attention, where attn_mask= "
+                "is a mask, or what score_mod adds; in transformers attn_implementation='sdpa'"
             )
         if fake is None:
             raise SbpError(

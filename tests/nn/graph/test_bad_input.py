@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import sbpflow as flow
 from sbpflow import B, S
@@ -297,6 +297,18 @@ def test_masks_of_flex_attention() -> None:
         rf"^capture: torch.vmap .* at .*{HERE}.*flex attention .*sdpa",
         lambda: flow.compile(Masked(), placement=LINE)(batch()[0]),
     )
+
+
+def test_score_mod_of_flex_attention() -> None:
+    class Scored(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score + i - j)
+
+    with torch.no_grad():
+        refused(
+            rf"^capture: torch.vmap .* at .*{HERE}.*what score_mod adds",
+            lambda: flow.compile(Scored(), placement=LINE)(torch.ones(2, 2, 6, 4)),
+        )
 
 
 def test_an_optimizer_that_holds_another() -> None:

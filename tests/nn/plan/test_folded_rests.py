@@ -19,7 +19,8 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.randn(count, 24, 8, dtype=F64) / 4)
 
     def forward(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-        return flow.nn.experts(x, chosen, share, self.up, self.down, act="relu")
+        made: Tensor = flow.nn.experts(x, chosen, share, self.up, self.down, act="relu")
+        return made
 
 
 class Mixture(nn.Module):
@@ -31,7 +32,8 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         share, chosen = self.gate(x).softmax(-1).topk(2)
-        return x + self.experts(x, chosen, share)
+        made: Tensor = x + self.experts(x, chosen, share)
+        return made
 
 
 def squares(model: nn.Module, x: Tensor) -> Tensor:
@@ -66,8 +68,9 @@ def test_zero_of_all_but_experts_trains_as_one_device(rests: str, expert: int, c
         want.backward()  # type: ignore[no-untyped-call]
         other.step()
         torch.testing.assert_close(step(x).full_tensor(), want.detach(), rtol=1e-12, atol=1e-12)
-    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.full_tensor(), theirs.detach())  # type: ignore[operator]
+    pairs: list[tuple[Any, Any]] = list(zip(model.parameters(), alone.parameters(), strict=True))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine.full_tensor(), theirs.detach())
 
 
 @pytest.mark.parametrize("expert", [4, 2], ids=["all", "half"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 import sbpflow as flow
 from sbpflow import B, P, S
@@ -124,6 +125,14 @@ def test_torch_func_is_refused(name: str) -> None:
     }
     with pytest.raises(flow.SbpflowError, match=r"torch\.autograd\.grad"):
         ways[name]()
+
+
+def test_flex_attention_names_what_to_take() -> None:
+    """It ended in a page of torch.compile's."""
+    q = flow.ones(2, 2, 6, 4, placement=LINE, sbp=S(0))
+    with torch.no_grad(), pytest.raises(flow.SbpError, match=r"flex_attention: not for global tensors\n.*attn_mask="):
+        flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + i - j)
+    assert F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(6, 6)).shape == q.shape
 
 
 def test_python_functions_of_elements_see_the_values() -> None:

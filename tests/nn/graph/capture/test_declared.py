@@ -101,8 +101,9 @@ def test_gradients_go_through_addends(sbp: Any) -> None:
     want = alone(x).square().sum()
     want.backward()
     same(step(x), want)
-    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.full_tensor(), other.grad)  # type: ignore[union-attr]
+    pairs: list[tuple[Any, Any]] = list(zip(model.parameters(), alone.parameters(), strict=True))
+    for mine, other in pairs:
+        torch.testing.assert_close(mine.grad.full_tensor(), other.grad)
 
 
 def test_a_factory_of_addends_is_added_up_once() -> None:
