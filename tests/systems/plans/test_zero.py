@@ -1,5 +1,6 @@
 """DeepSpeed's ZeRO, FSDP and SimpleFSDP: what rests on a rank, and what is sent for it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B
+from sbpflow.boxing.graph import buckets
 from sbpflow.boxing.graph.move_table import moves_of
 from sbpflow.placement import cluster
+from sbpflow.placement.device import family
+from tests.ranks import Ranks
 
 from ..small import GPT, batches, gpt, loss_fn, same_as_one_device
 
@@ -120,7 +124,36 @@ def test_fsdp_gathers_a_layer_twice_and_scatters_its_gradients_once() -> None:
     assert all("reduce_scatter" in row.plan.route for row in rows if row.direction == "backward")
 
 
-def test_simple_fsdp_sends_small_pieces_together_and_changes_no_number() -> None:
-    """Buckets of a pipeline's gathers and of a step's small gradients; held to one device above."""
-    step, _ = large(PLANS["zero3"])
-    assert any(row.name.endswith("more") for row in moves_of(step.physical))
+def in_buckets(plan: str, limit: int | None) -> tuple[list[Tensor], list[str], int]:
+    """Two steps with buckets of so many bytes: losses and weights; exchanges of the last, and its bytes."""
+    model, found = gpt(1), list[Tensor]()
+    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=plan)
+    with pytest.MonkeyPatch.context() as patch:
+        if limit is not None:
+            patch.setattr(buckets, "family", lambda name: replace(family(name), bucket=limit))
+        for batch in batches(2):
+            with flow.record() as moves:
+                found.append(step(*batch).full_tensor())
+    weights = [weight.full_tensor() for weight in model.parameters()]  # type: ignore[attr-defined]
+    return found + weights, [move.plan.route for move in moves], sum(move.plan.total for move in moves)
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_buckets_change_no_bit_and_send_fewer_messages(name: str) -> None:
+    """SimpleFSDP: a limit of one byte sends each gradient by itself."""
+    together, routes, nbytes = in_buckets(PLANS[name], None)
+    alone, more, as_many = in_buckets(PLANS[name], 1)
+    assert all(map(torch.equal, together, alone))
+    assert nbytes == as_many
+    scatters = [sum("reduce_scatter" in route for route in each) for each in (routes, more)]
+    assert scatters == {"zero1": [1, 21], "zero3": [5, 11]}[name]
+    assert len(more) - len(routes) == scatters[1] - scatters[0]
+
+
+def buckets_on_ranks() -> tuple[bool, int, int]:
+    (together, few, _), (alone, many, _) = (in_buckets(PLANS["zero3"], limit) for limit in (None, 1))
+    return all(map(torch.equal, together, alone)), len(few), len(many)
+
+
+def test_buckets_change_no_bit_between_processes(ranks4: Ranks) -> None:
+    assert all(equal and few < many for equal, few, many in ranks4(buckets_on_ranks))
