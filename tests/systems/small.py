@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 
-__all__ = ["GPT", "LENGTH", "Block", "WIDTH", "WORDS", "batches", "gpt", "loss_fn", "same_as_one_device"]
+__all__ = ["GPT", "HEADS", "LENGTH", "Block", "WIDTH", "WORDS", "batches", "gpt", "loss_fn", "same_as_one_device"]
 
 WORDS, WIDTH, LENGTH, HEADS = 64, 32, 8, 4
 
