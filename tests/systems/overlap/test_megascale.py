@@ -8,6 +8,7 @@ inside a node, 25 GB/s of a card between nodes.
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +163,61 @@ def test_a_parallel_block_is_summed_once_either_way_where_the_other_is_twice() -
     flows = "layers.* -> tensor=B\nlayers.*.norm1 -> tensor=B\n"  # the chooser would take sequence parallelism
     expect = "expect 1 all_reduce over tensor a layer forward\nexpect 1 all_reduce over tensor a layer backward\n"
     same_as_one_device(parallel(gpt()), plan=CUT + flows + expect, given=batches(1))
+
+
+REAL = """
+grid {cards} (data=2, pipe=2, tensor=2)
+input * <- data=S(0)
+pipe layers over pipe by interleaved, {many} micro-batches
+layers.*.{{q,k,v,up}}: tensor=S(0)
+layers.*.{{out,down}}.weight: tensor=S(1)
+layers.* -> tensor=B
+layers.*.norm* -> tensor=B
+states **: data=S(0)
+"""
+# Each with all before it, as they are said of a step: its model, options, and micro-batches.
+SWITCHES: dict[str, tuple[bool, dict[str, Any], int]] = {
+    "nothing": (False, {}, 4),
+    "parallel blocks": (True, {}, 4),
+    "data": (True, {"overlap": True}, 4),
+    "more samples": (True, {"overlap": True}, 12),
+}
+
+
+@lru_cache
+def planned_with(name: str) -> Any:
+    """A step of four layers on A100s, planned."""
+    kind, options, many = SWITCHES[name]
+    with torch.device("meta"):
+        model, words = GPT(4, 2048), torch.zeros(2 * many, 1024, dtype=torch.long)
+    adam = torch.optim.AdamW((parallel(model) if kind else model).parameters())
+    with flow.use_cluster("a100x8"):
+        step: Any = flow.compile(model, loss_fn, adam, plan=REAL.format(cards="cuda", many=many), **options)
+        return step.plan(words, words), step.planned.explain().predicted / (2 * many)
+
+
+def test_each_switch_of_a_step_makes_its_own_course_quicker() -> None:
+    """By the simulated course of the step that would run, a sample: no formula of this file is in it."""
+    seconds = [planned_with(name)[1] for name in SWITCHES]
+    assert all(now < before for before, now in pairwise(seconds))
+
+
+def test_each_switch_changes_what_is_sent_and_on_which_queue() -> None:
+    steps = [planned_with(name)[0] for name in SWITCHES]
+    sums = [
+        sum(
+            row.count
+            for row in moves_of(step.physical)
+            if row.name.startswith("layers") and "all_reduce" in row.plan.route
+        )
+        for step in steps
+    ]
+    assert sums[0] > sums[1] == sums[2]
+    homes = [{actor.queue for actor in step.planned.program.network.actors if actor.name[0] == "R"} for step in steps]
+    assert homes == [set(), set(), {"link 0", "link 1"}, {"link 0", "link 1"}]
+
+
+def test_all_of_them_together_train_as_one_device() -> None:
+    """And tensor parallel products in pieces, which hide nothing by the price of such cards."""
+    plan = REAL.format(cards="cpu", many=4) + "inside layers.* use chunked over tensor\n"
+    same_as_one_device(parallel(gpt(4)), plan=plan, overlap=True, given=batches(2))
