@@ -4,7 +4,7 @@ Moves that are equal in repeated blocks are one row with a count, and the gradie
 gathered again for the backward is there again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,9 @@ from .buckets import exchange, exchanges, gathered
 from .physical import Back, Physical, Source, in_narrower
 
 __all__ = [
+    "AccountKey",
     "Direction",
+    "MoveAccount",
     "MoveRow",
     "MoveTotal",
     "CollectiveKind",
@@ -36,6 +38,34 @@ __all__ = [
 ]
 
 Direction: TypeAlias = Literal["forward", "again", "backward", "update"]
+
+
+AccountKey: TypeAlias = tuple[str, str]  # of a value, and the direction: forward, backward, update
+
+
+@dataclass(frozen=True)
+class MoveAccount:
+    """The seconds of moves by which a step was chosen: of each value what all its moves one way take, with each
+    micro-batch, and once a step. Those inside of ops that are taken apart are known of all together. Updates of what
+    is `stepped_whole` move by no choice: they take what their routes do."""
+
+    each: Mapping[AccountKey, float]
+    late: Mapping[AccountKey, float]
+    inside: float = 0.0
+    known: Collection[str] = ()  # values that are not inside of such ops
+    stepped_whole: frozenset[str] = frozenset()
+    piped: bool = False
+
+    def key(self, root: str, direction: str) -> AccountKey:
+        return (root, direction) if root in self.known else ("", "")
+
+    def seconds(self, key: AccountKey) -> float:
+        """All of them."""
+        return self.inside if key == ("", "") else self.each.get(key, 0.0) + self.late.get(key, 0.0)
+
+    def once(self, key: AccountKey) -> bool:
+        """Whether that is done once a step alone."""
+        return bool(self.late.get(key)) and not self.each.get(key)
 
 
 class CollectiveKind(NamedTuple):
@@ -58,6 +88,9 @@ class MoveRow:
     line: str = ""
     module: str = ""
     count: int = 1
+    of: tuple[str, ...] = ()  # the values, parameters or gradients that go
+    told: float | None = None  # seconds, where an account of the whole step has them
+    once: bool = False  # whether a step in micro-batches makes it once
 
     @property
     def bytes(self) -> int:
@@ -71,7 +104,7 @@ class MoveRow:
 
     @property
     def seconds(self) -> float:
-        return self.plan.price.time
+        return self.plan.price.time if self.told is None else self.told
 
     @property
     def ways(self) -> tuple[CollectiveKind, ...]:
@@ -127,18 +160,54 @@ def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[s
     return ("=".join(found),) if found else axes_of(place, axes)
 
 
-def moves_of(graph: Physical, again: Sequence[str] = ()) -> list[MoveRow]:
-    """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time."""
+def moves_of(graph: Physical, again: Sequence[str] = (), account: MoveAccount | None = None) -> list[MoveRow]:
+    """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time.
+    Seconds are those of its route, or its part of those of an account."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
     with graph.priced():
         every = list(each_move(graph, blocks, again))
+        every = every if account is None else _accounted(graph, every, account)
     for block, row in every:
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
-        key = (name, row.direction, row.plan, row.line)
+        key = (name, row.direction, row.plan, row.line, row.once)
         known = rows.get(key)
-        rows[key] = row if known is None else replace(row, name=name, module=module, count=known.count + 1)
+        if known is not None:
+            n = known.count + 1
+            told = None if row.told is None or known.told is None else known.told + (row.told - known.told) / n
+            row = replace(row, name=name, module=module, count=n, told=told)
+        rows[key] = row
     return sorted(rows.values(), key=lambda row: (-row.spent, -row.bytes * row.count))
+
+
+def _accounted(
+    graph: Physical, every: Sequence[tuple[str, MoveRow]], account: MoveAccount
+) -> list[tuple[str, MoveRow]]:
+    """The moves with the seconds of an account, which knows of each value what all its moves one way take: they share
+    that as their routes would."""
+    origin: dict[str, str] = {}
+    for box in graph.boxes:
+        origin[box.output.name] = origin.get(box.source, box.source)
+    parts: list[list[tuple[AccountKey, float]]] = []
+    sums: dict[AccountKey, float] = {}
+    for _, row in every:
+        roots = [origin.get(name, name) for name in row.of]
+        sizes = [max(graph.layout(root).numel, 1) for root in roots]
+        way = "forward" if row.direction == "again" else row.direction
+        keys = [account.key(root, way) for root in roots]
+        mine = [(key, row.seconds * size / sum(sizes)) for key, size in zip(keys, sizes, strict=True)]
+        parts.append(mine)
+        for key, seconds in mine:
+            sums[key] = sums.get(key, 0.0) + seconds
+    found = []
+    for (block, row), mine in zip(every, parts, strict=True):
+        if row.direction == "update" and not account.stepped_whole.isdisjoint(row.of):
+            found.append((block, replace(row, told=row.seconds, once=account.piped)))
+            continue
+        told = sum(account.seconds(key) * seconds / sums[key] for key, seconds in mine if sums[key])
+        once = not row.free and all(account.once(key) for key, _ in mine)
+        found.append((block, replace(row, told=told, once=once)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -183,25 +252,25 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     makers = {y.name: step for step in graph.steps for y in step.outputs}
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}
 
-    def row(name: str, direction: Direction, way: BoxingPlan, of: str) -> tuple[str, MoveRow]:
+    def row(name: str, direction: Direction, way: BoxingPlan, of: str, every: tuple[str, ...]) -> tuple[str, MoveRow]:
         """A move of `name`, which the user's code knows by who makes or first uses the value `of`."""
         step = makers.get(of) or users.get(of)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
-        return blocks.of(of), MoveRow(graph.called.get(name, name), direction, way, line, module)
+        return blocks.of(of), MoveRow(graph.called.get(name, name), direction, way, line, module, of=every)
 
     boxes = {box.output.name: box for box in graph.boxes}
     for box in graph.boxes:
-        yield row(box.source, "forward", graph.plan(box), box.output.name)
+        yield row(box.source, "forward", graph.plan(box), box.output.name, (box.source,))
     for name in again:
-        yield row(boxes[name].source, "again", graph.plan(boxes[name]), name)
+        yield row(boxes[name].source, "again", graph.plan(boxes[name]), name, (boxes[name].source,))
     for together in buckets(graph.backs):
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         for way in exchanges(together):
-            yield row(first.into + more, "backward", way, first.of)
+            yield row(first.into + more, "backward", way, first.of, tuple(back.into for back in together))
     for names, way in updates(graph.sources):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield row(names[0] + more, "update", way, names[0])
+        yield row(names[0] + more, "update", way, names[0], tuple(names))
 
 
 def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:

@@ -1,9 +1,12 @@
 """The explanation of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
+from ...boxing.graph.move_table import AccountKey, MoveAccount, updates
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
@@ -33,9 +36,24 @@ def report(
     cost, greedy, bound = found.cost / many, found.greedy / many, found.bound / many
     solution = SearchReport(cost, greedy, bound, found.method, found.seconds, many)
     memory = MemoryReport(ranks, None if limit is None else int(limit), estimates, decided.again)
-    update, exposed, hidden, once = _times(decided)
+    spent = _spent(decided)
     costs = tuple(_costs(decided))
-    made = Report(graph, costs, memory, solution, exposed, hidden, update, again, once=once)
+    account = _account(graph, decided)
+    whole = _whole_updates(graph, account)
+    late = whole if account.piped else 0.0
+    made = Report(
+        graph,
+        costs,
+        memory,
+        solution,
+        spent.waited + whole - late,
+        spent.hidden,
+        spent.update,
+        again,
+        once=spent.once + late,
+        account=account,
+        whole=whole,
+    )
     copying = max((_copying(graph, *each) for each in stowed), default=0.0)
     return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
 
@@ -56,24 +74,72 @@ def _waiting(copying: float, compute: float) -> float:
 def parts_of(decided: Decided) -> dict[str, float]:
     """The seconds of a choice, by what they are spent on: those of a stage, in the mean."""
     rounds = decided.formulated.rounds
-    update, waits, _, once = _times(decided)
-    waited = rounds.times * waits + once
+    spent = _spent(decided)
+    waited, update = rounds.times * spent.waited + spent.once, spent.update
     computing = decided.solution.cost - update - waited
     parts = {"computing": computing, "moves that all wait for": waited, "the optimizer": update}
     return {part: seconds / rounds.stages for part, seconds in parts.items()}
 
 
-def _times(decided: Decided) -> tuple[float, float, float, float]:
+class _Spent(NamedTuple):
     """Seconds of the optimizer, of moves that all wait for, of moves beside the computing, both of one micro-batch, and
-    of moves that a step makes once besides; with the ops' they are the cost of the choice."""
+    of moves that a step in micro-batches makes once; with the ops' they are the cost of the choice."""
+
+    update: float
+    waited: float
+    hidden: float
+    once: float
+
+
+def _spent(decided: Decided) -> _Spent:
     posed, choice = decided.formulated, decided.solution.choice
     problem, times = posed.problem, posed.rounds.times
-    update = sum(posed.own(node, k) for node, k in zip(posed.nodes, choice, strict=True) if node.kind == "source")
+    own = list(zip(posed.nodes, choice, strict=True))
+    sources = [(node, k) for node, k in own if node.kind == "source"]
+    update = sum(posed.own(node, k) - posed.moving(node, k) for node, k in sources)
+    inside = sum(posed.moving(node, k) for node, k in own if node.kind == "op")
+    ends = sum(posed.moving(node, k) for node, k in sources)
     lasting = [at for at, edge in enumerate(posed.tensors) if edge.of.lasts]
     once = sum(spent.before + spent.behind for spent in (posed.spent(at, choice) for at in lasting))
     over = max(0.0, problem.beside(choice))
     waited = sum(float(e.matrix[choice[e.i], choice[e.j]]) for e in problem.edges) - once
-    return update, (waited + over) / times, (problem.hides(choice) - over) / times, once
+    late = once + ends if posed.piped else once
+    now = waited + over if posed.piped else waited + over + ends
+    return _Spent(update, now / times + inside, (problem.hides(choice) - over) / times, late)
+
+
+def _account(graph: Physical, decided: Decided) -> MoveAccount:
+    """The seconds of moves by which it was chosen, by values of the graph."""
+    posed, choice = decided.formulated, decided.solution.choice
+    origin: dict[str, str] = {}
+    for box in graph.boxes:
+        origin[box.output.name] = origin.get(box.source, box.source)
+    root = {number: origin.get(name, name) for number, name in decided.names.items()}
+    each: dict[AccountKey, float] = defaultdict(float)
+    late: dict[AccountKey, float] = defaultdict(float)
+    for at, tensor in enumerate(posed.tensors):
+        name, spent = root.get(tensor.number), posed.spent(at, choice)
+        if name is not None:
+            each[name, "forward"] += spent.forward + spent.hidden_forward
+            each[name, "backward"] += spent.backward + spent.hidden_backward
+            late[name, "forward"] += spent.before
+            late[name, "backward"] += spent.behind
+    inside = 0.0
+    for node, k in zip(posed.nodes, choice, strict=True):
+        if node.kind == "source" and node.index in root:
+            (late if posed.piped else each)[root[node.index], "update"] += posed.moving(node, k)
+        inside += posed.moving(node, k) if node.kind == "op" else 0.0
+    whole = frozenset(s.value.name for s in graph.sources if s.whole is not None or s.owner is not None)
+    return MoveAccount(each, late, inside, {*root.values()}, whole, posed.piped)
+
+
+def _whole_updates(graph: Physical, account: MoveAccount) -> float:
+    """Seconds by which updates of whole tensors move for longer than the choice has it."""
+    if not account.stepped_whole:
+        return 0.0
+    moved = [(names, way.price.time) for names, way in updates(graph.sources)]
+    routes = sum(seconds for names, seconds in moved if not account.stepped_whole.isdisjoint(names))
+    return routes - sum(account.seconds((name, "update")) for name in account.stepped_whole)
 
 
 def _costs(decided: Decided) -> Iterator[Cost]:
@@ -87,7 +153,7 @@ def _costs(decided: Decided) -> Iterator[Cost]:
         op = decided.logical.ops[node.index]
         if is_pin_alone(op):
             continue
-        seconds = posed.own(node, choice[at])
+        seconds = posed.own(node, choice[at]) - posed.moving(node, choice[at])
         swap = next_best[at]
         for number in op.numbers[:1]:
             if swap.seconds == inf or swap.candidate < 0:

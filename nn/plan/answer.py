@@ -9,9 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from ...boxing.graph.blocks import Blocks
-from ...boxing.graph.move_table import each_move
-from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.report import Report
 from ...boxing.picture.palette import duration, volume
 from ...placement import Placement
@@ -32,7 +29,7 @@ def answer(step: Step, given: Assignment | None, known: Report | None = None) ->
     most = report.memory.fullest if report.memory else 0
     head = f"# {duration(report.predicted or 0.0)} a step, {volume(most)} on the fullest rank, as predicted"
     lines = [head, *(_said(given) if given is not None else _by_hand(step))]
-    chosen = [*_chosen(step, given), *_again(step)]
+    chosen = [*_chosen(step, given, report), *_again(step)]
     lines += ["# chosen:", *chosen] if chosen and given is not None else chosen
     if report.cut:
         lines.append(f"# {report.cut}")
@@ -77,10 +74,10 @@ def _by_hand(step: Step) -> Iterator[str]:
         yield f"# by {options.policy.name}, {options.micro_batches} micro-batches"
 
 
-def _chosen(step: Step, given: Assignment | None) -> Iterator[str]:
+def _chosen(step: Step, given: Assignment | None, report: Report) -> Iterator[str]:
     """How parameters rest that no line of the plan says, each kind where it differs from the one before."""
     open_names = None if given is None else given.left_open
-    spent = _spent(step.graph)
+    spent = _spent(report)
     trained = {s.value.name: s for s in step.graph.sources if s.kind == "parameter"}
     sources = {name: s for name, s in trained.items() if open_names is None or name in open_names}
     rests: dict[Kind, Rests] = {"weights": {n: _entries(s.value.layout) for n, s in sources.items()}}
@@ -139,11 +136,10 @@ def _family(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def _spent(graph: Physical) -> dict[str, float]:
+def _spent(report: Report) -> dict[str, float]:
     """The seconds of the moves of each parameter, its gradient and its update."""
     found: dict[str, float] = {}
-    with graph.priced():
-        for _, row in each_move(graph, Blocks(graph), ()):
-            name = row.name.partition(" and ")[0]
-            found[name] = found.get(name, 0.0) + row.seconds
+    for seconds in (report.account.each, report.account.late) if report.account else ():
+        for (name, _), spent in seconds.items():
+            found[name] = found.get(name, 0.0) + spent
     return found

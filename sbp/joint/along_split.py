@@ -21,12 +21,14 @@ __all__ = ["Spread", "cheapest", "spreads"]
 
 
 class Spread(NamedTuple):
-    """The formula, how its tensor comes in, the option of each of its ops, and what it costs with all moves inside."""
+    """The formula, how its tensor comes in, the option of each of its ops, and what it costs with all moves inside, of
+    which `moving` are these."""
 
     inside: Logical
     lie: Lie
     chosen: tuple[Option, ...]
     seconds: float
+    moving: float
 
 
 def spreads(
@@ -51,7 +53,7 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
     """Each op in turn takes what is cheapest for it; also how every value then lies."""
     lies = dict(enumerate(sources))
     chosen: list[Option] = []
-    total = 0.0
+    total = moving = 0.0
     for op in inside.ops:
         call = replace(inside.call(op), sizes=links.sizes)
         have = [lies[n] for n in op.inputs]
@@ -63,18 +65,21 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
         backward = any(n in inside.wants_grad for n in op.numbers)
         found = options(call, reach, [n in inside.wants_grad for n in op.numbers])
         costs = [seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
+        moves = [0.0] * len(found)
         for i, (x, lie) in enumerate(zip(call.inputs, have, strict=True)):
             need = [o.inputs[i] for o in found]
             tensor = tuple(x.shape), x.dtype.itemsize, links
             there = moved([lie.state], [n.state for n in need], *tensor)[0]
             if flows[i]:
                 there = there + moved([n.dual.state for n in need], [lie.dual.state], *tensor)[:, 0]
-            costs = [cost + float(more) for cost, more in zip(costs, there, strict=True)]
+            moves = [before + float(more) for before, more in zip(moves, there, strict=True)]
+        costs = [cost + more for cost, more in zip(costs, moves, strict=True)]
         best = min(range(len(found)), key=_order(costs, found, have))
         chosen.append(found[best])
         total += costs[best]
+        moving += moves[best]
         lies.update(zip(op.numbers, found[best].outputs, strict=True))
-    return Spread(inside, sources[0], tuple(chosen), total), lies
+    return Spread(inside, sources[0], tuple(chosen), total, moving), lies
 
 
 def _order(costs: Sequence[float], found: Sequence[Option], have: Sequence[Lie]) -> Callable[[int], tuple[float, ...]]:

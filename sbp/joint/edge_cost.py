@@ -11,9 +11,9 @@ Weights move beside what is computed where the runtime has that so. What is done
 micro-batches, where nothing is computed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,12 +22,14 @@ import torch
 
 from ...placement import Cluster, Placement
 from ...placement.links import Links
+from ..logical import Logical
 from ..state import Lie, State
 from .demands import Demands, EncodedWay, Rounds
 from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
+from .placements import Homes
 from .problem import Vector
 
-__all__ = ["Carried", "EdgeCosts", "EdgeSeconds", "Lies"]
+__all__ = ["Carried", "EdgeCosts", "EdgeSeconds", "Lies", "bytes_at_once"]
 
 SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
 STRAIGHT = Rounds()
@@ -95,6 +97,7 @@ class EdgeCosts:
 
     cluster: Callable[[Placement], Cluster]
     demands: Demands
+    together: Mapping[Placement, float] = field(default_factory=dict)  # bytes of gradients that go at once
     known: dict[object, EdgeSeconds] = field(default_factory=dict)
 
     @property
@@ -155,7 +158,8 @@ class EdgeCosts:
                 plain[:] = encoded_seconds(plain, *have.encoded, duals, homes, of.shape, p, links)
         small, starts = small.T, (whole - small).T
         if have.back:
-            share = min(1.0, prod(of.shape) * grain / self.demands.together.get(p.type, 1 << 62))
+            size = prod(of.shape) * grain
+            share = min(1.0, size / self.together.get(p, inf)) if size else 1.0
             starts = np.where(each, starts, share * starts) if of.lasts else share * starts
             if of.lasts and p is of.there and not self.rounds.gathers:
                 come, there = (local_bytes(states, of.shape, 1, p.shape) for states in (duals, homes))
@@ -182,3 +186,14 @@ class EdgeCosts:
             ends = (here.without_latency, there.without_latency), (here, there)
             each = [crossed(src, dst, of.shape, itemsize, *links, across) for links in ends]
         return each[0], each[1]
+
+
+def bytes_at_once(logical: Logical, where: Homes, demands: Demands) -> dict[Placement, float]:
+    """The bytes of gradients that go at once: of a placement with fewer, all."""
+    every: dict[Placement, float] = {}
+    for number, (source, there) in enumerate(zip(logical.sources, where.sources, strict=True)):
+        trained = source.kind == "parameter" and source.requires_grad and number in logical.reached
+        if trained and there.type in demands.together:
+            grain = (source.grads or source.fake.dtype).itemsize
+            every[there] = every.get(there, 0.0) + prod(source.fake.shape) * grain
+    return {there: min(size, demands.together[there.type]) for there, size in every.items()}

@@ -10,6 +10,7 @@ cost what there is no room for.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..state import Factors, Lie, State
 from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
 from .demands import Demands, RestPins, Rounds
-from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies
+from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies, bytes_at_once
 from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
@@ -34,7 +35,7 @@ from .preferred_cuts import plain_cuts, wishes
 from .problem import Edge, Problem, Vector
 from .repeated_blocks import ties
 from .source_options import stored
-from .uses import let_go, static, users, weights
+from .uses import let_go, returns, static, users, weights
 
 __all__ = ["ChoiceNode", "EdgeTensor", "Formulated", "formulate"]
 
@@ -49,6 +50,9 @@ class ChoiceNode:
     cost: Vector
     memory: Vector
     slots: dict[int, Lies] = field(default_factory=dict)  # of op nodes: input slot -> lies; of others 0
+    moves: Vector | None = (
+        None  # of a source: the seconds in its cost in which what an optimizer reads and writes moves
+    )
 
 
 class EdgeTensor(NamedTuple):
@@ -74,9 +78,21 @@ class Formulated:
     def rounds(self) -> Rounds:
         return self.costs.rounds
 
+    @property
+    def piped(self) -> bool:
+        """Whether it is of one of the micro-batches of a step."""
+        return self.costs.demands.rounds is not None
+
     def own(self, node: ChoiceNode, k: int) -> float:
         """Seconds of a node by itself: of an op those of one micro-batch, of a source those of a step."""
         return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
+
+    def moving(self, node: ChoiceNode, k: int) -> float:
+        """Seconds of a node by itself that are moves: of a source those of its update, of an op those inside of it."""
+        if node.kind == "op":
+            spread = self.spreads.get((node.index, k))
+            return 0.0 if spread is None else spread.moving
+        return 0.0 if node.moves is None else float(node.moves[k])
 
     def spent(self, at: int, choice: Sequence[int]) -> EdgeSeconds:
         """The seconds along an edge."""
@@ -108,7 +124,7 @@ class _Formulation:
     ) -> None:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
-        self.costs = EdgeCosts(cluster, demands)
+        self.costs = EdgeCosts(cluster, demands, bytes_at_once(logical, where, demands))
         self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
         self.tensors: list[EdgeTensor] = []
@@ -183,19 +199,22 @@ class _Formulation:
         types = source.fake.dtype, source.grads, source.states
         by = self.demands.encoders.get(source.name) if trained else None
         reached = number in self.logical.reached
+        together = self.costs.together.get(there, inf)
         asked = tuple(wished), reached, pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
-        key = "source", shape, types, there, trained, source.kind, *asked
+        key = "source", shape, types, there, trained, source.kind, together, *asked
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
             device, links = self.cluster(there).device_of(there), self.links(there)
-            made = stored(source, wished, pinned, rest, states, sharded, device, links, reached=reached)
+            how: Any = {"reached": reached, "together": together}
+            made = stored(source, wished, pinned, rest, states, sharded, device, links, **how)
             encoded = (by, source.grads or source.fake.dtype) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)
             late = tuple(c.once for c in made.candidates)
             lying = Lies(*ends, source.grads.itemsize if source.grads is not None else 0, encoded, once=late)
             self.known[key] = made, lying
         found, lies = self.known[key]
-        at = self._add(ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}))
+        node = ChoiceNode("source", number, found.candidates, found.cost, found.memory, {0: lies}, found.moves)
+        at = self._add(node)
         self.states[number] = found.states
         self._makes(number, at, 0, lies)
 
@@ -348,12 +367,12 @@ class _Formulation:
 
     def _edge(self, i: int, j: int, number: int, have: Lies, need: Lies, here: Placement, there: Placement) -> None:
         fake = self.logical.fakes[number]
-        grad, weight = number in self.logical.wants_grad, number in self.weights
+        grad, weight = returns(self.logical, self.nodes[j].kind, self.nodes[j].index, number), number in self.weights
         again = (weight or number in self.pieces) and self._is_saved(number)
         hides = weight and grad and here is there and self.beside(here)
         lasts = number in self.lasting
         of = Carried(tuple(fake.shape), fake.dtype, here, there, grad, again, lasts, hides)
-        key = id(have), id(need), of, self.costs.rounds
+        key = id(have), id(need), of, self.costs.rounds, self.costs.together.get(here)
         found = self.matrices.get(key)
         if found is None:
             found = self.matrices[key] = self.costs.matrices(have, need, of)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +32,12 @@ class Stored(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """All candidates with what they cost in seconds and bytes, and the states that users may find."""
+    """All candidates with what they cost in seconds and bytes, and the states that users may find. Of the seconds
+    `moves` are those in which gradients go to where states lie, and what changed to where the parameter does."""
 
     candidates: tuple[Stored, ...]
     cost: Vector
+    moves: Vector
     memory: Vector
     states: tuple[State, ...]
 
@@ -51,8 +53,10 @@ def stored(
     links: Links,
     *,
     reached: bool = True,
+    together: float = inf,
 ) -> Sources:
-    """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
+    """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it. What changed goes
+    home with others, so many bytes at once.
 
     An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter,
     where nothing is said of them. Where states are of another dtype, a master of the parameter belongs to them.
@@ -66,7 +70,7 @@ def stored(
     found: list[Stored] = []
     cost: list[float] = []
     memory: list[float] = []
-    back: list[list[tuple[State, State, int]]] = []
+    back: list[tuple[_Trip | None, _Trip | None]] = []
     for state in states:
         for grads, master, once in _apart(state, rest, shape, sizes, sharded) if trained else [(state, state, False)]:
             found.append(Stored(Lie(state), Lie(grads), Lie(master), once))
@@ -75,24 +79,42 @@ def stored(
             held = source.kind in ("parameter", "buffer")
             stays = 0 if source.offload else there * kept  # else it is the host's memory
             memory.append(float(here * held + (come + stays) * changes))
-            ways = ((grads, master, min(wide, most)), (master, state, min(most, size)))
-            back.append([(a, b, grain) for a, b, grain in ways if a != b])
+            there_too = _Trip(grads, master, min(wide, most)) if grads != master else None
+            home = _Trip(master, state, min(most, size)) if master != state else None
+            back.append((there_too, home))
             cost.append(update_seconds(there, kept, source.offload, device) if changes else 0.0)
+    moving = np.zeros(len(found))
     if changes:
-        cost = [a + b for a, b in zip(cost, _moving(back, shape, links), strict=True)]
-    return Sources(tuple(found), np.array(cost), np.array(memory), tuple(states))
+        for at, way in enumerate(zip(*back, strict=True)):
+            moving += _moving(way, shape, links, together if at else 0.0)
+    return Sources(tuple(found), np.array(cost) + moving, moving, np.array(memory), tuple(states))
 
 
-def _moving(ways: Sequence[Sequence[tuple[State, State, int]]], shape: tuple[int, ...], links: Links) -> list[float]:
-    """Seconds of the moves of each candidate, from a state to a state, of numbers of so many bytes."""
-    every = [way for moves in ways for way in moves]
-    each = [(a, b, float(local_numel(a.dims, shape, links.sizes) * grain)) for a, b, grain in every]
-    seconds = each_moved(each, links).tolist() if each else []
-    for at, (a, b, grain) in enumerate(every):
+class _Trip(NamedTuple):
+    """A move from a state to a state, of numbers of so many bytes."""
+
+    src: State
+    dst: State
+    grain: int
+
+
+def _moving(ways: Sequence[_Trip | None], shape: tuple[int, ...], links: Links, together: float) -> Vector:
+    """Seconds of the move of each candidate, if it has one. Of latencies only a share counts where so many bytes go at
+    once, as even pieces do."""
+    found = np.zeros(len(ways))
+    every = [(at, way) for at, way in enumerate(ways) if way is not None]
+    if not every:
+        return found
+    local = [float(local_numel(a.dims, shape, links.sizes) * grain) for _, (a, _, grain) in every]
+    each = [(a, b, held) for (_, (a, b, _)), held in zip(every, local, strict=True)]
+    small, whole = each_moved(each, links.without_latency), each_moved(each, links)
+    for row, (at, (a, b, grain)) in enumerate(every):
+        size = prod(shape) * grain
+        share = min(1.0, size / together) if size < together and _even(a, shape, links.sizes) else 1.0
+        found[at] = small[row] + share * (whole[row] - small[row])
         if a.windows or b.windows:
-            seconds[at] += seen_seconds(a, b, shape, grain, links)
-    spent = iter(seconds)
-    return [sum(next(spent) for _ in moves) for moves in ways]
+            found[at] += seen_seconds(a, b, shape, grain, links)
+    return found
 
 
 def update_seconds(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:

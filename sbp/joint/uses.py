@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from ..call import Call, frozen, refs_in, renumbered
 from ..logical import Logical, LogicalOp
 
-__all__ = ["let_go", "static", "users", "weights"]
+__all__ = ["let_go", "returns", "static", "users", "weights"]
 
 
 def users(logical: Logical) -> dict[int, list[int]]:
@@ -52,3 +52,13 @@ def let_go(logical: Logical) -> dict[int, str]:
     largest = max(size.values(), default=0)
     kept = next((region for region in reversed(size) if size[region] == largest), "")
     return {n: region for n, region in regions.items() if region != kept}
+
+
+def returns(logical: Logical, kind: str, index: int, number: int) -> bool:
+    """Whether a gradient of this value comes back from a node of this kind that takes it: where there are losses, from
+    what these reach."""
+    if not logical.losses:
+        return number in logical.wants_grad
+    if kind == "op":
+        return number in logical.wants_grad and not logical.reached.isdisjoint(logical.ops[index].numbers)
+    return kind == "copy" and number in logical.reached

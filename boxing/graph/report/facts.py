@@ -10,7 +10,7 @@ from typing import Any
 
 from ...picture.palette import duration
 from ..blocks import Blocks
-from ..move_table import MoveRow, MoveTotal, moves_of, totals
+from ..move_table import MoveAccount, MoveRow, MoveTotal, moves_of, totals
 from ..physical import Op, Physical
 from ..picture.scene import lie, op_name
 from .roles import Role, roles_of
@@ -118,13 +118,15 @@ class OpRow:
 @dataclass(frozen=True)
 class Course:
     """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
-    still, and for each stage where it lies and the seconds that it works."""
+    still, and for each stage where it lies and the seconds that it works. Behind all of it come those of what is done
+    `once`, in the stage that takes longest for it."""
 
     schedule: str
     micro_batches: int
     seconds: float
     bubble: float
     stages: tuple[tuple[str, float], ...]
+    once: float = 0.0
 
     def __str__(self) -> str:
         slowest = sorted(self.stages, key=lambda stage: -stage[1])[:STAGES]
@@ -132,7 +134,8 @@ class Course:
         more = len(self.stages) - len(kept)
         said = ", ".join(f"{where} {duration(busy)}" for where, busy in kept) + f", {more} more less" * bool(more)
         under = f" under {self.schedule}" * bool(self.schedule)
-        return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}"
+        last = f"; once a step {duration(self.once)}" if len(self.stages) > 1 and self.once else ""
+        return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}{last}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ class GraphFacts:
 
     `exposed` are seconds of moves during which nothing is computed, `hidden` those of moves beside the computing, and
     `update` those of the optimizer: with the ops they are what the choice was made by. `again` names what is moved a
-    second time, as gathered parameters are for the backward. Each move's own seconds are those of its route.
+    second time, as gathered parameters are for the backward. Each move's own seconds are its part of these, by the
+    `account` of the choice; those of its route, where there is none.
     """
 
     graph: Physical
@@ -158,10 +162,12 @@ class GraphFacts:
     waiting: float = 0.0  # those of both during which nothing is computed
     idle: Sequence[str] = ()  # a line on each axis over which nothing is split
     once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
+    account: MoveAccount | None = None  # the seconds of moves by which the choice was made
+    whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 
     @cached_property
     def moves(self) -> list[MoveRow]:
-        return moves_of(self.graph, self.again)
+        return moves_of(self.graph, self.again, self.account)
 
     @cached_property
     def totals(self) -> list[MoveTotal]:
@@ -193,7 +199,7 @@ class GraphFacts:
     def predicted(self) -> float | None:
         """Seconds of a step; where nobody told what is exposed, as if nothing overlapped."""
         if self.course is not None:
-            return self.course.seconds
+            return self.course.seconds + self.whole
         exposed = self.moving if self.exposed is None else self.exposed
         return None if self.compute is None else self.compute + self.update + exposed + self.waiting
 
@@ -284,6 +290,7 @@ def _move(row: MoveRow) -> dict[str, Any]:
         "bytes": row.bytes,
         "total": row.total,
         "seconds": row.seconds,
+        "once": row.once,
         "count": row.count,
         "module": row.module,
         "line": row.line,

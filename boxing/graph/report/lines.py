@@ -33,18 +33,21 @@ def headline(facts: GraphFacts) -> str:
 
 def time_line(facts: GraphFacts) -> str:
     """Seconds of a step in words."""
-    exposed = "exposed unknown" if facts.exposed is None else f"{duration(facts.exposed)} of them exposed"
-    moves = f"moves {duration(facts.moving)}, {exposed}"
+    beside = facts.moving - facts.exposed if facts.hidden is None and facts.exposed is not None else facts.hidden
+    hidden = "what is hidden of them unknown" if beside is None else f"of which hidden {duration(beside)}"
+    moves = f"moves {duration(facts.moving)}, {hidden}"
     if facts.copying:
-        moves += f", to the host and back {duration(2 * facts.copying)}, {duration(facts.waiting)} of them exposed"
+        gone = duration(2 * facts.copying - facts.waiting)
+        moves += f", to the host and back {duration(2 * facts.copying)}, of which hidden {gone}"
     if facts.compute is None or facts.predicted is None:
         return f"compute unknown; {moves}"
     update = f"optimizer {duration(facts.update)}, " if facts.update else ""
     parts = f"compute {duration(facts.compute)}, {update}{moves}"
     cut = f"\n          cut in {facts.cut}" if facts.cut else ""
     if facts.course is not None:
-        once = f"{update}moves {duration(facts.once)}"
-        parts = f"of one micro-batch, compute {duration(facts.compute)}, {moves}\n          once a step, {once}"
+        once = f"once a step, {update}moves {duration(facts.once)}"
+        every = ", of all stages together" if len(facts.course.stages) > 1 else ""
+        parts = f"of one micro-batch{every}, compute {duration(facts.compute)}, {moves}\n          {once}"
         return f"{duration(facts.predicted)} predicted: {facts.course}{cut}\n          {parts}"
     return f"{duration(facts.predicted)} predicted: {parts}{cut}"
 
@@ -64,7 +67,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> It
 def table_of_moves(moves: Sequence[MoveRow]) -> Iterator[str]:
     """Moves in a table of text, a row each."""
     rows = [
-        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "", r.direction, r.name,
+        (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "",
+         r.direction + ", once" * r.once, r.name,
          change(r.src, r.dst), r.route, user_path(r.line))
         for r in moves
     ]  # fmt: skip

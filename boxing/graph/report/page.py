@@ -105,8 +105,13 @@ def _summary(facts: GraphFacts) -> Iterator[str]:
         (_seconds(facts.predicted), "a step, predicted"),
         (_seconds(facts.compute), "computing"),
         (duration(facts.moving), "moving"),
-        (_seconds(facts.exposed), "of that exposed"),
+        (_seconds(facts.hidden), "of that hidden"),
     ]
+    if facts.course:
+        cards[1:] = [(time, f"{of}, of one micro-batch") for time, of in cards[1:3]] + cards[3:]
+        cards.append((duration(facts.once), "moving, once a step"))
+    if facts.update:
+        cards.append((duration(facts.update), "the optimizer"))
     if chosen:
         cards.append((duration(chosen.optimum), f"the choice{', proved best' if chosen.proved else ''}"))
         if chosen.greedy is not None:
@@ -164,7 +169,7 @@ def _moves(rows: Sequence[MoveRow]) -> Iterator[str]:
                 TableCell(volume(r.bytes * r.count), r.bytes * r.count),
                 TableCell(volume(r.total * r.count), r.total * r.count),
                 TableCell(str(r.count), r.count),
-                TableCell(r.direction),
+                TableCell(r.direction + ", once" * r.once),
                 _code(r.name),
                 _code(change(r.src, r.dst)),
                 TableCell(_chip(r.ways, r.direction)),

@@ -169,7 +169,7 @@ def course(
     where, found = routes[0], []
     for group in sorted(set(where.group)):
         found.append((", ".join(map(str, where.placements[group])), run.busy(f"device {group}")))
-    return Course(schedule.name if trains else "", m, run.end + more, bubble(run), tuple(found))
+    return Course(schedule.name if trains else "", m, run.end + more, bubble(run), tuple(found), more)
 
 
 def _names(stage: Stage) -> tuple[str, ...]:

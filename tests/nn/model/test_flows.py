@@ -128,8 +128,9 @@ def test_nothing_runs_for_it() -> None:
     """A result that lies so already costs no op and no move."""
     plain, said = (nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2))
     flow.nn.flow(list(said.children()), input=S(0), result=S(0))
+    x = torch.ones(1 << 16, 4)
     steps = [
-        flow.compile(model, loss_fn, placement=LINE, inputs={"x": S(0)}).plan(torch.ones(64, 4)).planned.graph.steps
+        flow.compile(model, loss_fn, placement=LINE, inputs={"x": S(0)}).plan(x).planned.graph.steps
         for model in (plain, said)
     ]
     assert [type(step) for step in steps[0]] == [type(step) for step in steps[1]]

@@ -31,7 +31,7 @@ def test_a_tiny_report_word_by_word() -> None:
     assert told(tiny()).full() == (
         """\
 tiny: 3 ops, 2 moves on cpu:[0-3] as (data=2, tensor=2)
-  time    400 us predicted: compute 300 us, moves 180 us, 100 us of them exposed
+  time    400 us predicted: compute 300 us, moves 180 us, of which hidden 80.1 us
   choice  500 ms by elimination in 10 ms; op after op would give 750 ms (+50%); proved best
 
 memory of a rank, of 8 GiB
@@ -63,7 +63,7 @@ def test_a_tiny_summary_word_by_word() -> None:
     assert str(told(tiny())) == (
         """\
 tiny: 3 ops, 2 moves on cpu:[0-3] as (data=2, tensor=2)
-  time    400 us predicted: compute 300 us, moves 180 us, 100 us of them exposed
+  time    400 us predicted: compute 300 us, moves 180 us, of which hidden 80.1 us
   choice  500 ms by elimination in 10 ms; op after op would give 750 ms (+50%); proved best
   memory  9 GiB of 8 GiB at most on rank 1; on others from 6 GiB, too much
           parameters 1 GiB, gradients 1 GiB, states 2 GiB, activations 8 GiB
