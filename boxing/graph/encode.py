@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from ..encoders.encoded_move import EncodedMove, check_encoding
@@ -24,16 +25,21 @@ class SaidEncoder(NamedTuple):
     over: tuple[str, ...] | None = None
     pattern: str = ""
 
+    def axes(self, place: Placement) -> tuple[int, ...]:
+        """The axes of more than one rank that are meant."""
+        names = place.names or ("",) * place.ndim
+        return tuple(a for a, n in enumerate(place.shape) if n > 1 and (self.over is None or names[a] in self.over))
+
     def moves(self, src: Layout, dst: Layout) -> tuple[tuple[Layout, Layout], ...]:
         """The moves that a gradient makes by it, by which it is priced; none if it goes as it is, or is refused."""
-        axes = _ends(src, dst, self)
-        if not axes or not src.numel:
+        ends = _ends(src, dst, self)
+        if not ends or not src.numel:
             return ()
         try:
-            check_encoding(src, dst, self.encoder, axes, "")
+            check_encoding(src, dst, self.encoder, ends, "")
         except SbpError:  # what is chosen is checked again, and told by its name
             return ()
-        return EncodedMove([(src, dst)], [Encoding(self.encoder, axes)]).ends
+        return EncodedMove([(src, dst)], [Encoding(self.encoder, ends)]).ends
 
 
 def encoded(
@@ -82,9 +88,8 @@ def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> 
 
 def _ends(src: Layout, dst: Layout, said: SaidEncoder) -> tuple[int, ...]:
     """The axes along which a move adds up a gradient, of those that are meant."""
-    names = src.placement.names or ()
-    axes = (a for a in src.state.partial if a not in dst.state.partial)
-    return tuple(a for a in axes if said.over is None or (names and names[a] in said.over))
+    meant = said.axes(src.placement)
+    return tuple(a for a in src.state.partial if a not in dst.state.partial and a in meant)
 
 
 def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidEncoder]) -> None:
@@ -101,14 +106,18 @@ def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidE
                 f"compress: {name} is on {place}, which has no axis {wrong[0]!r}\n"
                 f"  say over= one of {', '.join(place.names or ()) or 'none: the placement has no names of axes'}"
             )
-        axes = [a for a in range(place.ndim) if said.over is None or (place.names or ())[a] in said.over]
-        if all(place.shape[a] == 1 for a in axes):
+        axes = said.axes(place)
+        if not axes:
             continue  # the same program on one rank
+        way = "name parameters whose gradients are added up, as those of data parallelism are, or leave it out"
+        if source.value.layout.state.split.issuperset(axes) and place.names:
+            whole = ", ".join(f"{place.names[a]!r}: B" for a in axes)
+            way += f"\n  it is a sum where the parameter is whole: flow.nn.shard(model, {{{name!r}: {{{whole}}}}})"
         raise SbpError(
             f"compress: no gradient that {said.pattern!r} means is a sum over "
             f"{' or '.join(said.over or ()) or 'ranks'}\n"
             f"  {name} {source.value.layout.lie} on {place}, and its gradient comes as {graph.gradient(name).lie}\n"
-            "  name parameters whose gradients are added up, as those of data parallelism are, or leave it out"
+            f"  {way}"
         )
 
 

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
+import torch
+
+from ...placement import Placement
 from ..layout import Layout
 from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
-__all__ = ["Demands", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
+__all__ = ["Demands", "EncodedGrads", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
 
 SourcePin: TypeAlias = Entries | State
 Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number; None: to be chosen
@@ -28,10 +31,21 @@ class RestPins(NamedTuple):
 class EncodedWay(Protocol):
     """How a parameter's gradient goes home in fewer bytes; equal ones are equal keys."""
 
+    def axes(self, place: Placement) -> tuple[int, ...]:
+        """The axes along which it is meant to add up, those of one rank left out."""
+
     def moves(self, src: Layout, dst: Layout) -> tuple[tuple[Layout, Layout], ...]:
         """The plain moves of which the encoded one is made; none if it goes as it is."""
 
     def __hash__(self) -> int: ...
+
+
+class EncodedGrads(NamedTuple):
+    """How gradients go home encoded, and of which numbers. `summed`: only where they are summed, if they can be."""
+
+    by: EncodedWay
+    dtype: torch.dtype
+    summed: bool
 
 
 class Rounds(NamedTuple):
@@ -49,7 +63,8 @@ class Demands:
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
-    once, by the type of device, and `encoders` what they are encoded by. `rounds` are of a step in micro-batches.
+    once, by the type of device, and `encoders` what they are encoded by: who says one says that they are summed, but
+    where the parameter is said to be cut. `rounds` are of a step in micro-batches.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name

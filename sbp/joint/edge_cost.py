@@ -24,7 +24,7 @@ from ...placement import Cluster, Placement
 from ...placement.links import Links
 from ..logical import Logical
 from ..state import Lie, State
-from .demands import Demands, EncodedWay, Rounds
+from .demands import Demands, EncodedGrads, Rounds
 from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
 from .placements import Homes
 from .problem import Vector
@@ -42,7 +42,7 @@ class Lies(NamedTuple):
     each: tuple[Lie, ...]
     back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
     grain: int = 0  # bytes of one of its numbers then, where these are not the tensor's
-    encoded: tuple[EncodedWay, torch.dtype] | None = None  # how it goes home, and of which numbers
+    encoded: EncodedGrads | None = None
     moves: tuple[bool, ...] = ()  # of a weight's copy whether it comes anew with each micro-batch
     once: tuple[bool, ...] = ()  # whether a gradient that is smaller at home goes there behind all of them
 
@@ -155,7 +155,7 @@ class EdgeCosts:
         small, whole = self._moved(duals, homes, back, grain)
         if have.encoded is not None and p is of.there:
             for plain, links in ((small, self.links(p).without_latency), (whole, self.links(p))):
-                plain[:] = encoded_seconds(plain, *have.encoded, duals, homes, of.shape, p, links)
+                plain[:] = encoded_seconds(plain, *have.encoded[:2], duals, homes, of.shape, p, links)
         small, starts = small.T, (whole - small).T
         if have.back:
             size = prod(of.shape) * grain
@@ -165,7 +165,10 @@ class EdgeCosts:
                 come, there = (local_bytes(states, of.shape, 1, p.shape) for states in (duals, homes))
                 late = np.array([late for _, late in ends])
                 each |= (there[:, None] < come[None, :]) & ~late[:, None]
-        return self._split(small, starts, each, of, 1.0)
+        found = self._split(small, starts, each, of, 1.0)
+        if have.encoded is not None and have.encoded.summed and p is of.there:
+            found = found._replace(once=found.once + _no_sums(have.encoded.by.axes(p), duals, homes))
+        return found
 
     def _split(self, small: Vector, starts: Vector, each: Mask, of: Carried, times: float) -> _Seconds:
         moving, none = times * small, np.zeros_like(small)
@@ -186,6 +189,13 @@ class EdgeCosts:
             ends = (here.without_latency, there.without_latency), (here, there)
             each = [crossed(src, dst, of.shape, itemsize, *links, across) for links in ends]
         return each[0], each[1]
+
+
+def _no_sums(axes: tuple[int, ...], duals: Sequence[State], homes: Sequence[State]) -> Vector:
+    """Infinite for pairs of a home and a gradient in which that is no sum over these axes, where it is one in some
+    pair."""
+    sums = [[not {*axes}.isdisjoint({*dual.partial} - {*home.partial}) for dual in duals] for home in homes]
+    return np.where(sums, 0.0, inf if np.any(sums) else 0.0)
 
 
 def bytes_at_once(logical: Logical, where: Homes, demands: Demands) -> dict[Placement, float]:

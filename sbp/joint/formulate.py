@@ -20,22 +20,21 @@ from ...placement.links import Links
 from ..call import Call, refs_in
 from ..logical import Logical, LogicalOp
 from ..state import Factors, Lie, State
-from ..traits import VIEWS, traits
 from .along_split import Spread, spreads
-from .demands import Demands, RestPins, Rounds
+from .demands import Demands, EncodedGrads, RestPins, Rounds
 from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies, bytes_at_once
 from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
 from .op_cost import is_view, seconds
 from .options import Cut, Reach
-from .pins import is_pin_alone, pinned, pins_by_op
+from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import plain_cuts, wishes
 from .problem import Edge, Problem, Vector
 from .repeated_blocks import ties
 from .source_options import stored
-from .uses import let_go, returns, static, users, weights
+from .uses import let_go, returns, saves, static, users, weights
 
 __all__ = ["ChoiceNode", "EdgeTensor", "Formulated", "formulate"]
 
@@ -50,9 +49,7 @@ class ChoiceNode:
     cost: Vector
     memory: Vector
     slots: dict[int, Lies] = field(default_factory=dict)  # of op nodes: input slot -> lies; of others 0
-    moves: Vector | None = (
-        None  # of a source: the seconds in its cost in which what an optimizer reads and writes moves
-    )
+    moves: Vector | None = None  # of sources: the seconds in it in which what an optimizer reads and writes moves
 
 
 class EdgeTensor(NamedTuple):
@@ -207,7 +204,8 @@ class _Formulation:
             device, links = self.cluster(there).device_of(there), self.links(there)
             how: Any = {"reached": reached, "together": together}
             made = stored(source, wished, pinned, rest, states, sharded, device, links, **how)
-            encoded = (by, source.grads or source.fake.dtype) if by is not None else None
+            summed = by is not None and not all(cut_over(pinned, axis) for axis in by.axes(there))
+            encoded = EncodedGrads(by, source.grads or source.fake.dtype, summed) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)
             late = tuple(c.once for c in made.candidates)
             lying = Lies(*ends, source.grads.itemsize if source.grads is not None else 0, encoded, once=late)
@@ -290,12 +288,7 @@ class _Formulation:
     def _is_saved(self, number: int) -> bool:
         """Whether a backward pass looks at this value, so that it is kept until then."""
         users = [self.logical.ops[at] for at in self.users.get(number, ()) if at < len(self.logical.ops)]
-        region = self.let_go.get(number)
-        if region and users and all(op.origin.recompute == region for op in users):
-            return False
-        return number in self.logical.wants_grad and any(
-            op.grad and not traits(op.op._schema.name.removeprefix("aten::")) & {*VIEWS, "linear"} for op in users
-        )
+        return number in self.logical.wants_grad and saves(users, self.let_go.get(number))
 
     def _add(self, node: ChoiceNode) -> int:
         self.nodes.append(node)

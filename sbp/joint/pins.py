@@ -15,7 +15,7 @@ from ..state import Factors, Lie, State, state_of, trim
 from ..text import Pin
 from .options import Cut, Option, fits
 
-__all__ = ["Entries", "allows", "cuts_of", "is_pin_alone", "pinned", "pins_by_op", "stated"]
+__all__ = ["Entries", "allows", "cut_over", "cuts_of", "is_pin_alone", "pinned", "pins_by_op", "stated"]
 
 Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None: free
 
@@ -53,6 +53,13 @@ def cuts_of(said: State | Entries, of: Tensor, sizes: tuple[int, ...]) -> Iterat
     for d, factors in enumerate(dims):
         if factors and all(f >= 0 for f in factors) and not fits(of.shape[d], [sizes[f] for f in factors]):
             yield d, factors
+
+
+def cut_over(said: State | Entries | None, axis: int) -> bool:
+    """Whether that says that a value is cut over an axis."""
+    if said is None or isinstance(said, State):
+        return said is not None and axis in said.split
+    return isinstance(said[axis], Split)
 
 
 def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:

@@ -2,12 +2,13 @@
 and when calls are alike."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from ..call import Call, frozen, refs_in, renumbered
 from ..logical import Logical, LogicalOp
+from ..traits import VIEWS, traits
 
-__all__ = ["let_go", "returns", "static", "users", "weights"]
+__all__ = ["let_go", "returns", "saves", "static", "users", "weights"]
 
 
 def users(logical: Logical) -> dict[int, list[int]]:
@@ -52,6 +53,14 @@ def let_go(logical: Logical) -> dict[int, str]:
     largest = max(size.values(), default=0)
     kept = next((region for region in reversed(size) if size[region] == largest), "")
     return {n: region for n, region in regions.items() if region != kept}
+
+
+def saves(users: Sequence[LogicalOp], region: str | None) -> bool:
+    """Whether the backward pass of one of these looks at a value that they take. What a region lets go and takes alone
+    is made again there."""
+    if region and users and all(op.origin.recompute == region for op in users):
+        return False
+    return any(op.grad and not traits(op.op._schema.name.removeprefix("aten::")) & {*VIEWS, "linear"} for op in users)
 
 
 def returns(logical: Logical, kind: str, index: int, number: int) -> bool:

@@ -256,12 +256,30 @@ def test_what_has_no_meaning_is_refused(make: Any, said: str) -> None:
         make()
 
 
+def _encoded(step: Any) -> set[str]:
+    """The parameters of a step whose gradients go home encoded."""
+    return {back.into for back in step.plan(*batch(0)).physical.backs if back.encoding is not None}
+
+
+@pytest.mark.parametrize("over", [None, "data"])
+@pytest.mark.parametrize("place", [DATA, BOTH], ids=["data", "data and tensor"])
+def test_who_says_an_encoder_says_that_gradients_are_summed(place: flow.Placement, over: str | None) -> None:
+    """Of a small model each rank computed all, which is cheaper than any sum, and the encoder was refused."""
+    plain = step_of(net(), None).plan(*batch(0)).physical
+    assert not any(back.src.state.partial for back in plain.backs)
+    model = flow.nn.compress(net(), flow.encoders.int8(), over=over)
+    assert _encoded(step_of(model, None, placement=place)) == {name for name, _ in model.named_parameters()}
+
+
 def test_a_gradient_that_is_no_sum_over_the_axis_is_refused() -> None:
     model = net()
     flow.nn.shard(model, {"0.weight": {"data": B, "tensor": S(0)}, "2.weight": {"data": B, "tensor": S(1)}})
     flow.nn.compress(model, {"2.weight": flow.encoders.sign()}, over="tensor")
-    with pytest.raises(flow.SbpError, match="is a sum over tensor"):
+    with pytest.raises(flow.SbpError, match="is a sum over tensor") as refused:
         step_of(model, None, placement=BOTH)(*batch(0))
+    assert "flow.nn.shard(model, {'2.weight': {'tensor': B}})" in str(refused.value)
+    flow.nn.shard(model, {"2.weight": {"tensor": B}})
+    assert _encoded(step_of(model, None, placement=BOTH)) == {"2.weight"}
 
 
 def test_a_weight_cut_unevenly_over_another_axis_is_refused() -> None:
