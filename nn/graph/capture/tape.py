@@ -9,6 +9,7 @@ A write gives the view a new value, and by the inverse of every view op its memo
 of that memory finds its value old, and the view op is put on the tape once more.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,8 @@ from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overloa
 __all__ = ["Storage", "Tape", "View"]
 
 aten = torch.ops.aten
+# Of these what gives nothing back checks values, which a capture has none of, or measures times.
+_SILENT = ("aten", "prims", "profiler")
 
 
 @dataclass(eq=False)
@@ -169,6 +172,12 @@ class Tape:
             self._record_write(op, args, kwargs, out)
         elif tensors_in(out):
             self._record(op, args, kwargs, out)
+        elif op.namespace not in _SILENT and not op._schema.returns:
+            warnings.warn(
+                f"{op} gives nothing back, and the graph leaves it out, at {self.origin.line}\n"
+                "  call it outside of the graph, on what the step returns",
+                stacklevel=2,
+            )
 
     def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         outputs = tuple(tensors_in(out))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sbpflow as flow
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.same import Of, ops_of, same, traced
 
@@ -219,6 +220,43 @@ def replaced(s: Any, x: Tensor) -> Any:
 
 def sparse(s: Any, x: Tensor) -> Any:
     return torch.sparse.mm(x.to_sparse(), s.w).sum()
+
+
+@torch.library.custom_op("sbpflow_tests::seen", mutates_args=())
+def seen(x: Tensor) -> None:
+    raise RuntimeError("it has values")
+
+
+@seen.register_fake
+def _(x: Tensor) -> None:
+    return
+
+
+WITHOUT_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "a check": lambda x: torch._assert_async(x.sum() < 0),
+    "parts of nothing": lambda x: x[:0].unbind(),
+    "an op of one's own": lambda x: seen(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*the graph leaves it out")
+@pytest.mark.parametrize("name", WITHOUT_RESULTS)
+def test_ops_without_results_are_no_part_of_a_step(name: str) -> None:
+    def body(model: nn.Linear, x: Tensor) -> Any:
+        y = model(x)
+        WITHOUT_RESULTS[name](y)
+        return y.square().sum()
+
+    model = nn.Linear(4, 4)
+    wanted = model(X).square().sum().detach()
+    step = flow.compile(model, body, torch.optim.SGD(model.parameters(), 0.1), placement=flow.placement("cpu", [0]))
+    torch.testing.assert_close(step(X).full_tensor(), wanted)
+    assert all(op.outputs for op in step.planned.graph.steps)
+
+
+def test_an_op_of_ones_own_that_a_graph_leaves_out_is_told_with_the_line() -> None:
+    with pytest.warns(UserWarning, match=r"sbpflow_tests.seen.* leaves it out, at .*test_tape.py:\d+"):
+        traced(Of(lambda s, x: (seen(x), x.sum())[1]), X)
 
 
 REFUSED = [
