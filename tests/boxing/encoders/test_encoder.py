@@ -82,3 +82,19 @@ def test_uneven_shares_are_kept_written_and_read_alike_by_one_process_and_by_fou
     mine = twice_in_a_row((2, 5, 7))
     for theirs in ranks4(twice_in_a_row, (2, 5, 7)):
         torch.testing.assert_close(theirs, mine, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sbp", [(S(0), B), (B, S(1)), (S(0), S(1))], ids=str)
+def test_what_is_left_out_of_a_piece_that_several_ranks_have_is_kept_once(sbp: Any) -> None:
+    errors, addends = E.KeptErrors(), [torch.randn(5, 3) for _ in range(4)]
+    place = flow.placement("cpu", [[0, 1], [2, 3]])
+    x: Any = flow.from_local([each.clone() for each in addends], placement=place, sbp=(P, P))
+    come = x.to_global(sbp=sbp, encoder=E.int4(), kept=errors["w"]).full_tensor()
+    errors.commit()
+    left = flow.nn.StepErrors(errors).error("w").full_tensor()
+    torch.testing.assert_close(come + left, torch.stack(addends).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_halves_is_rounded_once() -> None:
+    addends = [torch.tensor([each], dtype=torch.bfloat16) for each in (256.0, 1.0, 1.0, 1.0)]
+    assert summed(addends, E.topk(fraction=1.0)).item() == 260.0  # 259 has no such half; 256 if each sum is rounded

@@ -2,11 +2,22 @@
 
 import mmap
 import threading
+from dataclasses import dataclass
+
+import torch
 
 from sbpflow.boxing.exchange.bell import Bell
-from sbpflow.boxing.exchange.shared_memory import BELL, YIELDS, Idle
+from sbpflow.boxing.exchange.shared_memory import BELL, DOZE, PATROL, SMALLEST, YIELDS, Idle, Mail, mail_size
 
 FOREVER = 1e6
+
+
+@dataclass
+class Ledger:
+    """As one of two ranks of a host has it."""
+
+    rank: int
+    local: tuple[int, int] = (0, 1)
 
 
 def both_sides() -> tuple[Bell, Bell]:
@@ -63,3 +74,25 @@ def test_who_waits_sleeps_every_second_round_behind_the_yields_and_sets_the_bell
     for _ in range(6):
         idle.wait()
     assert done == ["set", "sleep"] * 3
+
+
+def test_a_message_and_an_emptied_slot_ring_the_bell_of_the_other_rank_alone() -> None:
+    memory = mmap.mmap(-1, mail_size(2, SMALLEST))
+    first, second = (Mail(Ledger(rank), memory, SMALLEST) for rank in range(2))  # type: ignore[arg-type]
+    first.bell.set()
+    second.bell.set()
+    first.outgoing[1].put(7, torch.ones(2))
+    assert (first.bell.word.value, second.bell.word.value) == (1, 0)
+    second.bell.set()
+    second.incoming[0].drop()
+    assert (first.bell.word.value, second.bell.word.value) == (0, 1)
+
+
+def test_no_sleep_is_longer_than_the_time_between_two_looks_at_the_peers() -> None:
+    naps: list[float] = []
+    bell = Bell(mmap.mmap(-1, BELL), 0)
+    bell.sleep = naps.append  # type: ignore[method-assign]
+    idle = Idle(FOREVER, bell)
+    for _ in range(YIELDS + 40):
+        idle.wait()
+    assert naps[0] == DOZE < naps[1] < max(naps) == naps[-1] == PATROL

@@ -286,3 +286,23 @@ def test_what_a_host_has_in_its_memory_is_as_many_as_it_is_to_keep(tmp_path: Pat
     for step in (1, 2, 3):
         flow.save(tmp_path / f"s{step}", nn.Linear(2, 2), step=step, neighbours=1, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s2", "s3"]
+
+
+def test_other_names_of_a_checkpoint_are_none_of_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved(tmp_path, step)
+    (tmp_path / "latest").symlink_to("step-2")
+    flow.save(tmp_path / "step-3", made()[0], step=3, keep=3)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-1", "step-2", "step-3"]
+
+
+def test_the_newest_was_saved_last_whatever_step_it_is_of(tmp_path: Path) -> None:
+    for step in (5, 1):  # begun anew from an earlier one
+        saved(tmp_path, step)
+    assert getattr(flow.newest(tmp_path), "step", 0) == 1
+
+
+def test_one_that_was_begun_before_the_newest_is_not_told_of(tmp_path: Path) -> None:
+    shutil.copytree(saved(tmp_path, 1), tmp_path / "step-2.writing")
+    os.utime(tmp_path / "step-2.writing", ns=(1, 1))
+    assert getattr(flow.newest(tmp_path), "step", 0) == 1

@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,36 @@ def test_an_error_comes_when_it_is_its_turn_with_the_line_that_raised_it() -> No
     with pytest.raises(OSError, match="torn") as caught:
         found.extend(ReadAhead(counted([], fails=2), 5, "reader"))
     assert "counted" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_whatever_ends_the_reading_reaches_who_reads(error: type[BaseException]) -> None:
+    def items() -> Iterator[int]:
+        yield 0
+        raise error
+
+    with pytest.raises(error):
+        list(ReadAhead(items(), 2, "reader"))
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["left", "read"])
+def test_what_is_read_is_closed_by_the_thread_that_reads_it(left: bool) -> None:
+    class Items:
+        def __init__(self) -> None:
+            self.items, self.closed = iter(range(9)), list[str]()
+
+        def __iter__(self) -> Iterator[int]:
+            return self.items
+
+        def close(self) -> None:
+            self.closed.append(threading.current_thread().name)
+
+    held: Any = Items()
+    with closing(ReadAhead(held, 2, "reader")) as ahead:
+        for _ in iter(ahead):
+            if left:
+                break
+    assert held.closed == ["reader"]
 
 
 def test_the_thread_ends_with_who_reads() -> None:

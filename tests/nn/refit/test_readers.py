@@ -244,3 +244,35 @@ def test_copies_and_state_dicts_of_what_was_refitted_are_what_they_were(models: 
     assert len(target._forward_hooks) == len(target._forward_pre_hooks) == 1
     torch.testing.assert_close(copy.deepcopy(target)(X), new)
     assert target.state_dict().keys() == source.state_dict().keys()
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside of another", "alone"])
+def test_a_read_lets_a_refit_that_waits_go_first_unless_that_waits_for_it(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    monkeypatch.setattr(reading._changed, "wait_for", lambda done, limit=None: asked.append(limit))
+    tensors = frozenset([1])
+    around = reading.begin_reading(tensors) if inside else None
+    monkeypatch.setattr(reading, "_writes", [reading.Claim(0, tensors)])  # of another thread
+    reading.end_reading(reading.begin_reading(tensors))
+    monkeypatch.undo()
+    if around is not None:
+        reading.end_reading(around)
+    assert asked == ([None] if inside else [reading.COURTESY, None])
+
+
+def test_a_thread_waits_for_a_refit_that_reads_what_it_reads() -> None:
+    written, source, come = torch.ones(2), torch.ones(2), threading.Event()
+
+    def read() -> None:
+        claim = reading.begin_reading(frozenset([id(source)]))
+        come.set()
+        reading.end_reading(claim)
+
+    reader = threading.Thread(target=read)
+    with reading.rewriting([written], [source]):
+        reader.start()
+        assert not come.wait(0.1)
+    reader.join()
+    assert come.is_set()

@@ -109,3 +109,11 @@ def test_a_disk_that_is_read_only_is_an_error_of_ours(tmp_path: Path, monkeypatc
     with pytest.raises(FileError, match=r"flow\.newest: .* cannot be read"):
         flow.newest(tmp_path)
     assert ownership.is_own(tmp_path) is False
+
+
+def test_a_link_to_an_empty_folder_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "step-1.writing").symlink_to("theirs")
+    with pytest.raises(FileError, match=r"flow.save has not made it\n  it is a link to theirs"):
+        flow.save(tmp_path / "step-1", made()[0])
+    assert (tmp_path / "step-1.writing").is_symlink()

@@ -143,3 +143,9 @@ def test_a_write_that_cannot_reach_who_passed_the_argument_is_refused(name: str)
     with pytest.raises(flow.SbpError, match=said):
         Written(how)(x, other)
     assert torch.equal(x, before)
+
+
+def test_arguments_without_elements_lie_in_no_memory() -> None:
+    """Of two such the addresses are equal, which was taken for one memory."""
+    first, second = torch.empty(0, 4), torch.empty(0, 4)
+    assert Written(lambda x: x.mul_(2))(first, second).shape == (0, 4)
