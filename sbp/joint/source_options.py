@@ -167,10 +167,7 @@ def _apart(
     whole = local_numel(state.dims, shape, sizes)
     smaller = {there for _, there in pairs if local_numel(there.dims, shape, sizes) < whole}
     return dict.fromkeys(
-        (there, there, True)
-        if there in smaller and (come == state or (come == there and not sharded))
-        else (come, there, False)
-        for come, there in pairs
+        (there, there, True) if come == state and there in smaller else (come, there, False) for come, there in pairs
     )
 
 

@@ -14,7 +14,7 @@ from sbpflow import B, S
 from sbpflow.nn.eager.capture import capture
 from sbpflow.placement import cluster
 from sbpflow.sbp.call import Ref
-from sbpflow.sbp.joint.demands import Demands
+from sbpflow.sbp.joint.demands import Demands, RestPins
 from sbpflow.sbp.joint.formulate import Formulated, formulate
 from sbpflow.sbp.joint.known_options import KnownOptions
 from sbpflow.sbp.joint.placements import homes
@@ -145,6 +145,17 @@ def test_a_pinned_source_has_no_other_candidates() -> None:
     found = formulated(graph, LINE, pins={"w1": (S(0),)})
     (node,) = [n for n in found.nodes if n.kind == "source" and n.index == 1]
     assert [c.lie.state.sbp(1) for c in node.candidates] == [(S(0),)]
+
+
+def test_gradients_that_are_left_open_may_come_in_pieces_with_each_micro_batch_or_behind_all() -> None:
+    """With each of them they go beside what is computed: a ZeRO-2 by hand took .4 % less than "proved best"."""
+
+    def ways(*words: Any) -> set[Any]:
+        posed = formulated(logical(two_layers, FUNCTIONS[0][1]), LINE, rests={"w1": RestPins(*words)})
+        return set(posed.nodes[1].candidates)
+
+    cut, left = ((0, S(0)),), ((0, None),)
+    assert ways(cut, cut) | ways(None, cut) <= ways(left, left)
 
 
 def test_moves_of_several_users_are_paid_once() -> None:
