@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from random import Random
+from typing import Protocol
 
 from ....placement.errors import ScheduleError
 from .exact_order import exact_order
@@ -17,11 +18,12 @@ from .list_order import Listed, ListOrder
 from .lower_bound import alone
 from .task_graph import TaskGraph
 
-__all__ = ["FoundOrder", "OrderSearch", "order_tasks", "sequence_that_fits"]
+__all__ = ["FoundOrder", "OrderSearch", "advice", "order_tasks", "sequence_that_fits"]
 
 STATES = 20_000  # that are looked at for a sequence which fits
 WORK = 250_000  # tasks that all lists together begin, for an effort of 1
 MOST = 2000  # lists
+MORE = 4  # times the effort is what is advised where an order ends above its bound
 FEW = 12  # tasks of which all orders are looked at
 PATIENCE = (0.0, 1.0, 0.5)
 POLISHED = 5  # of the first orders
@@ -38,6 +40,7 @@ class FoundOrder:
     starts: dict[str, float]
     end: float
     bound: float
+    further: float = 0.0  # an effort with which more orders would be tried, if there is one
 
     @property
     def gap(self) -> float:
@@ -52,7 +55,9 @@ class FoundOrder:
         return dict(zip(self.graph.devices, peaks, strict=True))
 
     def __str__(self) -> str:
-        said = [f"{self.graph.name}: ends at {self.end:g}, no order before {self.bound:g} ({self.gap:.1%})"]
+        said = [
+            f"{self.graph.name}: ends at {self.end:g}, no order before {self.bound:g} ({self.gap:.1%}){advice(self)}"
+        ]
         for device, row in zip(self.graph.devices, self.rows, strict=True):
             said.append(f"  {device:<10} {' '.join(row)}")
         return "\n".join(said)
@@ -83,7 +88,20 @@ def order_tasks(graph: TaskGraph, *, effort: float = 1.0) -> FoundOrder:
         bound = search.score(rows, starts) if all_seen else bound
     names = tuple(tuple(graph.tasks[n].name for n in row) for row in rows)
     at = {task.name: start for task, start in zip(graph.tasks, starts, strict=True)}
-    return FoundOrder(graph, names, at, search.score(rows, starts), bound)
+    return FoundOrder(graph, names, at, search.score(rows, starts), bound, search.further)
+
+
+class _Found(Protocol):
+    @property
+    def gap(self) -> float: ...
+
+    @property
+    def further(self) -> float: ...
+
+
+def advice(found: _Found) -> str:
+    """The words behind an order that ends above its bound, where a longer search may find a better one."""
+    return f"; try effort={found.further:g}" if found.gap > NEAR and found.further else ""
 
 
 Rows = list[list[int]]
@@ -103,6 +121,7 @@ class OrderSearch:
         self.ahead, self.back = ListOrder(graph, fits), ListOrder(graph, fits, back=True)
         many = len(graph.tasks)
         self.left = 50 if many <= FEW else min(MOST, max(12, int(effort * WORK) // many))  # lists to be tried
+        self.further = effort * MORE if many > FEW and self.left < MOST else 0.0  # with which it would try more lists
         self.found: tuple[float, Rows, list[float]] = inf, [], []
 
     @cached_property

@@ -5,7 +5,7 @@ a part of them (`Costs.freed`), that part to the end of B.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import Literal, TypeAlias, get_args
@@ -18,7 +18,7 @@ from ..published import PUBLISHED
 from ..schedule import Schedule
 from ..text import Action
 from .lower_bound import alone, lives_from, room
-from .order_tasks import OrderSearch, Rows
+from .order_tasks import OrderSearch, Rows, advice
 from .task_graph import After, DeviceTask, TaskGraph
 
 __all__ = ["FoundSchedule", "SearchedFor", "curve", "search"]
@@ -39,6 +39,7 @@ class FoundSchedule:
     value: float
     bound: float
     limit: float  # of memory on each device, in slots where activations have no bytes
+    further: float = 0.0  # an effort with which more orders would be tried, if there is one
 
     @cached_property
     def preview(self) -> Preview:
@@ -69,7 +70,7 @@ class FoundSchedule:
         what = "ends at" if self.by == "end" else "spans"
         return (
             f"{self.schedule.name}: {what} {self.value:g}, no order less than {self.bound:g} ({self.gap:.1%}); "
-            f"bubble {self.bubble:.4f}, slots {max(self.slots)}"
+            f"bubble {self.bubble:.4f}, slots {max(self.slots)}{advice(self)}"
         )
 
 
@@ -92,7 +93,7 @@ def search(
     `memory` is in bytes where costs have some, and else counts slots, a chunk and a micro-batch each. `by="span"` looks
     for the shortest time of the busiest device in place of the earliest end. The published orders and those of `known`
     that fit are where it begins, so that it is not worse than any of them. What is found is the same each time;
-    `effort` is how long it looks, as usual by 1.
+    `effort` is how long it looks, as usual by 1: what ends above its bound says with which more orders would be tried.
     """
     if way not in get_args(_Way) or by not in get_args(SearchedFor):
         ways, aims = (" or ".join(map(repr, get_args(of))) for of in (_Way, SearchedFor))
@@ -224,9 +225,10 @@ class _Pipe:
         rows, _ = finder.best(self.lists(), orders)
         table = tuple(" ".join(str(self.said(n)) for n in row) for row in rows)
         made = Schedule(name, way=self.way, table=table)
-        found = FoundSchedule(made, self.shape, self.costs, by, 0.0, self.bound(by), self.limit)
+        how = self.shape, self.costs, by, 0.0, self.bound(by), self.limit
+        found = FoundSchedule(made, *how, finder.further)
         value = found.end if by == "end" else max(found.preview.run.span(device) for device in graph.devices)
-        return FoundSchedule(made, self.shape, self.costs, by, value, min(found.bound, value), self.limit)
+        return replace(found, value=value, bound=min(found.bound, value))
 
     def said(self, n: int) -> Action:
         kind, c, k = _parts(self.graph.tasks[n].name)

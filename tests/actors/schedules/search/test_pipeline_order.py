@@ -40,6 +40,18 @@ def test_equal_times_find_the_published_times() -> None:
     assert (search(4, 8, memory=7, by="span").value, search(4, 8, memory=7, by="span").bound) == (24, 24)
 
 
+def test_an_order_above_its_bound_says_that_a_longer_search_may_find_a_better_one() -> None:
+    times = Costs(18.522, 18.086, 9.337, 0.601, bytes=2, freed=1)
+    found = search(8, 24, costs=times, memory=32, by="span", effort=0.02)  # above the paper's rate, .0433
+    assert found.gap > 0
+    assert str(found).endswith("; try effort=0.08")
+
+
+@pytest.mark.parametrize("asked", [{"split": False, "memory": 4}, {"p": 2, "m": 2, "memory": 2}])
+def test_an_order_that_nothing_beats_or_that_has_no_others_says_nothing_of_effort(asked: dict[str, Any]) -> None:
+    assert "effort" not in str(search(**{"p": 4, "m": 8, **asked}))
+
+
 def test_bytes_of_b_are_free_again_before_w() -> None:
     """On the last device of ZB-H2 seven micro-batches wait for W, of all but one of which B has freed its half."""
     whole, parts = (published("zb_h2").show(4, 8, costs=Costs(bytes=2, freed=freed)) for freed in (0, 1))
