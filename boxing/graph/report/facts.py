@@ -119,7 +119,8 @@ class OpRow:
 class Course:
     """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
     still, and for each stage where it lies and the seconds that it works. Behind all of it come those of what is done
-    `once`, in the stage that takes longest for it."""
+    `once`, in the stage that takes longest for it. Where a schedule has no flush, `draining` are the seconds in which a
+    call fills and drains the line, which is empty between two of them."""
 
     schedule: str
     micro_batches: int
@@ -127,6 +128,7 @@ class Course:
     bubble: float
     stages: tuple[tuple[str, float], ...]
     once: float = 0.0
+    draining: float = 0.0
 
     def __str__(self) -> str:
         slowest = sorted(self.stages, key=lambda stage: -stage[1])[:STAGES]
@@ -135,6 +137,7 @@ class Course:
         said = ", ".join(f"{where} {duration(busy)}" for where, busy in kept) + f", {more} more less" * bool(more)
         under = f" under {self.schedule}" * bool(self.schedule)
         last = f"; once a step {duration(self.once)}" if len(self.stages) > 1 and self.once else ""
+        last += f"; each call fills and drains the line in {duration(self.draining)}" * bool(self.draining)
         return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}{last}"
 
 
