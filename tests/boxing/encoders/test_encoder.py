@@ -95,6 +95,7 @@ def test_what_is_left_out_of_a_piece_that_several_ranks_have_is_kept_once(sbp: A
     torch.testing.assert_close(come + left, torch.stack(addends).sum(0), rtol=1e-5, atol=1e-5)
 
 
-def test_a_sum_of_halves_is_rounded_once() -> None:
+@pytest.mark.parametrize("encoder", [E.sign(), E.topk(fraction=1.0)], ids=str)
+def test_a_sum_of_halves_is_rounded_once(encoder: Any) -> None:
     addends = [torch.tensor([each], dtype=torch.bfloat16) for each in (256.0, 1.0, 1.0, 1.0)]
-    assert summed(addends, E.topk(fraction=1.0)).item() == 260.0  # 259 has no such half; 256 if each sum is rounded
+    assert summed(addends, encoder).item() == 260.0  # 259 has no such half; 256 if each sum is rounded

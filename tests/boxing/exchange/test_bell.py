@@ -90,9 +90,12 @@ def test_a_message_and_an_emptied_slot_ring_the_bell_of_the_other_rank_alone() -
 
 def test_no_sleep_is_longer_than_the_time_between_two_looks_at_the_peers() -> None:
     naps: list[float] = []
-    bell = Bell(mmap.mmap(-1, BELL), 0)
-    bell.sleep = naps.append  # type: ignore[method-assign]
-    idle = Idle(FOREVER, bell)
+
+    class Timed(Bell):
+        def sleep(self, seconds: float) -> None:
+            naps.append(seconds)
+
+    idle = Idle(FOREVER, Timed(mmap.mmap(-1, BELL), 0))
     for _ in range(YIELDS + 40):
         idle.wait()
     assert naps[0] == DOZE < naps[1] < max(naps) == naps[-1] == PATROL
