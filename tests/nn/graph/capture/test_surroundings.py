@@ -156,3 +156,45 @@ def test_what_a_function_kept_before_is_a_constant() -> None:
     one = copy.deepcopy(model)
     torch.testing.assert_close(flow.compile(model, placement=HERE)(X).full_tensor(), one(X))
     assert model.helper.ramp(4) is kept
+
+
+class Slotted:
+    __slots__ = ("seen",)
+    seen: Tensor
+
+
+def empty_cell() -> tuple[Any, Any]:
+    """What puts a value in a cell that is empty, and what looks whether there is one."""
+    seen: Tensor
+
+    def put(value: Tensor) -> None:
+        nonlocal seen
+        seen = value
+
+    def look() -> Any:
+        return put.__closure__[0].cell_contents  # type: ignore[index]
+
+    return put, look
+
+
+def slots() -> tuple[Any, Any]:
+    held = Slotted()
+    return (lambda value: setattr(held, "seen", value)), lambda: held.seen
+
+
+@pytest.mark.parametrize("made", [empty_cell, slots], ids=lambda made: made.__name__)
+def test_where_nothing_was_kept_nothing_is_kept_of_a_capture(made: Any) -> None:
+    class Keeper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.put, self.look = made()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.put(x)
+            return (x * self.weight).sum()
+
+    model = Keeper()
+    flow.compile(model, lambda model, x: model(x), None, placement=HERE).plan(X)
+    with pytest.raises((ValueError, AttributeError)):
+        model.look()
