@@ -190,7 +190,7 @@ def norm_setting(t: Training, draw: Random) -> None:
 def rate_of_dropout(t: Training, draw: Random) -> None:
     for part in t.model.modules():
         if isinstance(part, nn.Dropout):
-            part.p = draw.choice([0.0, 1.0])
+            part.p = draw.choice([0.0, 1.0] if t.beside.micro_batches > 1 else [0.0, 0.3, 1.0])
 
 
 # Hooks
@@ -447,7 +447,7 @@ def parameters_in_another_order(t: Training, draw: Random) -> None:
 
 @change
 def another_optimizer(t: Training, draw: Random) -> None:
-    t.optimizer = OPTIMIZERS["sgd" if t.dtype is torch.float32 else draw.choice(list(OPTIMIZERS))](t.model.parameters())
+    t.optimizer = OPTIMIZERS[draw.choice(t.kinds)](t.model.parameters())
     if t.way.mode == "graph":
         t.step.optimizer = t.optimizer
 
@@ -476,6 +476,43 @@ def stepped_by_hand(t: Training, draw: Random) -> None:
         p.grad = t.like(numbers(draw, *p.shape), p.detach())
         t.optimizer.step()
         t.optimizer.zero_grad()
+
+
+# Calls of the model by itself
+
+
+def eager_loss(t: Training, draw: Random) -> Tensor | None:
+    """Of a batch, in eager code; none in stages, or with layers that are on ranks only from the next step on."""
+    batch = t.batch(draw, 8)
+    return None if t.beside.stages > 1 or t.fresh else t.loss(t.model, *t.given(*batch))
+
+
+@change
+def looked_at(t: Training, draw: Random) -> Tensor | None:
+    with torch.no_grad():
+        return eager_loss(t, draw)
+
+
+@change
+def looked_at_in_evaluation(t: Training, draw: Random) -> Tensor | None:
+    modes = [(part, part.training) for part in t.model.modules()]
+    t.model.eval()
+    with torch.no_grad():
+        found = eager_loss(t, draw)
+    for part, mode in modes:
+        part.training = mode
+    return found
+
+
+@change
+def trained_in_eager_code(t: Training, draw: Random) -> Tensor | None:
+    loss, steps = eager_loss(t, draw), draw.random() < 0.6
+    if loss is not None and loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
+        if steps:
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+    return loss
 
 
 # Modes

@@ -196,12 +196,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a training runs: in plain torch, eager or as a graph; on so many ranks, in stages or not, in pieces."""
+    """How a training runs: in plain torch, eager or as a graph; on so many ranks, in stages or not, in pieces; of which
+    one process plays all, or each process is one."""
 
     mode: str = "plain"
     ranks: int = 1
     stages: int = 1
     micro_batches: int = 1
+    processes: bool = False
 
 
 WAYS = {
@@ -213,6 +215,10 @@ WAYS = {
     "pieces 2": Way("graph", 2, micro_batches=2),
     "stages": Way("graph", 2, 2, micro_batches=2),
     "one piece in stages": Way("graph", 2, 2),
+    "eager of processes": Way("eager", 4, processes=True),
+    "graph of processes": Way("graph", 4, processes=True),
+    "graph of some processes": Way("graph", 2, processes=True),
+    "stages of processes": Way("graph", 4, 2, micro_batches=2, processes=True),
 }
 
 
@@ -227,7 +233,7 @@ class Training:
 
     def __post_init__(self) -> None:
         draw = Random(self.seed)
-        self.dtype = draw.choice([torch.float64] * 4 + [torch.float32])
+        self.dtype = draw.choice([torch.float64] * 4 + [torch.float32, torch.bfloat16])
         self.where = flow.placement("cpu", range(self.way.ranks))
         self.model: Any = type("Own", (Net,), {})(draw).to(self.dtype)
         for layer in self.model.modules():
@@ -239,12 +245,13 @@ class Training:
             flow.nn.to_global(self.model, self.where, {"*.weight": S(0)} if draw.random() < 0.5 else {})
         else:
             draw.random()
-        kinds = ["sgd", "momentum"] if self.dtype is torch.float32 else list(OPTIMIZERS)
-        self.optimizer = OPTIMIZERS[draw.choice(kinds)](self._groups(draw))
+        self.kinds = list(OPTIMIZERS) if self.dtype is torch.float64 else ["sgd", "momentum"]
+        self.optimizer = OPTIMIZERS[draw.choice(self.kinds)](self._groups(draw))
         self.losses, self.globals, self.put_alpha = made_losses()
         self.loss = draw.choice(self.losses)
         self.kept: dict[str, Any] = {}
         self.autocast = False
+        self.fresh = False  # whether it has layers that no step has seen
         if self.way.mode == "graph":
             options: dict[str, Any] = {"inputs": {"x": S(0), "y": S(0)}} if self.way.ranks > self.way.stages else {}
             if self.way.stages == 1:
@@ -261,8 +268,9 @@ class Training:
         return [{"params": params[:cut]}, {"params": params[cut:], "lr": 0.03}]
 
     def _staged(self) -> None:
-        first, last = (flow.placement("cpu", [rank]) for rank in range(2))
-        layers = self.model.layers
+        each = self.way.ranks // 2
+        first, last = (flow.placement("cpu", range(at * each, (at + 1) * each)) for at in range(2))
+        self.where, layers = first, self.model.layers
         half = len(layers) // 2
         for at, stage in enumerate((first, last)):
             parts = [self.model.front, *layers[:half]] if at == 0 else [*layers[half:], self.model.head]
@@ -276,7 +284,8 @@ class Training:
             if isinstance(part, Shifted):
                 part.counts = self.beside.micro_batches == 1
         if self.way.stages > 1:
-            flow.nn.place(module, flow.placement("cpu", [0]))
+            flow.nn.place(module, self.where)
+        self.fresh = True
         return flow.nn.to_global(module, self.where) if self.way.mode == "eager" else module
 
     def like(self, value: Tensor, other: Tensor) -> Tensor:
@@ -300,6 +309,7 @@ class Training:
 
     def train(self, x: Tensor, y: Tensor, *, grad: bool = True) -> Tensor:
         """One step; its loss. Without gradients, that alone."""
+        self.fresh = False
         on = torch.autocast("cpu", torch.bfloat16) if self.autocast else contextlib.nullcontext()
         with on, torch.set_grad_enabled(grad):
             if self.way.mode == "graph":
@@ -317,7 +327,7 @@ class Training:
         states = self.optimizer.state
         for at, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
             named[f"held {at}"] = p
-            kept = states.get(p, {})
+            kept = {} if self.beside.processes else states.get(p, {})  # which a process has of what it owns
             named.update({f"{name} of held {at}": x for name, x in kept.items() if isinstance(x, Tensor)})
         return {name: whole(x) for name, x in named.items()}
 
