@@ -14,10 +14,20 @@ MOVED: Mapping[str, str] = {
         for name in ("box_async", "close", "gather", "layout_of", "lower_bound", "owned", "scatter")
     },
     "sbpflow.Graph": "flow.nn.Graph",
-    **{f"sbpflow.nn.{name}": f"flow.{name}" for name in ("explain", "explicit", "rule", "tensor", "zeros", "ones")},
+    "sbpflow.Schedule": "flow.actors.Schedule",
+    **{
+        f"sbpflow.nn.{name}": f"flow.{name}"
+        for name in (
+            *("GlobalTensor", "check_rule", "explain", "explicit", "rule", "from_dtensor", "to_dtensor", "from_local"),
+            *("arange", "empty", "empty_like", "eye", "full", "full_like", "hann_window", "linspace", "logspace"),
+            *("normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+            *("randperm", "tensor", "zeros", "zeros_like"),
+        )
+    },
     "sbpflow.nn.Graph.step": "planned",
     "sbpflow.boxing.Plan": "flow.boxing.BoxingPlan",
     "sbpflow.actors.pipeline": "flow.actors.network_of",
+    "sbpflow.actors.Run": "flow.actors.Simulation",
     "sbpflow.actors.Preview.write": "draw(path)",
     "sbpflow.actors.timeline.timeline.Timeline.write": "draw(path) or save(path)",
 }

@@ -76,6 +76,7 @@ NEEDED: dict[str, str] = {
     "torch.fx.experimental.proxy_tensor._MakefxTracer": "where make_fx traces, to refuse it",
     "torch.nn.modules._functions.BackwardHookFunction": "to refuse full backward hooks by name",
     "torch.nn.modules.module._has_any_global_hook": "layers under hooks are not captured once for all",
+    "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype": "to tell that there is nothing to clip",
     "torch.nn.utils.clip_grad._clip_grads_with_norm_": "to tell where a graph has used up what is to be clipped",
     "torch.utils._foreach_utils._foreach_supported_types": "that optimizers take their one-call path",
     "torch.utils._python_dispatch.TorchDispatchMode": CAPTURE,

@@ -1,7 +1,9 @@
 """Schedules, as users have them: a definition that shows what it would do."""
 
 from collections.abc import Sequence
+from os import PathLike
 
+from ...placement.errors import ScheduleError
 from .definition import Definition
 from .delays import Delays, delays
 from .pipeline import Costs
@@ -24,12 +26,21 @@ class Schedule(Definition):
         self,
         p: int = 0,
         m: int = 0,
+        path: None = None,
         *,
         v: int = 0,
         n: int = 1,
         costs: Costs | Sequence[Costs] | None = None,
     ) -> Preview:
         """The preview of p devices and m micro-batches: print it, or draw(path) it."""
+        given: tuple[object, ...] = path, p, m
+        sizes = ", ".join(str(size) for size in (p, m) if isinstance(size, int) and size) or "p, m"
+        for one in given:
+            if isinstance(one, str | PathLike):
+                raise ScheduleError(
+                    f"show({sizes}) gives the preview, and writes nothing\n"
+                    f"  .show({sizes}).draw({str(one)!r}) writes its picture, svg or png"
+                )
         return preview(self, self.shape(p, m, v=v, n=n), costs)
 
     def delays(self, p: int = 0, m: int = 0, *, v: int = 0) -> Delays:

@@ -91,6 +91,11 @@ class Timeline:
 
     def text(self, width: int = 100) -> str:
         """A row for each queue: a letter for what began, its micro-batch, then dashes until it ended; dots are idle."""
+        if not isinstance(width, int):
+            raise ScheduleError(
+                f"text(width) gives rows of so many letters, and not of {str(width)!r}\n"
+                "  .draw(path) writes the picture, .save(path) what Perfetto opens"
+            )
         steps = [(self.step, 1.0, "")] + ([(self.model, self.unit, "simulated ")] if self.model else [])
         long = max((step.end - step.start) * unit for step, unit, _ in steps) or 1.0
         rows = [

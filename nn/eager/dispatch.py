@@ -20,7 +20,7 @@ from torch import Tensor
 from ...placement.errors import SbpError, SbpflowError
 from ...sbp.call import map_tensors
 from ..tensors.factories import whole_everywhere
-from ..tensors.meeting import adopt, meeting, name_of
+from ..tensors.meeting import adopt, looks, meeting, name_of
 from ..tensors.moves import describe
 from ..tensors.tensor import GlobalTensor
 from .capture import autocast_state
@@ -170,7 +170,8 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
         return dispatch(None, func, (), (args[0], args[1].to_global(placement=args[0].placement), *args[2:]), kwargs)
     where = meeting(func, tensors)
     if plain or any(x.placement is not where for x in tensors):
-        args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where))
+        seen = looks(func, args)
+        args, kwargs = map_tensors((args, kwargs), lambda t: adopt(func, t, where, only_looks=seen))
         return dispatch(None, func, (), args, kwargs)
     try:
         made, result = _made(func, args, kwargs, tensors)

@@ -25,7 +25,7 @@ from ..tensors.autograd import set_data
 from ..tensors.moves import describe
 from ..tensors.tensor import GlobalTensor
 
-__all__ = ["install", "refuse_sending"]
+__all__ = ["install", "refuse_sending", "run_untraced"]
 
 _OURS = "use torch.autograd.grad, or a batch dim in the place of vmap"
 _MOVE = "x.to_global(sbp=...) moves it, x.to_local() is the shard that torch.distributed may send"
@@ -136,8 +136,8 @@ def _plain_data() -> property:
     return property(inner.__get__, put, doc=inner.__doc__)
 
 
-def _run_untraced(answer: Any) -> None:
-    """A function that `torch.compile` made calls what answers for global tensors, and does not look into it."""
+def run_untraced(answer: Any) -> None:
+    """A function that `torch.compile` made calls this one, and does not look into it."""
     answer._torchdynamo_disable = True
     answer._torchdynamo_disable_msg = f"it answers for global tensors; {_COMPILE}"
     frames = torch._C._dynamo.eval_frame
@@ -150,7 +150,7 @@ def install() -> None:
     GlobalTensor.__torch_dispatch__ = classmethod(_answer_shell)  # type: ignore[assignment]
     GlobalTensor.__getattr__ = _missing  # type: ignore[attr-defined]
     torch.Tensor.data = _plain_data()  # type: ignore[assignment]
-    _run_untraced(GlobalTensor.__torch_function__.__func__)  # type: ignore[attr-defined]
+    run_untraced(GlobalTensor.__torch_function__.__func__)  # type: ignore[attr-defined]
     for (module, name), (what, instead) in _CLOSED.items():
         _close(module, name, what, instead)
     if torch.distributed.is_available():

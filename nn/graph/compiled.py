@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...placement.errors import SbpError
+from ..eager.refusals import run_untraced
 from .capture.arguments import parameter_names
 from .captures import Captures
 from .graph import Graph
@@ -73,3 +74,6 @@ def _first(result: Any) -> Tensor:
         "  it is to return the loss, one number computed from the model's parameters, or several results of which the "
         "loss is the first"
     )
+
+
+run_untraced(CompiledGraph.__call__)

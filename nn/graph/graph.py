@@ -14,6 +14,7 @@ from ...boxing.encoders.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
 from ...placement.moved import MovedName
+from ..eager.refusals import run_untraced
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
 from .additions import Addition, refuse_other
@@ -275,3 +276,6 @@ def _refuse_lost(plan: Planned, move: ModelMove | None) -> None:
             f"{plan.options.name} is to go on without rank {there[0]}, and its plan has work for that\n"
             "  give the ranks that are left, as in move(plan='grid cpu:[0-2] as (data=3)', lost=[3])"
         )
+
+
+run_untraced(Graph.__call__)

@@ -1,5 +1,6 @@
 """A step for one shape of arguments: planned when it is made, and made to run by its first run."""
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ...sbp.call import mapped, tensors_in
+from ...sbp.logical import Logical
 from ..model.reading import begin_reading, end_reading
 from ..tensors.agreement import same, told
 from ..tensors.memory_formats import in_order
@@ -173,6 +175,10 @@ class Step:
         try:
             self.clock.begin()
             result = runner.run(given)
+        except (RuntimeError, IndexError) as error:
+            if re.search("out of (bounds|range)", str(error)):
+                error.add_note(f"in the step {self.name}, {_places_taken(self.plan.logical)}")
+            raise
         finally:
             end_reading(claim)
         self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
@@ -207,7 +213,8 @@ class Step:
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
         how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept, passes.move
-        model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
+        with torch.inference_mode(mode=False):  # what is made there could never be trained
+            model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
         self.tensors = frozenset(map(id, model.held.values()))
         for x in model.held.values():
             if self.optimizers and isinstance(x, GlobalTensor):
@@ -278,3 +285,10 @@ class Step:
     def __repr__(self) -> str:
         sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))
         return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent in all"
+
+
+def _places_taken(logical: Logical) -> str:
+    """The calls of a graph that numbers in tensors tell which places to take, with their lines."""
+    names = ("embedding", "gather", "index", "nll_loss", "scatter", "take", "cross_entropy", "one_hot")
+    found = (f"{op.name} at {op.origin.line}" for op in logical.ops if op.name.startswith(names))
+    return "where places are taken by numbers in " + ", ".join(list(dict.fromkeys(found))[:4])

@@ -123,6 +123,11 @@ def compile(
         raise SbpError(
             f"compile of {type(model).__name__}\n  give it an nn.Module, as in flow.compile(model, loss_fn, optimizer)"
         )
+    if loss_fn is not None and not callable(loss_fn):
+        raise SbpError(
+            f"compile with {type(loss_fn).__name__} for a loss function\n"
+            "  give it loss_fn(model, *batch) -> loss, as in flow.compile(model, loss_fn, optimizer)"
+        )
     listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
     for each in listed:
         refuse_wrapper(each, "compile")

@@ -232,7 +232,12 @@ def _roots(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tup
                 "  leave the call out; with an optimizer the step has stepped too, without one gradients are in p.grad"
             )
         else:
-            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+            raise RuntimeError(
+                "element 0 of tensors does not require grad and does not have a grad_fn\n"
+                f"  {describe(y)}, at {user_line()}\n"
+                "  it comes of no parameter, or of what a compiled step returned, whose gradients are made: scale and "
+                "add up losses in the step's own loss function"
+            )
     return roots, cotangents
 
 

@@ -12,7 +12,7 @@ from .factories import check_values, whole_everywhere
 from .moves import describe, flat, shards_as
 from .tensor import GlobalTensor, wrap
 
-__all__ = ["adopt", "meeting", "name_of"]
+__all__ = ["adopt", "looks", "meeting", "name_of"]
 
 
 def meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
@@ -29,13 +29,24 @@ def meeting(func: Any, tensors: Sequence[GlobalTensor]) -> Any:
     return homes[0].placement
 
 
-def adopt(func: Any, t: Tensor, where: Any) -> GlobalTensor:
+# Calls that look at other tensors' shapes or types, through which no gradient goes there.
+_LOOKS = {"expand_as", "is_same_size", "reshape_as", "type_as", "view_as"}
+
+
+def looks(func: Any, args: Sequence[Any]) -> bool:
+    """Whether no more than the shape or the type of tensors behind the first is asked for."""
+    return name_of(func) in _LOOKS and bool(args) and isinstance(args[0], GlobalTensor)
+
+
+def adopt(func: Any, t: Tensor, where: Any, *, only_looks: bool = False) -> GlobalTensor:
     """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
     if isinstance(t, GlobalTensor):
         if t.placement is where:
             return t
         there = flat(t._layout, where)
         return wrap(shards_as(t, there, name_of(func), implicit=True), there)
+    if only_looks:
+        t = t.detach()
     if t.requires_grad and torch.is_grad_enabled():
         what, fix = "plain", "make it global too: flow.tensor(t, placement=x.placement, sbp=flow.B, requires_grad=True)"
         if isinstance(t, torch.nn.Parameter):

@@ -2,12 +2,15 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import sbpflow as flow
+from sbpflow.actors.timeline.timeline import Timeline
 from sbpflow.placement.moved import MOVED
 
 
@@ -46,3 +49,15 @@ def test_a_plan_of_two_layouts_and_a_page_with_a_path_name_what_does_it_now() ->
     for said in (report, calls):
         with pytest.raises(flow.SbpflowError, match=r"\.save\('said.html'\)"):
             said.html("said.html")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["shown.svg", Path("shown.svg")], ids=["text", "path"])
+def test_a_preview_and_a_timeline_with_a_path_name_what_draws(path: Any, tmp_path: Path) -> None:
+    """`show(4, 8, path)` wrote the picture once; these ended in Python's own words on < and *."""
+    schedule = flow.actors.Schedule("mine", act="p-s+1")
+    for show in (lambda: schedule.show(path), lambda: schedule.show(4, path), lambda: schedule.show(4, 8, path)):
+        with pytest.raises(flow.SbpflowError, match=r"writes nothing\n  \.show\(.*\)\.draw\('shown.svg'\)"):
+            show()
+    assert schedule.show(4, 8).draw(tmp_path / path).exists()
+    with pytest.raises(flow.SbpflowError, match=r"\.draw\(path\) writes the picture"):
+        Timeline.text(object.__new__(Timeline), path)  # type: ignore[no-untyped-call]

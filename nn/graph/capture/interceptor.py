@@ -158,6 +158,12 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             args, kwargs = map_tensors(args, self.fake), map_tensors(kwargs, self.fake)
         if self.used is not None:
             args, kwargs = self.used(func, args, kwargs)
+        if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
+            raise SbpError(
+                f"capture: {func} draws by a generator of its own, at {self.tape.origin.line}\n"
+                "  its state would be that of the first step; leave generator= out, and torch.manual_seed says what a "
+                "graph draws"
+            )
         if func in FORMULAS:  # its parts come by here
             with self:
                 return FORMULAS[func](*args, **kwargs)

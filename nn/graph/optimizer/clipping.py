@@ -4,7 +4,7 @@ torch's own function is left as it is, but for what it does last, which tells wh
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ...tensors.tensor import GlobalTensor
 __all__ = ["install"]
 
 _clip = torch.nn.utils.clip_grad._clip_grads_with_norm_
+_grouped = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype  # type: ignore[attr-defined]
 
 
 def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> None:
@@ -31,6 +32,18 @@ def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> N
     _clip(listed, *args, **kwargs)
 
 
+def _grouped_or_told(tensors: Sequence[Sequence[Any]], *args: Any, **kwargs: Any) -> Any:
+    """As torch groups gradients; of none, for clip_grad_value_, it says "Expected !nested_tensorlist[0].empty()"."""
+    if tensors and not tensors[0]:
+        raise RuntimeError(
+            f"clip_grad_value_ at {user_line()}: none of these parameters has a gradient\n"
+            "  a compiled step with an optimizer has used its gradients up: leave the optimizer out of flow.compile, "
+            "clip, and call optimizer.step()"
+        )
+    return _grouped(tensors, *args, **kwargs)
+
+
 def install() -> None:
     """Put ours in the place of torch's, once."""
+    torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype = _grouped_or_told  # type: ignore[attr-defined]
     torch.nn.utils.clip_grad._clip_grads_with_norm_ = _told

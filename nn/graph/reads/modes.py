@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ....placement.device import FAMILIES
+from ....placement.errors import SbpError
 
 __all__ = ["Modes"]
 
@@ -17,6 +18,8 @@ class Modes:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         parts = dict.fromkeys(part for root in modules.values() for part in root.modules())
+        for name, root in modules.items():
+            _refuse_compiled(name, root)
         self._held = [part.__dict__ for part in parts]
         self._training = ["training"] * len(parts)
         places = [(held["_parameters"], name) for held in self._held for name in held["_parameters"]]
@@ -44,3 +47,18 @@ class Modes:
             return self._now() == self._was
         except KeyError:
             return False
+
+
+def _refuse_compiled(name: str, root: nn.Module) -> None:
+    """Refuse modules whose forward is a program that was made elsewhere, into which no capture sees."""
+    for path, part in root.named_modules(prefix=name):
+        by, given = "", "the module that it was made of"
+        if isinstance(part, torch.jit.ScriptModule):
+            by = "torch.jit"
+        elif "_orig_mod" in part._modules:
+            by, given = "torch.compile", "the module itself, which is in _orig_mod"
+        if by:
+            raise SbpError(
+                f"{path or 'the model'} was compiled by {by}, and a graph captures Python's forward\n"
+                f"  give flow.compile {given}: it compiles each rank's part"
+            )

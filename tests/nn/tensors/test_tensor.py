@@ -102,6 +102,16 @@ def test_a_plain_weight_that_trains_does_not_meet_a_global_tensor() -> None:
         F.linear(flow.tensor(X, placement=LINE, sbp=B), nn.Parameter(X))
 
 
+@pytest.mark.parametrize("how", ["type_as", "expand_as", "view_as", "reshape_as"])
+def test_a_plain_weight_may_be_looked_at(how: str) -> None:
+    """No gradient would go there, and it was refused for that."""
+    weight = nn.Parameter(X.double())
+    found = getattr(flow.tensor(X, placement=LINE, sbp=S(0)), how)(weight)
+    want = getattr(X, how)(weight)
+    assert found.dtype is want.dtype
+    assert torch.equal(found.full_tensor(), want)
+
+
 @pytest.mark.parametrize("bad", ["global twice", "dim out of range", "pieces of the wrong shape", "too few pieces"])
 def test_what_cannot_be_made_is_an_error(bad: str) -> None:
     tries = {
