@@ -1,6 +1,7 @@
 """Words that have moved say where they are now, each where it once was."""
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,14 @@ def test_a_plan_of_two_layouts_and_a_page_with_a_path_name_what_does_it_now() ->
 def test_a_preview_and_a_timeline_with_a_path_name_what_draws(path: Any, tmp_path: Path) -> None:
     """`show(4, 8, path)` wrote the picture once; these ended in Python's own words on < and *."""
     schedule = flow.actors.Schedule("mine", act="p-s+1")
-    for show in (lambda: schedule.show(path), lambda: schedule.show(4, path), lambda: schedule.show(4, 8, path)):
+    shows: tuple[Callable[[], object], ...] = (
+        lambda: schedule.show(path),
+        lambda: schedule.show(4, path),
+        lambda: schedule.show(4, 8, path),
+    )
+    for show in shows:
         with pytest.raises(flow.SbpflowError, match=r"writes nothing\n  \.show\(.*\)\.draw\('shown.svg'\)"):
             show()
     assert schedule.show(4, 8).draw(tmp_path / path).exists()
     with pytest.raises(flow.SbpflowError, match=r"\.draw\(path\) writes the picture"):
-        Timeline.text(object.__new__(Timeline), path)  # type: ignore[no-untyped-call]
+        Timeline.text(object.__new__(Timeline), path)

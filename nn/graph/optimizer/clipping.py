@@ -4,7 +4,7 @@ torch's own function is left as it is, but for what it does last, which tells wh
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> N
     _clip(listed, *args, **kwargs)
 
 
-def _grouped_or_told(tensors: Sequence[Sequence[Any]], *args: Any, **kwargs: Any) -> Any:
+def _grouped_or_told(tensors: list[list[Tensor | None]], with_indices: bool = False) -> Any:
     """As torch groups gradients; of none, for clip_grad_value_, it says "Expected !nested_tensorlist[0].empty()"."""
     if tensors and not tensors[0]:
         raise RuntimeError(
@@ -40,7 +40,7 @@ def _grouped_or_told(tensors: Sequence[Sequence[Any]], *args: Any, **kwargs: Any
             "  a compiled step with an optimizer has used its gradients up: leave the optimizer out of flow.compile, "
             "clip, and call optimizer.step()"
         )
-    return _grouped(tensors, *args, **kwargs)
+    return _grouped(tensors, with_indices)
 
 
 def install() -> None:
