@@ -32,7 +32,7 @@ def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> N
     _clip(listed, *args, **kwargs)
 
 
-def _grouped_or_told(tensors: list[list[Tensor | None]], with_indices: bool = False) -> Any:
+def _grouped_or_told(tensors: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
     """As torch groups gradients; of none, for clip_grad_value_, it says "Expected !nested_tensorlist[0].empty()"."""
     if tensors and not tensors[0]:
         raise RuntimeError(
