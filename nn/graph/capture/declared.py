@@ -107,7 +107,7 @@ class Declared:
         return self._noted(x.clone, where, sbp)
 
     def _noted(self, make: Callable[[], Tensor], where: Placement, sbp: SbpLike | None) -> Tensor:
-        """A tensor that is made, as it is to lie. Addends are made of it afterwards: ranks that each made it would add it up,
+        """A tensor as it is to lie. Addends are made of it afterwards: ranks that each made it would add it up,
         and few ops give any."""
         tape = self.tape
         with self.watch.paused():

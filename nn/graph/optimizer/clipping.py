@@ -32,15 +32,15 @@ def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> N
     _clip(listed, *args, **kwargs)
 
 
-def _grouped_or_told(tensors: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
+def _grouped_or_told(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
     """As torch groups gradients; of none, for clip_grad_value_, it says "Expected !nested_tensorlist[0].empty()"."""
-    if tensors and not tensors[0]:
+    if tensorlistlist and not tensorlistlist[0]:
         raise RuntimeError(
             f"clip_grad_value_ at {user_line()}: none of these parameters has a gradient\n"
             "  a compiled step with an optimizer has used its gradients up: leave the optimizer out of flow.compile, "
             "clip, and call optimizer.step()"
         )
-    return _grouped(tensors, with_indices)
+    return _grouped(tensorlistlist, with_indices)
 
 
 def install() -> None:

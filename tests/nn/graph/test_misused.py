@@ -1,4 +1,4 @@
-"""Mistakes in what is passed to `flow.compile`, or done around a step: each works as in torch, or is told with a fix."""
+"""Mistakes in what `flow.compile` is given, or around a step: each works as in torch, or is told with a fix."""
 
 import copy
 import re
