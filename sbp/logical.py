@@ -225,6 +225,8 @@ class Logical:
     losses: tuple[Loss, ...] = ()
     writes: Mapping[str, int] = field(default_factory=dict)  # of buffers that change: name -> number of the new value
     rebuild: Callable[[Any], Any] = _same  # makes of the result, tensors in it, what the function returned
+    deeds: tuple[Callable[[], None], ...] = ()  # what it did to Python's values, to be done again behind each step
+    before: Mapping[tuple[int, Any], Any] = field(default_factory=dict)  # numbers that it changed, by container and key
 
     @cached_property
     def fakes(self) -> dict[int, Tensor]:

@@ -43,6 +43,7 @@ class Captures:
         _, logical, of = found
         passes.constants |= of.constants
         passes.names |= of.names
+        passes.deeds, passes.before = of.deeds, of.before
         passes.dump("captured", lambda: str(logical))
         return logical
 

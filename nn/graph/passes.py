@@ -60,7 +60,7 @@ from .optimizer.loss_scale import LossScale
 from .optimizer.relocation import ModelMove
 from .options import Options
 from .reads.guard import ReadGuard
-from .reads.walk import guarded, objects_around
+from .reads.walk import around, guarded
 from .reads.watch import AttributeReads, reading
 from .run.pipeline import Pipelined
 from .run.program import Program
@@ -98,10 +98,10 @@ class Passes:
     """The passes with which one step is planned, each with what it gives written down.
 
     They change nothing but what is noted here of modules: `names` are attributes that captures have read, `reads` is
-    all that they went by, and `constants` how to read those that they met. `rest` is where what nobody placed lives,
-    and an optimizer keeps so many `states` of each parameter. `inputs` are arguments by their paths, and `flows` is how
-    they are to lie. Where weights are trained in fp16, `scale` is the factor of losses. With a `move`, what is global
-    already may come to lie otherwise.
+    all that they went by, and `constants` how to read those that they met; `deeds` is what the program does to Python's
+    values. `rest` is where what nobody placed lives, an optimizer keeps so many `states` of each parameter. `inputs`
+    are arguments by their paths, `flows` is how they are to lie. Where weights are trained in fp16, `scale` is the
+    factor of losses. With a `move`, what is global already may come to lie otherwise.
     """
 
     def __init__(
@@ -125,6 +125,8 @@ class Passes:
         self.names: AttributeReads = {}
         self.reads = ReadGuard()
         self.constants: Constants = {}
+        self.deeds: Sequence[Callable[[], None]] = ()
+        self.before: Mapping[tuple[int, Any], Any] = {}
         self.scale = scale if optimizers and (options.loss_scale is not None or in_half(modules)) else None
 
     @property
@@ -139,8 +141,9 @@ class Passes:
         where = self.rest.type if self.rest else "cpu"
         how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
         how["scale"] = self.scale and self.scale.tensor
-        around = objects_around(owner, self.modules)
-        with reading(self.names, nn.Module, *([] if owner is None else [type(owner)]), roots=around):
+        reach = around(owner, self.modules)
+        how["clocks"] = reach.clocks
+        with reading(self.names, nn.Module, *([] if owner is None else [type(owner)]), roots=reach.objects):
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
                 logical, constants = trace(given, (), inputs, self.modules, **how)
@@ -156,6 +159,7 @@ class Passes:
                 "cast weights to fp16 by flow.nn.cast, for which the graph scales the loss itself"
             )
         self.constants |= constants
+        self.deeds, self.before = logical.deeds, logical.before
         if not self.learns:  # nothing is kept for an optimizer
             logical = replace(logical, sources=tuple(replace(s, states=None) for s in logical.sources))
         self.dump("captured", lambda: str(logical))
@@ -163,7 +167,7 @@ class Passes:
 
     def settle(self, build: Callable[..., Any]) -> None:
         """Nothing is captured any more: what was read is as it is now."""
-        self.reads = guarded(getattr(build, "__self__", None), self.modules, self.names)
+        self.reads = guarded(getattr(build, "__self__", None), self.modules, self.names, self.before)
 
     def placed(self, logical: Logical, moved: LayerMoves, homes: Mapping[str, Placement] | None = None) -> Logical:
         """The same as layers were placed, of which some are moved; of some parameters homes are known already."""

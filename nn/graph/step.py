@@ -181,6 +181,8 @@ class Step:
             raise
         finally:
             end_reading(claim)
+        for deed in self.plan.passes.deeds:
+            deed()
         self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
         if isinstance(back, WrittenArguments):
             result, values = result

@@ -36,6 +36,7 @@ from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
 from .pytree import is_simple, replaced
+from .surroundings.clocks import Clocks
 from .surroundings.draws import Draws, warn_of_draws
 from .surroundings.settings import Settings
 from .tape import Tape
@@ -58,22 +59,37 @@ def trace(
     reuse: bool = True,
     samples_apart: bool = False,
     scale: Callable[[], Tensor] | None = None,
+    clocks: bool = False,
 ) -> tuple[Logical, Constants]:
     """The logical graph of `function(*args, **kwargs)` with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
-    `scale` reads the factor that losses are multiplied by before their backward, at each step anew.
+    `scale` reads the factor that losses are multiplied by before their backward, at each step anew. With `clocks` it is
+    told of clocks that the program asks.
     """
 
-    def tracing() -> _Tracing:
-        return _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
+    def tracing(*, reuse: bool = reuse) -> _Tracing:
+        made = _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
+        made.clocks = Clocks() if clocks else None
+        return made
 
-    first = tracing()
-    made = first.run(args, kwargs)
-    if first.draws.some():
-        warn_of_draws(lambda: tracing().run(args, kwargs))
+    def again() -> None:
+        other = tracing()
+        other.run(args, kwargs)
+        other.held.around.undo()
+
+    one = tracing()
+    made = one.run(args, kwargs)
+    if one.repeats.taken and (one.draws.some() or one.held.around.before):  # layers that were not run would draw, too
+        one.held.around.undo()
+        one = tracing(reuse=False)
+        made = one.run(args, kwargs)
+    if one.clocks is not None:
+        one.clocks.warn()
+    if one.draws.some():
+        warn_of_draws(one.draws, again)
     return made
 
 
@@ -113,6 +129,7 @@ class _Tracing:
         self.constants: Constants = {}
         self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
         self.found: dict[int, Constant] | None = None
+        self.clocks: Clocks | None = None
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Logical, Constants]:
         self.draws = Draws()
@@ -131,6 +148,7 @@ class _Tracing:
                     source, types = self.sources[number], slot.types
                     self.sources[number] = replace(source, grads=types.grads, states=types.states)
             stack.enter_context(self.held)
+            self.draws.follow(self.held.around.streams)
             stack.enter_context(quiet())
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled functions run as they are written
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
@@ -144,6 +162,8 @@ class _Tracing:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
+            if self.clocks is not None:
+                stack.enter_context(self.clocks.watched())
             try:
                 result = self.function(*given, **named)
             except Exception as error:
@@ -159,7 +179,9 @@ class _Tracing:
                 written = {path: Ref(self.tape.number(fake)) for path, fake in self._written().items()}
                 if written:
                     result, rebuild = (result, written), WrittenArguments(rebuild, tuple(written))
-        return self._made(result, rebuild, writes), self.constants
+        made = self._made(result, rebuild, writes)
+        beside = self.held.around
+        return replace(made, deeds=tuple(beside.deeds), before=beside.before), self.constants
 
     # Sources
 

@@ -86,7 +86,8 @@ class _Column:
 class ReadGuard:
     """All that a capture went by besides its arguments and what tensors hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Mapping[tuple[int, Any], Any] | None = None) -> None:
+        self._before = before or {}  # values by container and key that the capture has changed
         self._items = _Column(operator.getitem, 2)
         self._parts = _Column(dict.__getitem__, 2)  # of dicts of a class of their own, which may answer otherwise
         self._attributes = _Column(getattr, 2)
@@ -117,9 +118,11 @@ class ReadGuard:
     def item(self, held: Any, key: Any, value: Any, title: str) -> None:
         """An entry of a dict or list."""
         raw = isinstance(held, dict) and type(held).__getitem__ is not dict.__getitem__
+        value = self._before.get((id(held), key), value) if self._before else value
         self._add(self._parts if raw else self._items, title, value, held, key)
 
     def attribute(self, of: Any, name: str, value: Any, title: str) -> None:
+        value = self._before.get((id(of), ""), value) if self._before and name == "cell_contents" else value
         self._add(self._attributes, title, value, of, name)
 
     def lacks(self, held: Any, name: str, title: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 
 from ...model.slots import joined_path
 from ..capture.likeness import ALL
+from ..capture.surroundings.clocks import names_clock
 from .code import foreign, installed, module_of, names_in
 from .guard import PLAIN, ReadGuard, global_hooks, hooked
 from .watch import AttributeReads, is_data
 
-__all__ = ["guarded", "objects_around"]
+__all__ = ["InReach", "around", "guarded"]
 
 HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -41,25 +42,42 @@ _ROOTS = (nn.Module, object)
 _NAMED = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
-def objects_around(graph: Any, modules: Mapping[str, nn.Module]) -> list[Any]:
-    """The objects with attributes that functions of a graph and of its modules are in reach of by themselves."""
+class InReach(NamedTuple):
+    """What functions of a graph and of its modules are in reach of by themselves: objects with attributes, and whether
+    they name clocks or the system's chance."""
+
+    objects: list[Any]
+    clocks: bool
+
+
+def around(graph: Any, modules: Mapping[str, nn.Module]) -> InReach:
+    """What is in reach before anything is captured."""
     walk = _Walk(ReadGuard(), None, modules)
     for cls in dict.fromkeys(type(part) for root in modules.values() for part in root.modules()):
         walk.value(cls, cls.__name__)
     for part in (part for root in modules.values() for part in root.modules()):
         for name in (*HOOKS, "forward"):
             walk.value(vars(part).get(name), name)
+        for name, value in list(vars(part).items()):
+            if isinstance(value, FunctionType | MethodType | partial):
+                walk.value(value, name)
     for hook in global_hooks():
         walk.value(hook, "a hook of all modules")
     if graph is not None:
         walk.value(type(graph), "the graph")
         walk.value(getattr(graph, "loss", None), "the loss function")
-    return walk.objects
+    return InReach(walk.objects, walk.clocks)
 
 
-def guarded(graph: Any, modules: Mapping[str, nn.Module], names: AttributeReads) -> ReadGuard:
-    """All that a capture of this graph may have gone by, as it is now; `names` are the attributes that it read."""
-    guard = ReadGuard()
+def guarded(
+    graph: Any,
+    modules: Mapping[str, nn.Module],
+    names: AttributeReads,
+    before: Mapping[tuple[int, Any], Any] | None = None,
+) -> ReadGuard:
+    """All that a capture of this graph may have gone by, as it is now; `names` are the attributes that it read, and
+    numbers that it changed itself were so `before`."""
+    guard = ReadGuard(before)
     walk = _Walk(guard, names, modules)
     for prefix, root in modules.items():
         for path, module in root.named_modules(prefix=prefix):
@@ -82,6 +100,7 @@ class _Walk:
         classes = {type(part) for root in modules.values() for part in root.modules()}
         self.files = {module_of(base) for cls in classes for base in cls.__mro__}
         self.objects: list[Any] = []
+        self.clocks = False  # whether a function names one
         self.seen: dict[Any, Any] = {}  # by ids of what was looked into, which live as long as these count
 
     def _beyond(self, of: Any) -> bool:
@@ -260,10 +279,12 @@ class _Walk:
             guard.attribute(function, name, getattr(function, name), f"defaults of {where}")
             self.value(getattr(function, name), f"defaults of {where}", names)
         for name in sorted(called.imported & sys.modules.keys()):
+            self.clocks = self.clocks or names_clock(sys.modules[name], names)
             self.value(sys.modules[name], name, names)
         for name in sorted(called.globals):
             if name in function.__globals__:
                 found, said = function.__globals__[name], f"the global {name} that {where} reads"
+                self.clocks = self.clocks or names_clock(found, names)
                 guard.item(function.__globals__, name, found, said)
                 self.value(found, said, names)
                 if name in called.handed:

@@ -4,5 +4,6 @@ contents     the kinds of containers that Python has: what is in one, and how it
 containers   those that a program can reach, as they were before
 caches       functions with an lru_cache among these
 settings     of torch, and states of random numbers
-draws        of these: whether a program draws numbers that are none of torch, and where
+clocks       which clocks and chance of the system a program asks, and where
+draws        streams of random numbers and iterators: whether a program takes of them, and where
 """

@@ -1,6 +1,7 @@
 """Containers that a program can reach, as they were before it was captured.
 
-    a module's own, and what hangs from it      is put back as it was, as far as the program changed it
+    a module's own, and what hangs from it      is put back as it was, as far as the program changed it, and what is no
+                                                tensor is done again behind each step
     beside it: classes, files, libraries        keeps what the program did, but for tensors without values
 
 Files are those of the model's classes, and of what these call in their own package; none of torch or of Python itself.
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from .caches import LruCaches
 from .contents import Content, attributes_of, beside, inner, kind_of
+from .draws import is_stream
 
 __all__ = ["Containers"]
 
@@ -33,6 +35,11 @@ class Containers:
     def __init__(self, fake: Callable[[Tensor], bool]) -> None:
         self.fake = fake
         self.caches = LruCaches()
+        self.deeds: list[Callable[[], None]] = []  # what the program did to modules, to be done again
+        self.before: dict[tuple[int, Any], Any] = {}  # what it changed beside these: numbers by container and key
+        self.streams: list[Any] = []  # of random numbers and iterators, as they were met
+        self._undo: list[Callable[[], None]] = []
+        self._done: set[int] = set()
         self._kept: dict[int, tuple[Any, Content, bool]] = {}
         self._met: dict[int, Any] = {}  # kept alive, for they are known by their identity
 
@@ -50,11 +57,44 @@ class Containers:
         for held, before, whole in self._kept.values():
             now = _read(held)
             if not _same(now, before):
+                self._note_deeds(held, now, before, whole)
                 wanted = before if whole else self._without_fakes(held, now, before)
                 kind = kind_of(held)
                 if wanted is not None and kind is not None:
                     kind.put(held, now, wanted)
         self.caches.drop(self.holds)
+
+    def undo(self) -> None:
+        """Bring numbers beside modules back, too: the program is to run once more."""
+        for put in self._undo:
+            put()
+
+    def _note_deeds(self, held: Any, now: Content, before: Content, whole: bool) -> None:
+        """Note what was done to a container, once."""
+        kind = kind_of(held)
+        if kind is None or id(held) in self._done:
+            return
+        self._done.add(id(held))
+        if not kind.keyed:
+            if whole and not self.holds([value for _, value in now]):
+                self.deeds.append(lambda: kind.put(held, kind.read(held), now))
+            return
+        old = dict(before)
+        changed = {key: value for key, value in now if old.get(key, _ABSENT) is not value}
+        if not whole:
+            numbers = {
+                key: old[key]
+                for key, value in changed.items()
+                if type(value) in _NUMBERS and type(old.get(key, _ABSENT)) in _NUMBERS
+            }
+            if numbers:
+                self.before.update(((id(held), key), value) for key, value in numbers.items())
+                self._undo.append(lambda: kind.put(held, entries := kind.read(held), _with(entries, numbers, [])))
+            return
+        made = {key: value for key, value in changed.items() if not isinstance(value, Tensor) and not self.holds(value)}
+        gone = [key for key in old.keys() - dict(now).keys() if not isinstance(old[key], Tensor)]
+        if made or gone:
+            self.deeds.append(lambda: kind.put(held, entries := kind.read(held), _with(entries, made, gone)))
 
     def holds(self, value: Any) -> bool:
         """Whether there is a fake in a value, however deep."""
@@ -81,6 +121,8 @@ class Containers:
             value, whole, deep = waiting.popleft()
             if id(value) not in self._met and not isinstance(value, Tensor | ModuleType) and not _is_shared(value):
                 self._met[id(value)] = value
+                if is_stream(value):
+                    self.streams.append(value)
                 parts = self._look(value, whole)
                 waiting.extend((part, mine, deep - 1 if mine else min(deep - 1, _DEEP)) for part, mine in parts if deep)
 
@@ -154,6 +196,13 @@ def _is_shared(value: Any) -> bool:
     )
 
 
+def _with(entries: Content, made: dict[Any, Any], gone: list[Any]) -> Content:
+    """Entries with others in their place, or added, and without some."""
+    found = [(key, made.get(key, value)) for key, value in entries if key not in gone]
+    known = {key for key, _ in found}
+    return found + [(key, value) for key, value in made.items() if key not in known]
+
+
 def _keeps_nothing(value: Any) -> bool:
     """Whether it is a function that has only its code."""
     return type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__dict__)
@@ -169,4 +218,6 @@ def _same(one: Content, other: Content) -> bool:
 
 
 _OURS = __name__.partition(".")[0]
+_ABSENT = object()
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
