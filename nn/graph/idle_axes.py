@@ -1,7 +1,7 @@
 """Idle axes: those of a grid over which a step splits nothing, so that all ranks along one do the same; and what the
 step would take with the batch split over it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,28 +18,42 @@ __all__ = ["IdleAxis", "idle_axes", "said_of_idle"]
 
 
 class IdleAxis(NamedTuple):
-    """An axis by its name, or its number where it has none, and how many ranks it has."""
+    """An axis by its name, or its number where it has none, and how many ranks it has; `on` which stage of a pipeline,
+    where others split something over it."""
 
     name: str
     ranks: int
+    on: str = ""
 
 
 def idle_axes(graph: Physical) -> list[IdleAxis]:
-    """The axes along which no value lies in pieces or as addends, wherever they occur, nor gradients and states."""
+    """The axes along which no value lies in pieces or as addends, wherever they occur, nor gradients and states; in a
+    pipeline also those along which that is so on some stages."""
     sources = [of for s in graph.sources for of in (s.home, s.master)]
-    found: dict[IdleAxis, bool] = {}
+    found: dict[IdleAxis, dict[frozenset[int], bool]] = {}
     for of in dict.fromkeys([*(value.layout for value in graph.values.values()), *sources]):
+        here = frozenset(of.placement.flat)
         for at, ranks in enumerate(of.placement.shape):
-            axis = IdleAxis(_name(of.placement, at), ranks)
-            found[axis] = found.get(axis, True) and not _is_used(of, at)
-    return [axis for axis, idle in found.items() if idle and axis.ranks > 1]
+            each = found.setdefault(IdleAxis(_name(of.placement, at), ranks), {})
+            each[here] = each.get(here, True) and not _is_used(of, at)
+    return [one for axis, idle in found.items() if axis.ranks > 1 for one in _on_stages(axis, idle)]
+
+
+def _on_stages(axis: IdleAxis, idle: Mapping[frozenset[int], bool]) -> Iterator[IdleAxis]:
+    """The axis if nothing is split over it, or that of each stage on which nothing is."""
+    if all(idle.values()):
+        yield axis
+    elif len(frozenset().union(*idle)) == sum(map(len, idle)):  # else they are no stages: some ranks are in several
+        for at, ranks in enumerate(sorted(idle, key=min), 1):
+            if idle[ranks]:
+                yield axis._replace(on=f" on stage {at} of {len(idle)}")
 
 
 def said_of_idle(plan: Planned, predicted: float) -> Iterator[str]:
     """A line on each idle axis of a step that takes so many seconds."""
     for axis in idle_axes(plan.graph):
-        line = f"nothing is split over {axis.name}: its {axis.ranks} ranks do the same"
-        seconds = _with_batch_split(plan, axis)
+        line = f"nothing is split over {axis.name}{axis.on}: its {axis.ranks} ranks do the same"
+        seconds = None if axis.on else _with_batch_split(plan, axis)
         if seconds is not None:
             share = seconds / plan.decided.solution.cost if plan.decided.solution.cost else 1.0
             change = abs(share - 1) * predicted

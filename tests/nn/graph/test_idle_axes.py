@@ -40,6 +40,22 @@ def test_an_axis_over_which_anything_lies_in_pieces_is_not(text: str) -> None:
     assert not [line for line in checked(f"{GRID}{TENSOR}{text}").report.idle if "over data" in line]
 
 
+PIPE = "grid (pipe=2, data=2, tensor=2)\npipe * over pipe by 1f1b, 2 micro-batches\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (TENSOR, "over data: "),
+        (f"{TENSOR}0.*: data=S(0)", "over data on stage 2 of 2: "),
+        (f"{TENSOR}input 0 <- data=S(0)", "over data on stage 2 of 2: "),
+    ],
+)
+def test_in_a_pipeline_it_is_told_on_which_stage(text: str, where: str) -> None:
+    (line,) = checked(PIPE + text, rows=2).report.idle
+    assert line == f"nothing is split {where}its 2 ranks do the same"
+
+
 def test_arguments_that_lie_already_have_no_price() -> None:
     place = flow.placement("cpu", range(2))
     x = flow.tensor(torch.zeros(4, 4), placement=place, sbp=B)
