@@ -8,6 +8,7 @@ When it is done it tells its consumers `filled` and its producers `freed`. When 
 The runtime and the simulator run this one table, the first with threads and the second with a clock.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -128,7 +129,7 @@ class Wired:
         return [counts(take) for take in actor.takes], [counts(actor.gives[give]) for give in self.give]
 
 
-def _ports(actor: Actor, listed: "list[tuple[Take | Give, int]]", case: str) -> tuple[Port, ...]:
+def _ports(actor: Actor, listed: "Sequence[tuple[Take | Give, int]]", case: str) -> tuple[Port, ...]:
     return tuple(
         Port(at, port.slots, port.every, low, _part(port, case))
         for at, (port, low) in enumerate(listed)

@@ -43,7 +43,7 @@ _NAMED = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
 class InReach(NamedTuple):
-    """What functions of a graph and of its modules are in reach of by themselves: objects with attributes, and whether
+    """Things that the functions of a graph and of its modules reach by themselves: objects with attributes, and whether
     they name clocks or the system's chance."""
 
     objects: list[Any]
@@ -51,7 +51,7 @@ class InReach(NamedTuple):
 
 
 def around(graph: Any, modules: Mapping[str, nn.Module]) -> InReach:
-    """What is in reach before anything is captured."""
+    """Things in reach before anything is captured."""
     walk = _Walk(ReadGuard(), None, modules)
     for cls in dict.fromkeys(type(part) for root in modules.values() for part in root.modules()):
         walk.value(cls, cls.__name__)

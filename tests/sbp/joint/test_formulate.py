@@ -1,5 +1,6 @@
 """The problem made of a graph: its best choice is that of trying all, and runs of equal blocks share everything."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ LINE, GRID = flow.placement("cpu", range(2)), flow.placement("cpu:[0-3] as (a=2,
 CPU = cluster("cpu")
 
 
-def logical(function: Any, shapes: list[tuple[int, ...]], blocks: tuple[str, ...] = ()) -> Logical:
+def logical(function: Any, shapes: Sequence[tuple[int, ...]], blocks: tuple[str, ...] = ()) -> Logical:
     """The graph of a function of some inputs, of which all but the first are parameters."""
     lies = [flow.layout(flow.placement("cpu", range(1)), B, shape) for shape in shapes]
     seen = capture(function, [Ref(n) for n in range(len(shapes))], {}, lies)

@@ -54,7 +54,7 @@ def names_clock(value: Any, attributes: frozenset[str]) -> bool:
 
 
 class Clocks:
-    """What a program asked, and where it did first."""
+    """Questions that a program asked, and the line of the first."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}

@@ -65,7 +65,7 @@ def _put_back(value: Any, state: Any) -> bool:
 
 
 class Draws:
-    """What was drawn between two times, of the streams of the process and of others."""
+    """Draws between two times, from the streams of the process and from others."""
 
     def __init__(self) -> None:
         self._before, self.of_process = drawn_states(), False
