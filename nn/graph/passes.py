@@ -142,8 +142,9 @@ class Passes:
         how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
         how["scale"] = self.scale and self.scale.tensor
         reach = around(owner, self.modules)
-        how["clocks"] = reach.clocks
-        with reading(self.names, nn.Module, *([] if owner is None else [type(owner)]), roots=reach.objects):
+        how["clocks"], how["lacked"] = reach.clocks, (lacked := set[tuple[int, str]]())
+        owners = [] if owner is None else [type(owner)]
+        with reading(self.names, nn.Module, *owners, roots=reach.objects, lacked=lacked):
             given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
             try:
                 logical, constants = trace(given, (), inputs, self.modules, **how)

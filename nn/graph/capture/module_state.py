@@ -132,6 +132,13 @@ class ModuleState:
                 if real is not None and now is not None and now is not self.by_real[id(real)].fake:
                     yield self.by_real[id(real)].name, now
 
+    def kept(self) -> Iterator[tuple[str, tuple[int, str], Any, Tensor]]:
+        """The plain attributes that are another tensor now: path, module and name, what was there, and the tensor."""
+        for module, own, _ in self._before:
+            for name, now in vars(module).items():
+                if isinstance(now, Tensor) and own.get(name) is not now:
+                    yield _join(self.paths[id(module)], name), (id(module), name), own.get(name), now
+
     def cached(self, real: Tensor) -> Constant | None:
         """A tensor that a function has computed before, and keeps."""
         name = "" if real.requires_grad else self.around.caches.known(real)

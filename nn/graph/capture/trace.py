@@ -7,7 +7,7 @@
 Nothing is computed, no random number drawn, and the modules are afterwards what they were.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from .arguments import WrittenArguments
 from .calls.strides import part_of_memory, started
 from .declared import Declared
 from .interceptor import Interceptor
+from .kept_tensors import tell_kept
 from .layer_reuse import Repeats
 from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
@@ -60,6 +61,7 @@ def trace(
     samples_apart: bool = False,
     scale: Callable[[], Tensor] | None = None,
     clocks: bool = False,
+    lacked: Set[tuple[int, str]] = frozenset(),
 ) -> tuple[Logical, Constants]:
     """The logical graph of `function(*args, **kwargs)` with the tensors of `modules`, which are named after their keys.
 
@@ -67,12 +69,13 @@ def trace(
     too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
     With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
     `scale` reads the factor that losses are multiplied by before their backward, at each step anew. With `clocks` it is
-    told of clocks that the program asks.
+    told of clocks that the program asks. In `lacked` come meanwhile, by identity and name, attributes of modules that
+    it asks for while there is no tensor.
     """
 
     def tracing(*, reuse: bool = reuse) -> _Tracing:
         made = _Tracing(function, modules, device, placement, scale, reuse=reuse, samples_apart=samples_apart)
-        made.clocks = Clocks() if clocks else None
+        made.clocks, made.lacked = Clocks() if clocks else None, lacked
         return made
 
     def again() -> None:
@@ -130,6 +133,7 @@ class _Tracing:
         self.met: dict[int, tuple[Constant, Tensor]] = {}  # constants that were used, by the identity of the real one
         self.found: dict[int, Constant] | None = None
         self.clocks: Clocks | None = None
+        self.lacked: Set[tuple[int, str]] = frozenset()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Logical, Constants]:
         self.draws = Draws()
@@ -307,6 +311,7 @@ class _Tracing:
                     "  it would stay what it was\n"
                     f"  make it a buffer: register_buffer({constant.name.rpartition('.')[2]!r}, ...)"
                 )
+        tell_kept(self.held, self.tape, self.lacked, self.sources.keys() - self.repeats.literals)
         return writes
 
     def _counted(self) -> None:

@@ -24,6 +24,7 @@ AttributeReads = dict[type, set[str]]  # of attributes that were read, by class;
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has made
 _OTHER = (nn.Module, Tensor, Optimizer, ModuleType, Enum, type)
 _building = 0
+object_dict: Any = nn.Module.__dict__["__dict__"].__get__  # which asks no class for it
 
 
 def building() -> bool:
@@ -40,9 +41,11 @@ def is_data(value: Any) -> bool:
 
 
 @contextmanager
-def reading(names: AttributeReads, *classes: type, roots: Iterable[Any] = ()) -> Iterator[None]:
+def reading(
+    names: AttributeReads, *classes: type, roots: Iterable[Any] = (), lacked: set[tuple[int, str]] | None = None
+) -> Iterator[None]:
     """Notes which attributes are read of instances of these classes, and of objects that are among `roots` or come out
-    of such reads."""
+    of such reads; in `lacked`, by identity and name, those of modules that were asked for while there was no tensor."""
     global _building
     watched = set(classes)
     seen: dict[int, Any] = {}  # containers and objects that were looked into, which live as long as their ids count
@@ -51,6 +54,10 @@ def reading(names: AttributeReads, *classes: type, roots: Iterable[Any] = ()) ->
         named = read_name(name)
         if named is not None:
             names.setdefault(type(owner), set()).add(named)
+            if lacked is not None and issubclass(type(owner), nn.Module):
+                value = object_dict(owner).get(name)
+                if not issubclass(type(value), Tensor):
+                    lacked.add((id(owner), name))
 
     def found(value: Any) -> None:
         if isinstance(value, dict | list | tuple) and id(value) not in seen:

@@ -79,6 +79,7 @@ def test_numbers_among_arguments_that_come_again_are_captured_once() -> None:
 
 
 @pytest.mark.sampled(40)
+@pytest.mark.filterwarnings("ignore:.*plain attributes that a forward sets")  # of pruning
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_a_step_is_as_in_torch_after_an_edit(edit: Edit, mode: str) -> None:
