@@ -28,7 +28,9 @@ __all__ = [
     "buckets",
     "buckets_home",
     "each_move",
+    "merged",
     "moves_of",
+    "priced_moves",
     "totals",
     "updates",
     "of_owner",
@@ -89,6 +91,8 @@ class MoveRow:
     module: str = ""
     count: int = 1
     of: tuple[str, ...] = ()  # the values, parameters or gradients that go
+    ends: tuple[str, ...] = ()  # of each: the copy that comes, or the value that the gradient is of
+    bucket: int | None = None
     told: float | None = None  # seconds, where an account of the whole step has them
     once: bool = False  # whether a step in micro-batches makes it once
 
@@ -163,11 +167,22 @@ def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[s
 def moves_of(graph: Physical, again: Sequence[str] = (), account: MoveAccount | None = None) -> list[MoveRow]:
     """Every move in a graph, the one that takes longest first, with all its repeats; `again` is moved a second time.
     Seconds are those of its route, or its part of those of an account."""
+    return merged(graph, priced_moves(graph, again, account))
+
+
+def priced_moves(
+    graph: Physical, again: Sequence[str] = (), account: MoveAccount | None = None
+) -> list[tuple[str, MoveRow]]:
+    """Every move by itself, and the block it is in."""
+    with graph.priced():
+        every = list(each_move(graph, Blocks(graph), again))
+        return every if account is None else _accounted(graph, every, account)
+
+
+def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRow]:
+    """Moves with those that are equal to them in repeated blocks, the one that takes longest first."""
     rows: dict[tuple[object, ...], MoveRow] = {}
     blocks = Blocks(graph)
-    with graph.priced():
-        every = list(each_move(graph, blocks, again))
-        every = every if account is None else _accounted(graph, every, account)
     for block, row in every:
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
         key = (name, row.direction, row.plan, row.line, row.once)
@@ -252,25 +267,30 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     makers = {y.name: step for step in graph.steps for y in step.outputs}
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}
 
-    def row(name: str, direction: Direction, way: BoxingPlan, of: str, every: tuple[str, ...]) -> tuple[str, MoveRow]:
-        """A move of `name`, which the user's code knows by who makes or first uses the value `of`."""
-        step = makers.get(of) or users.get(of)
+    def row(
+        name: str, direction: Direction, way: BoxingPlan, ends: Sequence[str], of: Sequence[str], at: int | None = None
+    ) -> tuple[str, MoveRow]:
+        """A move of `name`, which the user's code knows by who makes or first uses the first of its ends."""
+        end = ends[0]
+        step = makers.get(end) or users.get(end)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
-        return blocks.of(of), MoveRow(graph.called.get(name, name), direction, way, line, module, of=every)
+        called = graph.called.get(name, name)
+        return blocks.of(end), MoveRow(called, direction, way, line, module, of=(*of,), ends=(*ends,), bucket=at)
 
     boxes = {box.output.name: box for box in graph.boxes}
     for box in graph.boxes:
-        yield row(box.source, "forward", graph.plan(box), box.output.name, (box.source,))
+        yield row(box.source, "forward", graph.plan(box), [box.output.name], [box.source])
     for name in again:
-        yield row(boxes[name].source, "again", graph.plan(boxes[name]), name, (boxes[name].source,))
+        yield row(boxes[name].source, "again", graph.plan(boxes[name]), [name], [boxes[name].source])
     for together in buckets(graph.backs):
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         for way in exchanges(together):
-            yield row(first.into + more, "backward", way, first.of, tuple(back.into for back in together))
+            ends, into = [back.of for back in together], [back.into for back in together]
+            yield row(first.into + more, "backward", way, ends, into, first.bucket)
     for names, way in updates(graph.sources):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield row(names[0] + more, "update", way, names[0], tuple(names))
+        yield row(names[0] + more, "update", way, names, names)
 
 
 def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:

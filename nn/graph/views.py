@@ -129,7 +129,8 @@ class PlannedViews:
         It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
         module completely, and `full=True` every op.
         """
-        return draw(self.physical, path, depth, focus, full=full)
+        prices = self.planned.explain(idle=False).prices
+        return draw(self.physical, path, depth, focus, full=full, prices=prices)
 
     def draw_map(self, path: str | Path) -> Path:
         """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
@@ -204,7 +205,8 @@ class PlannedViews:
         return pieces
 
     def _repr_svg_(self) -> str | None:
-        return None if self._last is None else svg(self._last.graph)
+        last = self._last
+        return None if last is None else svg(last.graph, prices=last.explain(idle=False).prices)
 
     @property
     def network(self) -> Network:

@@ -112,7 +112,7 @@ def _draw(asked: Namespace) -> None:
     else:
         from ...boxing.graph.picture.draw import draw
 
-        draw(step.graph, asked.out)
+        draw(step.graph, asked.out, prices=checked.report.prices)
     print(f"drew {asked.out}")
 
 

@@ -4,17 +4,14 @@ Everything has a class (`op`, `gather`, ...), so that a page may colour it again
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 from ...picture.palette import FAMILIES, duration, volume
-from ...plan import BoxingPlan
-from ..buckets import exchange
-from ..move_table import CollectiveKind, MoveRow, buckets, moves_of, ways_of
+from ..move_prices import MovePrices
 from ..physical import Op, Physical
+from .legend import all_told, legend_chips
 from .overview import overview
 from .paint import paint
-from .scene import Scene, SceneEdge, SceneNode, look_of, numbered, some
+from .scene import Scene, SceneEdge, SceneNode, look_of, some
 
 __all__ = ["graph_dot"]
 
@@ -23,7 +20,6 @@ DARK = "#1f2328"
 LINE = "#7d8590"  # lines and plain text: readable on white and on near black
 EM = 0.079  # inches that a character of 10 points takes at most, on average: fonts differ between machines
 LISTED, ACROSS, WIDEST = 8, 4, 9.0  # moves in the legend, at most in a row of it, and inches of a row
-SINGLE = 4  # buckets that have a chip each
 LOOKS = {
     "op": 'fillcolor="#ffffff"',
     "shape": 'fillcolor="#f6f8fa", fontcolor="#57606a", color="#c4cad1"',
@@ -34,14 +30,23 @@ LOOKS = {
 }
 
 
-def graph_dot(graph: Physical, depth: int | None = None, focus: str | None = None, *, full: bool = True) -> str:
+def graph_dot(
+    graph: Physical,
+    depth: int | None = None,
+    focus: str | None = None,
+    *,
+    full: bool = True,
+    prices: MovePrices | None = None,
+) -> str:
     """The graph in the DOT language: every op, or with `full=False` about a screen of it.
 
     `depth` draws each module at that depth as one node (a number belongs to its list: `blocks.3` is one level), `focus`
     one module alone, completely and with its borders. Blocks that are alike are drawn once, from three on.
     """
     brief = not full and focus is None
-    what = overview(graph) if brief and depth is None else paint(graph, depth, focus, overview=brief)
+    prices = prices or MovePrices(graph)
+    shallow = brief and depth is None
+    what = overview(graph, prices) if shallow else paint(graph, depth, focus, overview=brief, prices=prices)
     places = list(dict.fromkeys(node.place for node in what.nodes.values() if node.place))
     ops = sum(isinstance(step, Op) for step in graph.steps)
     title = [f"{graph.name}{f', {focus}' if focus else ''}:  {ops} ops, {len(graph.boxes)} moves"]
@@ -51,7 +56,13 @@ def graph_dot(graph: Physical, depth: int | None = None, focus: str | None = Non
     levels = _levels(what)
     at = {node.name: node.place for node in what.nodes.values()}
     edges = (_edge(edge, levels, apart=_apart(at[edge.tail], at[edge.head])) for edge in what.edges if not edge.side)
-    body = [*_frame(what, places), *_abreast(what, places, full=full), *_loose(what), *_legend(graph, levels), *edges]
+    body = [
+        *_frame(what, places),
+        *_abreast(what, places, full=full),
+        *_loose(what),
+        *_legend(graph, prices, levels),
+        *edges,
+    ]
     return "\n".join([*_head(title), *body, "}", ""])
 
 
@@ -190,81 +201,31 @@ def _edge(edge: SceneEdge, levels: dict[str, int], *, apart: bool) -> str:
     return f"  {_quoted([edge.tail])} -> {_quoted([edge.head])} [{', '.join(look)}]"
 
 
-class _Chip(NamedTuple):
-    """A move in the legend, or several: what they cost, and of what they are."""
-
-    seconds: float
-    bytes: int  # a rank
-    times: int
-    name: str
-    plan: BoxingPlan
-    direction: str
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        many = f" in {self.times} moves" if self.times > 1 else ""
-        ways = list(map(str, dict.fromkeys(ways_of(self.plan))))
-        return (
-            f"{duration(self.seconds)}, {volume(self.bytes)} a rank{many}",
-            self.name,
-            *(f"{way}, then" for way in ways[:-1]),
-            *ways[-1:],
-        )
-
-
-def _chips(graph: Physical) -> list[_Chip]:
-    """Every move that sends something, the heaviest first; buckets of one kind are one where there are many."""
-    rows = moves_of(replace(graph, backs=tuple(back for back in graph.backs if back.bucket is None)))
-    alike: dict[object, list[MoveRow]] = {}  # hops from stage to stage
-    for row in rows:
-        hop = row.src.placement is not row.dst.placement
-        same = (row.direction, ways_of(row.plan), row.seconds, row.bytes) if hop else id(row)
-        alike.setdefault(same, []).extend([row] if not row.free else [])
-    chips = [_chip(of) for of in alike.values() if of]
-    together = [group for group in buckets(graph.backs) if group[0].bucket is not None]
-    found: dict[object, list[tuple[int, int, BoxingPlan]]] = {}
-    for group in together:
-        plan, number = exchange(group), group[0].bucket or 0
-        key: tuple[CollectiveKind, ...] | int = ways_of(plan) if len(together) > SINGLE else number
-        found.setdefault(key, []).append((number, len(group), plan))
-    for of in found.values():
-        numbers, counts, plans = zip(*sorted(of, key=lambda each: each[0]), strict=True)
-        name = f"{numbered('bucket', numbers)}: {some(sum(counts), 'gradient')}"
-        seconds, size = sum(plan.price.time for plan in plans), sum(plan.bytes for plan in plans)
-        chips.append(_Chip(seconds, size, len(of), name, plans[0], "bucket"))
-    return sorted(chips, key=lambda chip: -chip.seconds)
-
-
-def _chip(rows: Sequence[MoveRow]) -> _Chip:
-    row = rows[0]
-    many, times = f" and {len(rows) - 1} like it" * (len(rows) > 1), sum(each.count for each in rows)
-    name = f"{'gradient of ' if row.direction == 'backward' else ''}{row.name}{many}"
-    return _Chip(row.seconds * times, row.bytes * times, times, name, row.plan, row.direction)
-
-
-def _legend(graph: Physical, levels: dict[str, int]) -> Iterator[str]:
+def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iterator[str]:
     """All buckets of gradients and the heaviest of the other moves, each in its colour, and what all come to."""
-    sent = _chips(graph)
+    sent = legend_chips(graph, prices)
     if not sent:
         return
     kept = [chip for chip in sent if chip.direction == "bucket"]
     kept += [chip for chip in sent if chip.direction != "bucket"][: max(LISTED - len(kept), 1)]
     yield "  subgraph cluster_legend {"
-    title = f"{'all' if len(kept) == len(sent) else 'the heaviest'} moves of a step;  dashed: of gradients"
+    of_what = "one micro-batch, and those once a step" if prices.piped else "a step"
+    title = f"{'all' if len(kept) == len(sent) else 'the heaviest'} moves of {of_what};  dashed: of gradients"
     yield f"    graph [label={_roomy(title)}, fontsize=11, class=legend, margin=8]"
     yield '    graph [style=rounded, color="#8c959f66"]'
     chips: list[tuple[tuple[str, ...], str]] = []
     for chip in sorted(kept, key=lambda chip: -chip.seconds):
-        look, dashed = look_of([chip.plan]), chip.direction != "forward"
+        look, dashed = look_of([chip.plan]), chip.direction not in ("forward", "again")
         chips.append((chip.lines, f'class="{look}{" dashed" * dashed}", {_look(look, dashed)}'))
     words = []
-    for direction in ("forward", "backward", "update"):
+    for direction in ("forward", "again", "backward", "update"):
         of = [chip for chip in sent if chip.direction.replace("bucket", "backward") == direction]
         if of:
             n, size, seconds = (
                 sum(part) for part in zip(*((chip.times, chip.bytes, chip.seconds) for chip in of), strict=True)
             )
             words.append(f"{direction}: {some(n, 'move')}, {volume(size)} a rank, {duration(seconds)}")
+    words += [f"all: {all_told(prices)}"] if prices.hidden is not None else []
     chips.append((tuple(words), f'shape=plaintext, style=solid, fontcolor="{LINE}"'))
     width = max(_width(lines) for lines, _ in chips)
     for k, (lines, look) in enumerate(chips):

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from ....placement.errors import MissingError
 from ...picture.draw import picture
 from ...picture.palette import FAMILIES
+from ..move_prices import MovePrices
 from ..physical import Physical
 from .dot import graph_dot
 
@@ -30,25 +31,39 @@ NIGHT = {
 
 
 def draw(
-    graph: Physical, path: str | Path, depth: int | None = None, focus: str | None = None, *, full: bool = False
+    graph: Physical,
+    path: str | Path,
+    depth: int | None = None,
+    focus: str | None = None,
+    *,
+    full: bool = False,
+    prices: MovePrices | None = None,
 ) -> Path:
     """Write a picture of the graph; the suffix of the path says svg, png, pdf or dot (text that Graphviz reads).
 
     Where nothing here can draw, the text is written beside it, and MissingError says what to install.
     """
     with graph.priced():
-        text = graph_dot(graph, depth, focus, full=full)
+        text = graph_dot(graph, depth, focus, full=full, prices=prices)
     done = picture(text, path)
     if done.suffix.lower() == ".svg":
         done.write_text(_dressed(done.read_text(encoding="utf-8")), encoding="utf-8")
     return done
 
 
-def svg(graph: Physical, depth: int | None = None, focus: str | None = None, *, full: bool = False) -> str | None:
+def svg(
+    graph: Physical,
+    depth: int | None = None,
+    focus: str | None = None,
+    *,
+    full: bool = False,
+    prices: MovePrices | None = None,
+) -> str | None:
     """The picture as SVG text, or None where nothing here can draw."""
     with TemporaryDirectory() as folder:
         try:
-            return draw(graph, Path(folder) / "graph.svg", depth, focus, full=full).read_text(encoding="utf-8")
+            done = draw(graph, Path(folder) / "graph.svg", depth, focus, full=full, prices=prices)
+            return done.read_text(encoding="utf-8")
         except MissingError:
             return None
 

@@ -4,15 +4,16 @@ Steps become nodes, some of them together (`joined`), and of blocks that are ali
 node share a note beside it, which says how their gradients are brought together.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from ....placement.errors import SbpError
-from ...picture.palette import volume
+from ...picture.palette import duration, volume
 from ...plan import BoxingPlan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
-from ..move_table import buckets, updates_of
+from ..move_prices import MovePart, MovePrices
+from ..move_table import buckets
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from .merged_nodes import Joined
 from .scene import (
@@ -31,25 +32,35 @@ from .scene import (
     tokens,
     words,
 )
+from .shown_steps import framed, shown_steps
 
 __all__ = ["paint"]
 
 
-def paint(graph: Physical, depth: int | None = None, focus: str | None = None, *, overview: bool = False) -> Scene:
+def paint(
+    graph: Physical,
+    depth: int | None = None,
+    focus: str | None = None,
+    *,
+    overview: bool = False,
+    prices: MovePrices | None = None,
+) -> Scene:
     """The picture of a graph, cut at a depth of modules, or of one module with its borders.
 
     In an overview two equal blocks are one already, and views and what is never read are out of sight.
     """
     if depth is not None and depth < 1:
         raise SbpError(f"depth={depth}: modules are cut at a level from 1 on\n  leave depth out to draw every op")
-    return _Painter(graph, depth, focus, overview).paint()
+    return _Painter(graph, depth, focus, overview, prices or MovePrices(graph)).paint()
 
 
 class _Painter:
     """One picture in the making."""
 
-    def __init__(self, graph: Physical, depth: int | None, focus: str | None, overview: bool) -> None:
-        self.graph, self.depth, self.scene = graph, depth, Scene()
+    def __init__(
+        self, graph: Physical, depth: int | None, focus: str | None, overview: bool, prices: MovePrices
+    ) -> None:
+        self.graph, self.depth, self.scene, self.prices = graph, depth, Scene(), prices
         self.blocks = Blocks(graph, overview=overview)
         whole = focus is None or not self.blocks.around(focus)
         self.stages = Stages(graph) if whole and overview else None
@@ -58,7 +69,7 @@ class _Painter:
         for name, other in self.stages.stand_in.items() if self.stages else ():
             self.stand_in[name] = self.stand_in.get(other, other)
         self.runs: dict[str, Repetition] = {b: run for run in self.blocks.runs for b in run.members} if whole else {}
-        self.steps = _chosen(graph, focus, self._shown if whole else lambda step: True)
+        self.steps = shown_steps(graph, focus, self._shown if whole else lambda step: True)
         self.makers: dict[str, GraphStep] = {y.name: step for step in graph.steps for y in step.outputs}
         self.sources = {s.value.name: s for s in graph.sources}
         self.users: dict[str, list[GraphStep]] = {}
@@ -77,7 +88,7 @@ class _Painter:
         self.alike: dict[str, list[str]] = {}  # the values that one stands for, beside itself
         for name, other in self.stand_in.items():
             self.alike.setdefault(other, []).append(name)
-        self.frames = _frames(self._modules())
+        self.frames = framed(self._modules())
 
     def _shown(self, step: GraphStep) -> bool:
         """Whether no other step stands for this one."""
@@ -153,11 +164,13 @@ class _Painter:
         )
         sent = [step for step in steps if isinstance(step, Box) and self.graph.plan(step).total]
         if sent:
-            plans = [self.graph.plan(box) for box in sent]
+            parts = [part for box in sent for part in self._copied(box)]
             of = ", ".join(dict.fromkeys(self.joined.root(box.source).rpartition(".")[2] for box in sent))
             tip = "\n".join(self._told(box) for box in sent)
             chip = sent[0].output.name
-            self.scene.add(SceneNode(chip, words(*plans, of=f"{of}: "), look_of(plans), path, place, tip=tip))
+            self.scene.add(
+                SceneNode(chip, words(*parts, of=f"{of}: "), look_of(parts), path, place, tip=tip, parts=(*parts,))
+            )
             self.scene.join(chip, name, side=True)
 
     def _within(self, ops: Sequence[Op]) -> Iterator[str]:
@@ -170,7 +183,9 @@ class _Painter:
     def _told(self, box: GraphStep) -> str:
         if isinstance(box, Op):
             return tip_of(self.graph, [box])
-        return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}\n{box.origin.line}".rstrip()
+        parts = [part for part in self._copied(box) if part.plan.total]
+        took = "".join(f"{sep}{duration(part.seconds)}" for sep, part in zip((", ", ", again "), parts, strict=False))
+        return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}{took}\n{box.origin.line}".rstrip()
 
     def _module(self, name: str, steps: Sequence[GraphStep]) -> None:
         """All of a module in one box: how much there is of ops, parameters and moves."""
@@ -191,40 +206,57 @@ class _Painter:
         self.scene.add(SceneNode(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]
         backs = [b for n in (*(box.output.name for box in boxes), *(s.value.name for s in mine)) for b in self._back(n)]
-        alone = [back.plan for back in backs if back.bucket is None]
-        inside = {"forward": [self.graph.plan(box) for box in boxes], "backward": alone}
-        for direction, plans in inside.items():
-            said = summed(plans)
+        inside = {
+            "forward": [part for box in boxes for part in self._copied(box)],
+            "backward": self._alone(backs),
+            "update": [part for source in mine for part in self._updated(source)],
+        }
+        for direction, parts in inside.items():
+            said, plans = summed(parts), [part.plan for part in parts]
             if direction == "backward":
                 said += self._together(backs)
-                plans = [*plans, *self._exchanges(backs)]
+                plans += self._exchanges(backs)
             if said:
                 side, dashed = f"{direction} in {module}", direction == "backward"
-                self.scene.add(SceneNode(side, (f"{direction}:", *said), look_of(plans), path, place, dashed))
+                told = (f"{direction}:", *said)
+                self.scene.add(SceneNode(side, told, look_of(plans), path, place, dashed, parts=(*parts,)))
                 self.scene.join(side, name, side=True)
+
+    def _copied(self, box: Box) -> list[MovePart]:
+        return self.prices.copied(box.output.name, self.alike.get(box.output.name, ()))
+
+    def _updated(self, source: Source) -> list[MovePart]:
+        name = source.value.name
+        return [part for part in self.prices.updated(name, self.alike.get(name, ())) if part.plan.total]
+
+    def _alone(self, backs: Sequence[Back]) -> list[MovePart]:
+        """The moves of gradients that go in no bucket."""
+        found: list[MovePart] = []
+        for back in backs:
+            if back.bucket is None:
+                at = self._back(back.of).index(back)
+                alike = [other for name in self.alike.get(back.of, ()) for other in self._back(name)[at : at + 1]]
+                found += self.prices.back(back, alike)
+        return found
 
     def _back(self, name: str) -> list[Back]:
         return self.backs.get(name, [])
 
     def _move(self, name: str, box: Box) -> None:
         """A chip for the move, and one beside it for that of the gradient; they share one where only one sends."""
-        plan = self.graph.plan(box)
-        back = [b.plan for b in self._back(name) if b.plan.total and b.bucket is None]
+        plan, parts = self.graph.plan(box), self._copied(box)
+        back = self._alone([back for back in self._back(name) if back.plan.total])
         inside = plan.src.placement is plan.dst.placement
         place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
         if plan.total or not back:
-            self.scene.add(SceneNode(name, words(plan), look_of([plan]), path, place, tip=tip))
-        else:
-            tip = "\n".join([tip, *map(str, back)])
-            chip = SceneNode(name, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip)
-            self.scene.add(chip)
-            return
+            self.scene.add(SceneNode(name, words(*parts), look_of(parts), path, place, tip=tip, parts=(*parts,)))
         if back:
-            other = f"gradient of {name}"
-            tip = "\n".join(map(str, back))
-            chip = SceneNode(other, words(*back, of="gradient: "), look_of(back), path, place, dashed=True, tip=tip)
-            self.scene.add(chip)
+            other = f"gradient of {name}" if plan.total else name
+            tip = "\n".join([*[tip] * (not plan.total), *(str(part.plan) for part in back)])
+            lines, look = words(*back, of="gradient: "), look_of(back)
+            self.scene.add(SceneNode(other, lines, look, path, place, dashed=True, tip=tip, parts=(*back,)))
+        if back and plan.total:
             for user in self.users.get(name, ()):
                 if id(user) in self.node:
                     self.scene.join(other, self.node[id(user)], back=True)
@@ -285,20 +317,21 @@ class _Painter:
             of = [name] if name not in told else []
             lifted = [c.output.name for c in copies if c.output.name in self.joined.lifted or self._bucketed(c)]
             backs += [back for n in (*of, *lifted) for back in self._back(n) if back.plan.total]
-        alone = [back.plan for back in backs if back.bucket is None]
+        alone = self._alone(backs)
         if alone:
             lines += words(*alone, of=f"{'gradients' if len(alone) > 1 else 'gradient'}: ")
         lines += self._together(backs)
-        after = [way for source in sources for way in updates_of(source) if way.total]
+        after = [part for source in sources if source.value.name not in told for part in self._updated(source)]
         if after:
             lines += words(*after, of="update: ")
-        plans = [*alone, *self._exchanges(backs)]
+        plans = [*(part.plan for part in alone), *self._exchanges(backs)]
         tip = "\n".join(
             [f"{'also ' * (s.value.name in told)}{s.value.name}: {s.value.layout}" for s in sources] + moved
         )
         name = f"parameters of {user}"
         look = look_of(plans) if plans else "note"
-        self.scene.add(SceneNode(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip))
+        parts = (*alone, *after)
+        self.scene.add(SceneNode(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip, parts))
         self.scene.join(name, user, side=True)
 
     def _bucketed(self, box: Box) -> bool:
@@ -313,7 +346,7 @@ class _Painter:
         numbers = self._numbers(backs)
         if not numbers:
             return []
-        many = len([back for back in backs if back.bucket is not None]) > 1
+        many = sum(back.bucket is not None for back in backs) > 1
         return [f"{'gradients' if many else 'gradient'} in {numbered('bucket', numbers)}"]
 
     def _exchanges(self, backs: Sequence[Back]) -> list[BoxingPlan]:
@@ -364,36 +397,3 @@ class _Painter:
 
     def _passes(self, step: GraphStep) -> bool:
         return step.outputs[0].name in self.joined.passed
-
-
-def _chosen(graph: Physical, focus: str | None, shown: Callable[[GraphStep], bool]) -> list[GraphStep]:
-    """The steps to draw: without those that others stand for; with a focus those inside, and moves at its border."""
-    steps = [step for step in graph.steps if shown(step)]
-    if focus is None:
-        return steps
-    inside = [s for s in steps if s.origin.module == focus or s.origin.module.startswith(focus + ".")]
-    if not inside:
-        known = dict.fromkeys(tokens(s.origin.module)[0] for s in graph.steps if s.origin.module)
-        raise SbpError(
-            f"focus={focus!r}: the graph {graph.name!r} has no op in a module of this path\n"
-            f"  its outermost modules are {', '.join(known) or 'none'}\n"
-            f"  name one of them, or what is inside it, as in focus={next(iter(known), '')!r}"
-        )
-    made = {y.name for step in inside for y in step.outputs}
-    used = {name for step in inside for name in step.inputs}
-    kept = {id(step) for step in inside}
-    return [s for s in steps if id(s) in kept or (isinstance(s, Box) and (s.source in made or s.output.name in used))]
-
-
-def _frames(modules: Iterable[tuple[str, bool]]) -> set[str]:
-    """The modules that are worth a frame: those with parts, or moves between their ops."""
-    counts: dict[str, int] = {}
-    inner: set[str] = set()  # with parts or moves
-    for module, op in modules:
-        levels = tokens(module)
-        for k in range(len(levels)):
-            path = ".".join(levels[: k + 1])
-            counts[path] = counts.get(path, 0) + op
-            if k + 1 < len(levels) or not op:
-                inner.add(path)
-    return {path for path, n in counts.items() if n > 1 and path in inner}

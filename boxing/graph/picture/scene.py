@@ -10,6 +10,7 @@ from ....sbp import Layout
 from ....sbp.traits import traits
 from ...picture.palette import duration, family, user_path, volume
 from ...plan import BoxingPlan
+from ..move_prices import MovePart
 from ..move_table import CollectiveKind, ways_of
 from ..physical import Box, GraphStep, Op, Physical
 
@@ -34,6 +35,7 @@ class SceneNode:
     dashed: bool = False  # a move of a gradient
     note: bool = False  # parameters, in the look of what brings their gradients together
     tip: str = ""
+    parts: tuple[MovePart, ...] = ()  # the moves that it tells of
 
 
 @dataclass(frozen=True)
@@ -145,32 +147,33 @@ def shape_only(step: GraphStep) -> bool:
     return views or name == "contiguous" or "reshaped" in traits(name)
 
 
-def words(*plans: BoxingPlan, of: str = "") -> tuple[str, ...]:
-    """The collectives of these plans, and what they cost together."""
-    ways = dict.fromkeys(way for plan in plans for way in ways_of(plan))
+def words(*parts: MovePart, of: str = "") -> tuple[str, ...]:
+    """The collectives of these moves, and what they cost together."""
+    ways = dict.fromkeys(way for part in parts for way in ways_of(part.plan))
     if not ways:
-        kinds = dict.fromkeys(move.kind for plan in plans for move in plan.moves)
+        kinds = dict.fromkeys(move.kind for part in parts for move in part.plan.moves)
         return (of + (", ".join(kinds) or "as it lies"), "nothing sent")
     first, *rest = map(str, ways)
-    cost = f"{volume(sum(p.bytes for p in plans))} a rank, {duration(sum(p.price.time for p in plans))}"
+    cost = f"{volume(sum(p.bytes for p in parts))} a rank, {duration(sum(p.seconds for p in parts))}"
     return (of + first, *rest, cost)
 
 
-def summed(plans: Sequence[BoxingPlan]) -> list[str]:
+def summed(parts: Sequence[MovePart]) -> list[str]:
     """A line for each kind of collective in a module, the dearest first."""
-    found: dict[tuple[CollectiveKind, ...], list[BoxingPlan]] = {}
-    for plan in plans:
-        if plan.total:
-            found.setdefault(ways_of(plan), []).append(plan)
+    found: dict[tuple[CollectiveKind, ...], list[MovePart]] = {}
+    for part in parts:
+        if part.plan.total:
+            found.setdefault(ways_of(part.plan), []).append(part)
     lines = []
-    for ways, of in sorted(found.items(), key=lambda item: -sum(p.price.time for p in item[1])):
-        cost = f"{volume(sum(p.bytes for p in of))}, {duration(sum(p.price.time for p in of))}"
+    for ways, of in sorted(found.items(), key=lambda item: -sum(p.seconds for p in item[1])):
+        cost = f"{volume(sum(p.bytes for p in of))}, {duration(sum(p.seconds for p in of))}"
         lines.append(f"{len(of)} {', '.join(map(str, ways))}: {cost}")
     return lines
 
 
-def look_of(plans: Sequence[BoxingPlan]) -> str:
+def look_of(of: Sequence[BoxingPlan | MovePart]) -> str:
     """The family of what takes longest among the moves."""
+    plans = [each.plan if isinstance(each, MovePart) else each for each in of]
     moves = [move for plan in plans for move in plan.moves]
     return family(max(moves, key=lambda move: move.price.time).kind if moves else "view")
 

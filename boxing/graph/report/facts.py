@@ -10,6 +10,7 @@ from typing import Any
 
 from ...picture.palette import duration
 from ..blocks import Blocks
+from ..move_prices import MovePrices
 from ..move_table import MoveAccount, MoveRow, MoveTotal, moves_of, totals
 from ..physical import Op, Physical
 from ..picture.scene import lie, op_name
@@ -171,6 +172,12 @@ class GraphFacts:
     @cached_property
     def moves(self) -> list[MoveRow]:
         return moves_of(self.graph, self.again, self.account)
+
+    @cached_property
+    def prices(self) -> MovePrices:
+        """Those by which pictures tell the same seconds."""
+        moving, hidden, once = self.moving, self.hidden, self.once
+        return MovePrices(self.graph, self.again, self.account, moving=moving, hidden=hidden, once=once)
 
     @cached_property
     def totals(self) -> list[MoveTotal]:

@@ -225,7 +225,7 @@ def _ops(facts: GraphFacts) -> Iterator[str]:
 
 
 def _picture(facts: GraphFacts) -> Iterator[str]:
-    image = svg(facts.graph)
+    image = svg(facts.graph, prices=facts.prices)
     if image is None:
         yield "<p class=\"pale\">Nothing here can draw; pip install 'sbpflow[draw]', or install Graphviz.</p>"
         return

@@ -1,5 +1,6 @@
 """The parts of an explanation add up: moves in tables to moves in the headline, and these with the rest to the step."""
 
+import re
 from itertools import product
 
 import pytest
@@ -7,6 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.boxing.graph.picture.dot import graph_dot
+from sbpflow.boxing.graph.picture.legend import legend_chips
+from sbpflow.boxing.graph.picture.overview import overview
+from sbpflow.boxing.graph.picture.paint import paint
+from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.plan.check import Checked
 from tests.nn.plan.test_by_hand import Net, loss_fn
 
@@ -58,6 +64,41 @@ def test_the_parts_of_a_plan_add_up(plan: str) -> None:
         assert work == pytest.approx((1 - report.course.bubble) * end * len(report.course.stages))
         assert m * time["compute"] * (1 - 1e-9) <= work <= m * each * (1 + 1e-9)
         assert report.course.once <= time["update"] + time["once"]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_chips_of_a_picture_add_up_to_the_moves_of_the_headline(plan: str) -> None:
+    """They showed the seconds of routes, each by itself, beside a table with those of the choice."""
+    chips_add_up(checked(plan).report)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_chip_stands_for_the_moves_of_all_blocks_that_are_alike(way: str) -> None:
+    plan = f"grid cuda (pipe=4, data=2, tensor=2)\n{TIMES['8 by 1f1b']}{DATA}{WAYS[way]}"
+    with torch.device("meta"):
+        model = Net(16, 64, 256, 512)
+    chips_add_up(checked(plan, model).report)
+
+
+def chips_add_up(report: Report) -> None:
+    graph, prices, moves = report.graph, report.prices, report.moving + report.once
+    with graph.priced():
+        legend = legend_chips(graph, prices)
+        scenes = [paint(graph, depth, prices=prices) for depth in (None, 1)] + [overview(graph, prices)]
+    in_buckets = sum(chip.seconds for chip in legend if chip.direction == "bucket")
+    assert sum(chip.seconds for chip in legend) == pytest.approx(moves)
+    for scene in scenes:
+        parts = [part for node in scene.nodes.values() for part in node.parts]
+        assert in_buckets + sum(part.seconds * part.times for part in parts) == pytest.approx(moves)
+
+
+def test_the_legend_of_a_picture_says_what_is_hidden_as_the_summary_does() -> None:
+    report = checked(f"grid cuda (data=2)\n{DATA}").report
+    with report.graph.priced():
+        text = graph_dot(report.graph, prices=report.prices)
+    (said,) = re.findall(r"all: (.*?)\\l", text)
+    assert f"moves {said}" in str(report)
 
 
 def test_what_is_gathered_after_an_update_pays_for_one_exchange() -> None:
