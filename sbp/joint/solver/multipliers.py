@@ -16,7 +16,7 @@ from ..problem import Vector
 from .best import Best
 from .measured import Drawn
 
-__all__ = ["At", "Climb", "Look", "climbed"]
+__all__ = ["At", "Climb", "Look", "climbed", "higher"]
 
 NEAR = 1e-4  # share of the cost below which another look is not worth its time
 SHARES, PRICES = 0.1, 2.0  # how far from where it was looked, as a difference and as a factor
@@ -58,8 +58,8 @@ def climbed(
     for _ in range(turns):
         if enough(bound):
             break
-        height, to = highest([*planes, Drawn((), known(), 0.0, limit or 0.0)], limit, around)
-        if height - bound <= NEAR * abs(height):
+        to = higher(Climb(bound, at, planes), limit, known(), around)
+        if to is None:
             break
         found, plan = look(to)
         low = found.bound - to.price * (limit or 0.0)
@@ -69,6 +69,13 @@ def climbed(
             break
         planes = (*planes, plan)
     return Climb(bound, at, planes)
+
+
+def higher(climb: Climb, limit: float | None, known: float, around: At | None = None) -> At | None:
+    """Where to look next for a bound above those that were met; nowhere if no plane leaves room for one. What the best
+    plan that is `known` costs is above all bounds too."""
+    height, to = highest([*climb.planes, Drawn((), known, 0.0, limit or 0.0)], limit, around)
+    return to if height - climb.bound > NEAR * abs(height) else None
 
 
 def highest(planes: Sequence[Drawn], limit: float | None, around: At | None = None) -> tuple[float, At]:

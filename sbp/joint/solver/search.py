@@ -19,7 +19,7 @@ from .local_search import Nearby
 from .measured import Drawn, Measured, drawn
 from .messages import above
 from .mixtures import mixture
-from .multipliers import At, Climb, climbed
+from .multipliers import At, Climb, climbed, higher
 from .polish import polished
 from .presolve import Model
 
@@ -178,7 +178,7 @@ class Search:
         apart = TIGHT * self.best
         for _ in range(TURNS):
             if self.whole.reduced is None and self.best - branch.climb.bound <= min(apart, TIGHT * self.best):
-                if self.enough(branch.climb.bound):
+                if self.enough(branch.climb.bound) or not higher(branch.climb, self.limit, self.best):
                     break
                 branch, apart = self.dropped(branch, self.best), LESS * (self.best - branch.climb.bound)
             before = len(branch.climb.planes)
