@@ -88,10 +88,13 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
     many = sum(of == route for of, _ in program.keys)
     hops, shift = list(_hops(program, variant, many)), route * program.count
     found = {}
+    slots_of: dict[tuple[int, ...], float] = {}  # of the chunks of a rank, as hundreds of ranks have them
     for rank, peak in one.items():
         mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
-        numbers = [c + route * program.count for c in mine]
-        slots = _at_once(program, numbers)
+        numbers = tuple(c + route * program.count for c in mine)
+        if numbers not in slots_of:
+            slots_of[numbers] = _at_once(program, numbers)
+        slots = slots_of[numbers]
         versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
         sequences = -(-slots // program.slices)  # that have begun and not ended
         more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
