@@ -34,7 +34,7 @@ def report(
     found = decided.solution
     many = decided.formulated.rounds.stages
     cost, greedy, bound = found.cost / many, found.greedy / many, found.bound / many
-    solution = SearchReport(cost, greedy, bound, found.method, found.seconds, many)
+    solution = SearchReport(cost, greedy if greedy < inf else None, bound, found.method, found.seconds, many)
     memory = MemoryReport(ranks, None if limit is None else int(limit), estimates, decided.again)
     spent = _spent(decided)
     costs = tuple(_costs(decided))

@@ -64,7 +64,8 @@ class Demands:
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
     once, by the type of device, and `encoders` what they are encoded by: who says one says that they are summed, but
-    where the parameter is said to be cut. `rounds` are of a step in micro-batches.
+    where the parameter is said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum
+    over their axes. `rounds` are of a step in micro-batches.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -74,3 +75,8 @@ class Demands:
     rests: Mapping[str, RestPins] = field(default_factory=dict)  # of parameters, by name
     encoders: Mapping[str, EncodedWay] = field(default_factory=dict)  # of parameters' gradients, by name
     rounds: Rounds | None = None
+    real_sums: bool = False
+
+    def summed_over(self, place: Placement) -> frozenset[int]:
+        """The axes along which an encoder is meant to add up."""
+        return frozenset(axis for by in self.encoders.values() for axis in by.axes(place))

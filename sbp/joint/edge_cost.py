@@ -166,6 +166,8 @@ class EdgeCosts:
                 late = np.array([late for _, late in ends])
                 each |= (there[:, None] < come[None, :]) & ~late[:, None]
         found = self._split(small, starts, each, of, 1.0)
+        if self.demands.real_sums and p is of.there:
+            found = found._replace(once=found.once + _hollow(self.demands.summed_over(p), duals, homes))
         if have.encoded is not None and have.encoded.summed and p is of.there:
             found = found._replace(once=found.once + _no_sums(have.encoded.by.axes(p), duals, homes))
         return found
@@ -196,6 +198,12 @@ def _no_sums(axes: tuple[int, ...], duals: Sequence[State], homes: Sequence[Stat
     pair."""
     sums = [[not {*axes}.isdisjoint({*dual.partial} - {*home.partial}) for dual in duals] for home in homes]
     return np.where(sums, 0.0, inf if np.any(sums) else 0.0)
+
+
+def _hollow(axes: frozenset[int], duals: Sequence[State], homes: Sequence[State]) -> Vector:
+    """Infinite for pairs of a home and a gradient in which what is whole over one of these axes becomes an addend."""
+    sums = [[axes.intersection(home.partial) - {*dual.partial} - dual.split for dual in duals] for home in homes]
+    return np.where([[bool(of) for of in row] for row in sums], inf, 0.0)
 
 
 def bytes_at_once(logical: Logical, where: Homes, demands: Demands) -> dict[Placement, float]:

@@ -135,11 +135,11 @@ class _Formulation:
         self.partial: set[int] = set()
         self.pinned = pins_by_op(logical, where.ops)
         self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}
-        self.users = users(logical)
-        self.weights = weights(logical)
+        self.users, self.weights = users(logical), weights(logical)
         kept = {n for n, source in enumerate(logical.sources) if source.kind != "input"}
         self.lasting = kept if demands.rounds is not None else set[int]()  # in micro-batches, what is the same for all
         self.let_go = let_go(logical)
+        self.begins = {loss.number for loss in logical.losses if loss.gradient is None}  # there gradients begin, whole
 
     def beside(self, there: Placement) -> bool:
         """Whether moves on a placement go on beside what is computed."""
@@ -228,6 +228,9 @@ class _Formulation:
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved, asked)
         candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
+        for slot in (k for k, n in enumerate(op.numbers) if self.demands.real_sums and n in self.begins):
+            axes = self.demands.summed_over(there)
+            cost = np.where([axes.isdisjoint(o.outputs[slot].grads) for o in candidates], cost, inf)
         at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins))))
         self.spread.update({(index, k): how for k, how in apart.items()})
         for slot, number in enumerate(op.inputs):
@@ -365,7 +368,7 @@ class _Formulation:
         hides = weight and grad and here is there and self.beside(here)
         lasts = number in self.lasting
         of = Carried(tuple(fake.shape), fake.dtype, here, there, grad, again, lasts, hides)
-        key = id(have), id(need), of, self.costs.rounds, self.costs.together.get(here)
+        key = id(have), id(need), of, self.costs.rounds, self.costs.together.get(here), self.demands.real_sums
         found = self.matrices.get(key)
         if found is None:
             found = self.matrices[key] = self.costs.matrices(have, need, of)

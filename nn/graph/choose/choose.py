@@ -1,6 +1,7 @@
 """Choosing: a captured graph, its placements and limits in; the physical graph that costs least out."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
@@ -31,6 +32,7 @@ from .blocks_again import cheapest, run_again, worthwhile
 from .composed import Uses, composed
 from .decompose import expand, formula_of, looks
 from .memory_limit import fitted
+from .real_sums import has_hollow_sums
 from .replicas import with_replicas
 
 __all__ = ["Decided", "Pins", "decide"]
@@ -100,56 +102,63 @@ def decide(
     if before is not None:
         return before
 
-    def chosen(logical: Logical, solver: Solver, posed: Formulated, again: Sequence[str] = ()) -> Decided:
-        def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
-            _check(solution, pinned)
-            return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
+    def decided_by(demands: Demands) -> Decided:
+        def chosen(logical: Logical, solver: Solver, posed: Formulated, again: Sequence[str] = ()) -> Decided:
+            def made(solution: Solution) -> tuple[Physical, Mapping[int, str]]:
+                _check(solution, pinned)
+                return insert(logical, where, _choice(posed, solution, where.sources, where.ops), name)
 
+            if limit is None:
+                solution = solver.solve(posed.problem.memory, None, level=enough)
+                graph, names = made(solution)
+            else:
+                found = fitted(
+                    posed,
+                    where,
+                    limit,
+                    solver,
+                    made,
+                    lambda made: account(bucketed(made[0]), states, regather=regather),
+                    lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
+                    lambda node: _gathered(logical, posed.nodes[node], where),
+                )
+                solution, (graph, names) = found.solution, found.made
+            return Decided(graph, logical, posed, solution, names, posed_of, tuple(again))
+
+        def with_again(blocks: Sequence[str]) -> Decided:
+            other = run_again(logical, blocks)
+            posed = posed_of(other)
+            return chosen(other, Solver(posed.problem), posed, blocks)
+
+        def posed_of(logical: Logical) -> Formulated:
+            return formulate(logical, where, default_cluster, demands, _Formulas(logical), worked)
+
+        posed = posed_of(logical)
+        solver = Solver(posed.problem)
         if limit is None:
-            solution = solver.solve(posed.problem.memory, None, level=enough)
-            graph, names = made(solution)
+            decided = chosen(logical, solver, posed)
+            decided = replace(decided, floor=decided.solution.bound)
         else:
-            found = fitted(
-                posed,
-                where,
-                limit,
-                solver,
-                made,
-                lambda made: account(bucketed(made[0]), states, regather=regather),
-                lambda made, node: made[1][logical.ops[posed.nodes[node].index].numbers[0]],
-                lambda node: _gathered(logical, posed.nodes[node], where),
-            )
-            solution, (graph, names) = found.solution, found.made
-        return Decided(graph, logical, posed, solution, names, posed_of, tuple(again))
+            free = solver.solve(posed.problem.memory, None, branches=0)
+            blocks = worthwhile(logical, posed, free) if logical.losses and free.choice else []
+            plain: Decided | None = None
+            try:
+                plain = chosen(logical, solver, posed)
+            except ShortageError:
+                if not blocks:
+                    raise
+            spent = accumulate((block.seconds for block in blocks), initial=free.bound)
+            blocks = blocks[: max(sum(seconds < enough for seconds in spent) - 1, 0)]
+            if not blocks and plain is None:
+                raise ShortageError(f"nothing that fits takes less than {duration(enough)}")
+            decided = cheapest(plain, free.bound, blocks, with_again, lambda found: found.solution.cost)
+            decided = replace(decided, floor=free.bound)
+        return decided
 
-    def with_again(blocks: Sequence[str]) -> Decided:
-        other = run_again(logical, blocks)
-        posed = posed_of(other)
-        return chosen(other, Solver(posed.problem), posed, blocks)
-
-    def posed_of(logical: Logical) -> Formulated:
-        return formulate(logical, where, default_cluster, demands, _Formulas(logical), worked)
-
-    posed = posed_of(logical)
-    solver = Solver(posed.problem)
-    if limit is None:
-        decided = chosen(logical, solver, posed)
-        decided = replace(decided, floor=decided.solution.bound)
-    else:
-        free = solver.solve(posed.problem.memory, None, branches=0)
-        blocks = worthwhile(logical, posed, free) if logical.losses and free.choice else []
-        plain: Decided | None = None
-        try:
-            plain = chosen(logical, solver, posed)
-        except ShortageError:
-            if not blocks:
-                raise
-        spent = accumulate((block.seconds for block in blocks), initial=free.bound)
-        blocks = blocks[: max(sum(seconds < enough for seconds in spent) - 1, 0)]
-        if not blocks and plain is None:
-            raise ShortageError(f"nothing that fits takes less than {duration(enough)}")
-        decided = cheapest(plain, free.bound, blocks, with_again, lambda found: found.solution.cost)
-        decided = replace(decided, floor=free.bound)
+    decided = decided_by(demands)
+    if encoders and has_hollow_sums(decided.logical, decided.formulated, decided.solution.choice, encoders):
+        with suppress(SbpError):  # as where a loss has a term that all ranks have whole, whose gradient is an addend
+            decided = decided_by(replace(demands, real_sums=True))
     return _known.put(key, decided)
 
 
