@@ -29,7 +29,7 @@ from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....placement.device import current_stream
 from ....placement.errors import ScheduleError
-from ....placement.world import device, world
+from ....placement.world import World, device, world
 from ....sbp import Layout
 from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
@@ -84,6 +84,7 @@ class Pipelined:
         self.opening: Opening | None = None
         self.fed: Fed | None = None
         self.links: dict[str, Link] = {}  # to other ranks
+        self._driver: tuple[World, Runtime] | None = None
         self.grad = True
         self.values: list[dict[str, Shards]] = []
         self.shards: list[dict[str, Shards]] = []
@@ -104,10 +105,13 @@ class Pipelined:
     def answers(self) -> Answers:
         return Answers(self.proof)
 
-    @cached_property
+    @property
     def runtime(self) -> Runtime:
-        """The driver of the actors: threads, and lines to other processes, which the first step asks for."""
-        return self.alone(self.name) if world().rank is None else self.together(self.name)
+        """The driver of the actors: threads, and lines to other processes. It ends with its world."""
+        here = world()
+        if self._driver is None or self._driver[0] is not here:
+            self._driver = here, self.alone(self.name) if here.rank is None else self.together(self.name)
+        return self._driver[1]
 
     def prepare(self) -> None:
         """Make it run, which else the first step does."""
