@@ -15,6 +15,7 @@ from .nn.eager.rules import check_rule, rule
 from .nn.explanations.explain import explain
 from .nn.explanations.explicit import explicit
 from .nn.graph.launches import ahead
+from .nn.islands.client import island
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.planner import plan
@@ -118,6 +119,7 @@ __all__ = [
     "full_like",
     "hann_window",
     "init",
+    "island",
     "layout",
     "linspace",
     "load",

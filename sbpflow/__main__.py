@@ -1,4 +1,4 @@
-"""The command line: `python -m sbpflow demo`, `doctor`, `plan`, `draw`, `diff` and `simulate`."""
+"""The command line: `python -m sbpflow demo`, `doctor`, `plan`, `draw`, `diff`, `simulate` and `island`."""
 
 import argparse
 import sys
@@ -23,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_command(asked)
         elif asked.command == "simulate":
             simulate(asked.schedule, asked.p, asked.m, v=asked.v, n=asked.n, svg=asked.svg)
+        elif asked.command == "island":
+            from .nn.islands.serve import serve
+
+            serve(asked.address, asked.file, timeout=asked.timeout)
         else:
             from .boxing.demo import demo  # here, so that the doctor also runs where the rest does not
 
@@ -82,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     trying.add_argument("-v", type=_count, default=0, help="chunks on each device, if not as usual")
     trying.add_argument("-n", type=_count, default=1, help="slices of each sequence (default 1)")
     trying.add_argument("--svg", type=Path, metavar="FILE", help="also draw it")
+    serving = commands.add_parser("island", help="be ranks that run the programs of other processes (under torchrun)")
+    serving.add_argument("--address", default="localhost:0", metavar="HOST:PORT", help="where to listen (a free port)")
+    serving.add_argument(
+        "--file", type=Path, default=Path("island.json"), metavar="FILE", help="by which clients find it (island.json)"
+    )
+    serving.add_argument("--timeout", type=float, metavar="SECONDS", help="for any one move, as in flow.init")
     add_commands(commands)
     return parser
 
