@@ -105,11 +105,16 @@ def joined() -> tuple[object, ...]:
     return before, world().rank, world().size, mine, owned(placement("cpu", [2, 3])), dist.get_rank(), works()
 
 
+def said(text: str) -> str:
+    """What a process wrote, without the leaks that the triton of a CUDA build counts as it ends."""
+    return text.partition("nanobind: leaked")[0]
+
+
 def test_a_launched_process_owns_its_rank_from_the_first_use_on(fresh: Fresh) -> None:
     for rank, end in enumerate(fresh(4, joined)):
         assert end.answer is not None, end.stderr
         assert end.answer.value == (False, rank, 4, (rank,), (rank,) if rank > 1 else (), rank, True)
-        assert (end.code, end.stderr) == (0, "")
+        assert (end.code, said(end.stderr)) == (0, "")
 
 
 def groups() -> list[object]:
@@ -156,7 +161,7 @@ def test_a_world_that_was_left_can_be_joined_again(fresh: Fresh) -> None:
         assert end.answer is not None, end.stderr
         assert end.answer.error is None, end.answer.error
         assert all(end.answer.value)
-        assert (end.code, end.stderr) == (0, "")
+        assert (end.code, said(end.stderr)) == (0, "")
 
 
 def as_guest() -> list[object]:

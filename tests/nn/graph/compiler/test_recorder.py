@@ -114,7 +114,7 @@ def read(graph: fx.Graph) -> list[Any]:
         looks = (tuple(value.shape), value.dtype, value.stride()) if isinstance(value, Tensor) else None
         if node.op == "get_attr":
             said[node] = f"constant {looks}"
-        elif node.target is aten.detach.default:
+        elif node.target in (aten.detach.default, aten.alias.default):  # torch 2.15 has the latter for both
             said[node] = said[node.args[0]]
         else:
             said[node] = f"%{len(lines)}"
