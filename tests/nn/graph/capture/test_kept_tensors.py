@@ -85,7 +85,7 @@ def test_one_that_is_the_same_at_each_call_or_only_shown_is_fine(forward: Any) -
 
 def test_one_that_was_there_grows_old_and_is_told() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    prune.l1_unstructured(model[0], "weight", amount=4)
+    prune.l1_unstructured(model[0], "weight", amount=4)  # type: ignore[no-untyped-call]
     with pytest.warns(
         UserWarning, match=r"0\.weight: plain attributes that a forward sets, made at .*\n.*with pruning"
     ):
