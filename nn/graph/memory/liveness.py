@@ -156,13 +156,20 @@ class _Rank:
                 self.last = do.number
             if self.most > before:
                 self.fullest = self.last
-        gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())
+        gradients = self.gradients()
         estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
         full = self.stages[self.fullest] if self.fullest >= 0 else None
         moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
         host, disk = self.fullest_host["cpu"], self.fullest_host["disk"]
         stowed = self.stowed["cpu"], self.stowed["disk"]
         return RankMemory(parameters, gradients, max(self.most - gradients, 0), estimates, moment, host, disk, stowed)
+
+    def gradients(self) -> int:
+        """Bytes of gradients at the end. A piece of one that was whole keeps all of that alive."""
+        registers = self.plan.grads.values()
+        kept = {storage for register in registers for storage in self.held.get(register, ())}
+        gone = (self.size(self.plan.layouts[register]) for register in registers if register not in self.held)
+        return sum(self.bytes[storage] for storage in kept) + sum(gone)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""
