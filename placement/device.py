@@ -134,25 +134,25 @@ def side_stream(device: torch.device, use: str) -> Any:
     with _making:
         stream = _side.get((device, use))
         if stream is None:
-            stream = _side[device, use] = getattr(torch, device.type).Stream(device)
+            stream = _side[device, use] = family(device.type).module.Stream(device)
         return stream
 
 
 def current_stream(device: torch.device) -> Any:
     """The stream on which this thread's kernels for a device go."""
-    return getattr(torch, device.type).current_stream(device)
+    return family(device.type).module.current_stream(device)
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
     """Inside, this thread's kernels go to the stream; None changes nothing."""
     if stream is None:
         return nullcontext()
-    inside: AbstractContextManager[Any] = getattr(torch, stream.device.type).stream(stream)
+    inside: AbstractContextManager[Any] = family(stream.device.type).module.stream(stream)
     return inside
 
 
 def recorded(stream: Any) -> Any:
     """An event that happens once all is done that the stream has got so far."""
-    event = getattr(torch, stream.device.type).Event()
+    event = family(stream.device.type).module.Event()
     event.record(stream)
     return event

@@ -177,7 +177,8 @@ def test_no_test_asserts_a_time() -> None:
     tests = [path for path in ALL_CODE if path.parts[0] == "tests"]
     told = [path for path in tests if any(map(tells_time, ast.walk(tree(path))))]
     # The first is about clocks that forwards read, the second ends workers that do not answer.
-    assert [path.name for path in told] == ["test_clocks.py", "oppool.py"]
+    clocks = "tests/nn/graph/capture/surroundings/test_clocks.py"
+    assert [path.as_posix() for path in told] == [clocks, "tests/nn/oppool.py"]
 
 
 @pytest.mark.parametrize("name", ["sbpflow", *(f"sbpflow.{room}" for room in FLOORS)])

@@ -16,9 +16,9 @@ import torch
 
 from ...boxing.exchange.dist import Dist
 from ...boxing.exchange.execute import transport
-from ...placement.device import card_here, family
 from ...placement.errors import SbpError, TransportError
 from ...placement.world import close, init, world
+from ..checkpoint.random_state import random_state, restore
 from .messages import (
     ClientCame,
     ClientCode,
@@ -167,16 +167,11 @@ def _join_anew() -> None:
 
 
 def _state() -> tuple[Any, ...]:
-    card = card_here()
-    drawn = [(each, each.random_state()) for each in (family("cpu"), card) if each is not None]
-    return drawn, random.getstate(), np.random.get_state(), torch.is_grad_enabled(), torch.get_default_dtype()
+    return random_state(), torch.is_grad_enabled(), torch.get_default_dtype()
 
 
 def _set_state(state: tuple[Any, ...]) -> None:
-    drawn, of_python, of_numpy, grad, dtype = state
-    for each, generator in drawn:
-        each.set_random_state(generator)
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
+    drawn, grad, dtype = state
+    restore(drawn)
     torch.set_grad_enabled(grad)
     torch.set_default_dtype(dtype)

@@ -106,7 +106,7 @@ def joined() -> tuple[object, ...]:
 
 
 def said(text: str) -> str:
-    """What a process wrote, without the leaks that the triton of a CUDA build counts as it ends."""
+    """The output of a process, without the leaks that the triton of a CUDA build counts as it ends."""
     return text.partition("nanobind: leaked")[0]
 
 

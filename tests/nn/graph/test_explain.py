@@ -113,7 +113,7 @@ def test_what_is_gathered_after_an_update_pays_for_one_exchange() -> None:
 
 
 def test_a_gradient_that_does_not_come_back_is_not_paid_for() -> None:
-    """What is read detached sends nothing back: the way home of its gradient was in the price all the same."""
+    """A weight that is read detached sends nothing back: the way home of its gradient was in the price all the same."""
     up, down = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:

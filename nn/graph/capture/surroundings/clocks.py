@@ -21,10 +21,10 @@ from .....boxing.record import is_ours, user_line
 
 __all__ = ["Clocks", "names_clock", "of_library"]
 
-_TIMES = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_READ = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+_TIMES = (*_READ, *(f"{name}_ns" for name in _READ), "localtime", "gmtime", "ctime", "strftime")
 _CLOCKS: dict[Any, str] = {
-    **{getattr(time, name): f"time.{name}()" for each in _TIMES for name in (each, f"{each}_ns")},
-    **{getattr(time, name): f"time.{name}()" for name in ("localtime", "gmtime", "ctime", "strftime")},
+    **{getattr(time, name): f"time.{name}()" for name in _TIMES},
     datetime.datetime.now: "datetime.now()",
     datetime.datetime.utcnow: "datetime.utcnow()",
     datetime.datetime.today: "datetime.today()",
@@ -37,7 +37,7 @@ _MODULES = frozenset({"time", "datetime", "_datetime", "posix", "nt", "os", "uui
 _BETWEEN = frozenset(str(module.__file__) for module in (uuid, secrets, random))
 _NAMES = frozenset(
     {
-        *(name for each in _TIMES for name in (each, f"{each}_ns")), "localtime", "gmtime", "ctime", "strftime",
+        *_TIMES,
         "now", "utcnow", "today", "urandom", "uuid1", "uuid4", "token_bytes", "token_hex", "randbelow", "randbits",
         "choice", "SystemRandom", "Random", "default_rng", "RandomState", "random", "uniform", "randint",
     }

@@ -13,7 +13,7 @@ from itertools import count
 from types import FrameType, GeneratorType
 from typing import Any
 
-from .....boxing.record import is_ours, user_line
+from .....boxing.record import user_line
 from .clocks import of_library
 from .settings import drawn_states, same_setting
 
@@ -108,7 +108,7 @@ class _DrawnLine:
 
     def called(self, frame: FrameType, event: str, _: Any) -> Any:
         path = frame.f_code.co_filename
-        return None if self.found or is_ours(path) or of_library(path) else self.line
+        return None if self.found or of_library(path) else self.line
 
     def line(self, frame: FrameType, event: str, _: Any) -> Any:
         if self.found:

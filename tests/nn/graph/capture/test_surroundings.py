@@ -164,7 +164,7 @@ class Slotted:
 
 
 def empty_cell() -> tuple[Any, Any]:
-    """What puts a value in a cell that is empty, and what looks whether there is one."""
+    """Functions that put a value in a cell that is empty, and look whether there is one."""
     seen: Tensor
 
     def put(value: Tensor) -> None:

@@ -19,7 +19,7 @@ NUMBERS = [1, True, 1.0, 1, 0.0, -0.0, 0, False, -0.0, float("nan"), float("nan"
 
 
 def shown(number: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a program can see of a number: its type, and its sign."""
+    """The traits of a number that a program can see: its type, and its sign."""
     kind = [int, float, bool].index(type(number))
     return x + kind, 1 / torch.full((), float(number))
 

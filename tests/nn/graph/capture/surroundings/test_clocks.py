@@ -1,4 +1,4 @@
-"""What a capture asks of clocks and of the system's chance is told with its line, as all steps have what it was."""
+"""Questions to clocks and to the system's chance in a capture are told with their line, as all steps have one."""
 
 import datetime
 import logging

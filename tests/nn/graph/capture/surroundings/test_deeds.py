@@ -1,4 +1,4 @@
-"""What a forward does to Python's values beside its tensors is done at each step, and counts at the next one."""
+"""Changes that a forward makes to Python's values beside its tensors come at each step, and count at the next one."""
 
 from collections.abc import Callable
 from typing import Any
