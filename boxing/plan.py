@@ -71,6 +71,12 @@ class BoxingPlan:
         """Whether anything goes from rank to rank."""
         return any(move.kind not in LOCAL for move in self.moves)
 
+    def is_view(self, rank: int) -> bool:
+        """Whether what a rank has behind it is the memory of what it had."""
+        if self.sends or not (rank in self.src.placement and rank in self.dst.placement):
+            return False
+        return all(program.view for parts in self.programs(rank) for program in parts)
+
     @cached_property
     def text(self) -> bytes:
         """The plan as the ledger and errors call it."""

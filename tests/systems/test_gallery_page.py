@@ -7,7 +7,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs/systems.md"
 BESIDE = {  # of what rows have in common
     "actors": {"test_added.py", "test_loader.py", "test_routes.py", "test_together.py"},
-    "asynchronous": {"test_frozen_stages.py"},
+    "asynchronous": {"test_draining.py", "test_frozen_stages.py"},
     "changing": {"test_lost_rank.py", "test_rebalance.py"},
     "compression": {
         "test_compressed_gradients.py",

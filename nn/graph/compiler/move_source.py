@@ -39,6 +39,8 @@ class MoveWriter:
             src, dst = (self.text.bind(of, "at") for of in transfer.pairs[0])
             by, x = self.text.bind(box_filled, "box_filled") if transfer.filled else "box", do.reads[0]
             self.text.line(f"{self.text.targets(do.writes[0])} = {by}({self.text.held(x)}, {src}, {dst}, op={x!r})")
+            for name in self.text.names(do.writes[0]) if transfer.is_cut_off(do.writes[0]) else ():
+                self.text.line(f"{name} = own({name})")
 
     def do_start(self, do: Instruction) -> None:
         transfer = self.plan.transfers[do.number]

@@ -143,6 +143,11 @@ class Transfer:
         """Whether it is a bucket, and not a plain move."""
         return len(self.pairs) > 1 or bool(self.encodings)
 
+    def is_cut_off(self, register: LocalRegister) -> bool:
+        """Whether it takes a piece of a whole gradient, which gets memory of its own so that the rest can go."""
+        (src, dst), *more = self.pairs
+        return register.kind == "home" and not (more or self.sends) and src.state.split < dst.state.split
+
     @cached_property
     def exchanges(self) -> int:
         """How many exchanges it waits for one behind the other, under which others can go on: none where a maximum is

@@ -14,7 +14,7 @@ from ....sbp import Layout
 from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
-from .equal_ranks import alike, is_view
+from .equal_ranks import alike
 from .liveness import RankMemory, memory
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
@@ -104,7 +104,7 @@ def _is_own(lies: Layout, master: Layout, rank: int) -> bool:
     """Whether what an optimizer changes has memory of its own."""
     if lies is master or rank not in master.placement:
         return False
-    return lies.dtype is not master.dtype or not is_view(plan(lies, master), rank)
+    return lies.dtype is not master.dtype or not plan(lies, master).is_view(rank)
 
 
 def _bytes(of: Layout, rank: int) -> int:

@@ -7,7 +7,7 @@ from ....boxing.plan import BoxingPlan
 from ....boxing.routes.moves import LOCAL
 from ....sbp import Layout
 
-__all__ = ["alike", "equal_ranks", "is_view"]
+__all__ = ["alike", "equal_ranks"]
 
 
 def equal_ranks(graph: Physical) -> list[list[int]]:
@@ -31,7 +31,7 @@ def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[in
     for rank in sorted({rank for place in places for rank in place.flat}):
         there = tuple(rank in place for place in places)
         held = tuple(of.local_shape(rank) if rank in of.placement else None for of in uneven)
-        seen = tuple(is_view(way, rank) for way in differ)
+        seen = tuple(way.is_view(rank) for way in differ)
         groups.setdefault((there, held, seen), []).append(rank)
     return list(groups.values())
 
@@ -44,11 +44,3 @@ def _differs(way: BoxingPlan) -> bool:
     stops = [way.src, *(move.dst for move in way.moves)]
     plain = all(of.even and all(f >= 0 for factors in of.state.dims for f in factors) for of in stops)
     return not plain or any(move.kind == "to_partial" for move in way.moves)
-
-
-def is_view(way: BoxingPlan, rank: int) -> bool:
-    """Whether what a rank has after a move is the memory of what it had."""
-    local = all(move.kind in LOCAL for move in way.moves)
-    if not (local and rank in way.src.placement and rank in way.dst.placement):
-        return False
-    return all(program.view for parts in way.programs(rank) for program in parts)

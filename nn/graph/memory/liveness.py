@@ -21,7 +21,7 @@ from ..lower.localise import Localiser
 from ..lower.offload import offload_of
 from ..lower.order import Order, schedule
 from ..lower.segments import Segment, Stage
-from .equal_ranks import equal_ranks, is_view
+from .equal_ranks import equal_ranks
 
 __all__ = ["Kept", "RankMemory", "kept", "memory"]
 
@@ -156,20 +156,13 @@ class _Rank:
                 self.last = do.number
             if self.most > before:
                 self.fullest = self.last
-        gradients = self.gradients()
+        gradients = sum(self.size(self.plan.layouts[register]) for register in self.plan.grads.values())
         estimates = tuple(made.reason for made in self.traced.values() if isinstance(made, Estimate))
         full = self.stages[self.fullest] if self.fullest >= 0 else None
         moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
         host, disk = self.fullest_host["cpu"], self.fullest_host["disk"]
         stowed = self.stowed["cpu"], self.stowed["disk"]
         return RankMemory(parameters, gradients, max(self.most - gradients, 0), estimates, moment, host, disk, stowed)
-
-    def gradients(self) -> int:
-        """Bytes of gradients at the end. A piece of one that was whole keeps all of that alive."""
-        registers = self.plan.grads.values()
-        kept = {storage for register in registers for storage in self.held.get(register, ())}
-        gone = (self.size(self.plan.layouts[register]) for register in registers if register not in self.held)
-        return sum(self.bytes[storage] for storage in kept) + sum(gone)
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""
@@ -306,7 +299,8 @@ class _Rank:
             arrived = [whole] * len(transfer.pairs)
         else:
             (pair,) = transfer.pairs
-            arrived = [self.new(self.size(pair[1])) if transfer.encodings else self.arrives(plan(*pair), sources)]
+            own = transfer.encodings or transfer.is_cut_off(do.writes[0])
+            arrived = [self.new(self.size(pair[1])) if own else self.arrives(plan(*pair), sources)]
         if do.what == "start":
             self.hold(do.writes[0], [*sources, *arrived])
             return
@@ -315,4 +309,4 @@ class _Rank:
 
     def arrives(self, way: BoxingPlan, sources: Sequence[int]) -> int:
         """The storage of what a move brings: that of what was there where it is a view."""
-        return sources[0] if sources and is_view(way, self.rank) else self.new(self.size(way.dst))
+        return sources[0] if sources and way.is_view(self.rank) else self.new(self.size(way.dst))
