@@ -18,7 +18,7 @@ from ..protocol.state import Firing
 __all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "waits_inside", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
-LATER = 1.0  # seconds by which one who only waits for others gives up later, so that the stuck one is named
+LATER = 1.0, 10.0  # seconds by which who only waits for others gives up later, so that the stuck one is named
 
 
 class Dead(TransportError):
@@ -100,7 +100,9 @@ class Progress:
         if fired != self.seen:
             self.seen, self.progressed = fired, now
         elif self.error is None and now - self.progressed > self.timeout:
-            if self.doing.idles() and now - self.progressed < self.timeout + LATER:
+            least, most = LATER
+            later = min(max(self.timeout / 4, least), most)  # they may have begun to wait sooner than it got stuck
+            if self.doing.idles() and now - self.progressed < self.timeout + later:
                 return
             said = f"{self.name} made no progress for {self.timeout:g} s; at work: {self.doing.at_work()}"
             self.report(said)

@@ -121,14 +121,14 @@ def test_four_processes_are_servers_and_workers(ranks4: Ranks) -> None:
 
 def ended_by(way: str) -> str:
     """The words that a rank is told where the second worker ends a run."""
-    flow.init(timeout=8.0 if way == "sleeps" else 30.0)
+    flow.init(timeout=12.0 if way == "sleeps" else 30.0)
     _, _, server = served(2, servers=1)
     server.run(rows(2, 1))
 
     def ends(*batch: Tensor) -> Tensor:
         if way == "raises":
             raise ValueError("no such sample")
-        time.sleep(14)
+        time.sleep(20)
         raise AssertionError("this run is over")
 
     if world().rank == 1:
