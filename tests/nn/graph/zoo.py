@@ -139,11 +139,11 @@ ZOO = {
     "bert": Kind(bert, sentences, ("*.query.weight", "*.key.weight", "*.value.weight", "*.intermediate.dense.weight"),
                  ("*.attention.output.dense.weight", "*.[0-9].output.dense.weight")),
     "vit": Kind(vit, images, ("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight", "*.fc1.weight"),
-                ("*.o_proj.weight", "*.fc2.weight")),
+                ("*.o_proj.weight", "*.fc2.weight"), little=0.65),
     "t5": Kind(t5, pairs, ("*.q.weight", "*.k.weight", "*.v.weight", "*.wi.weight"), ("*.o.weight", "*.wo.weight")),
     "mixtral": Kind(mixtral, words, ("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"), ("*.o_proj.weight",),
                     little=0.9),  # most of it are activations of experts
-    "resnet": Kind(ResNet, images, ("*.conv1.weight",), ("*.conv2.weight",)),
+    "resnet": Kind(ResNet, images, ("*.conv1.weight",), ("*.conv2.weight",), little=0.7),
 }  # fmt: skip
 
 
