@@ -137,7 +137,8 @@ class _Tasks:
         for name in self.each_time.keys() & self.writer.ends.keys():
             self.homeward[name] = self.writer.back(self.writer.ends[name])
         for task, todo in self.todo.items():
-            self.todo[task] = list(bucketed(self.homed(todo), self.writer))
+            moves = bucketed(self.homed(todo), self.writer)
+            self.todo[task] = [coded for do in moves for coded in self.writer.coded(do)]
         if self.where.gathers:
             self.before = self.gathered()
         self.ends()

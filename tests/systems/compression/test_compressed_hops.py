@@ -88,6 +88,30 @@ def test_other_schedules_and_straight_steps_hop_encoded_too(schedule: str) -> No
         assert step(*first).item() == pytest.approx(straight(*first).item(), rel=1e-4)
 
 
+def test_a_hop_between_layers_that_run_as_one_stage_is_encoded_as_in_a_straight_step() -> None:
+    """The first and the last layer share no rank, and both share one with the layer between."""
+
+    def moves(**how: Any) -> tuple[list[tuple[str, int]], float]:
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        for layer, ranks in zip(model, ([0, 1], [1, 2], [2, 3]), strict=True):
+            flow.nn.place(layer, flow.placement("cpu", ranks))
+        flow.nn.compress(model, {"2": flow.encoders.int8()}, kind="hops")
+
+        def loss(model: Any, x: Tensor) -> Tensor:
+            shown = model[0](x)
+            found: Tensor = (model[2](shown) + model[1](shown).sum()).square().mean()
+            return found
+
+        step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), **how)
+        with flow.record() as made:
+            value = step(torch.ones(4, 8)).item()
+        return [(str(move.op), move.plan.total) for move in made if "code" in str(move.op)], value
+
+    straight, by_actors = moves(), moves(schedule="1f1b")
+    assert (len(straight[0]), straight) == (2, by_actors)
+
+
 def on_a_rank() -> list[float]:
     return trained(piped(flow.encoders.int4()), 3)
 
