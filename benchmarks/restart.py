@@ -1,6 +1,6 @@
 """Time to resume: from the death of a rank to the first new step, and where it goes; from a disk, and from memory.
 
-    python -m benchmarks.restart [--gib 0.1] [--folder PATH]
+    python -m benchmarks.restart [--gib 0.1] [--folder PATH] [--quick]
 
 Four processes under torchrun train; one kills itself, and all are started again. In memory each stands for a host: what
 the dead one had is gone with it, and its part is read from the copy on the next.
@@ -107,14 +107,16 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=0.1, help="of parameters; a checkpoint is three times that")
     parser.add_argument("--folder", help="a folder on the disk that is to be measured")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round: whether all runs, not how fast")
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.place:
         train(options.gib, options.place, options.memory)
         return
+    count = 1 if options.quick else options.rounds
     rounds = {
-        kind: [measured(options.gib, kind == "memory", options.folder) for _ in range(options.rounds)]
+        kind: [measured(options.gib, kind == "memory", options.folder) for _ in range(count)]
         for kind in ("disk", "memory")
     }
     seconds = {

@@ -296,8 +296,8 @@ def counted(clock: Callable[[], float]) -> Iterator[list[float]]:
     """The time that is spent in the code of tasks compiled meanwhile, and how often it was called."""
     spent, made = [0.0, 0.0], Variant.running
 
-    def running(self: Variant, name: str, *rest: Any) -> Any:
-        found = made(self, name, *rest)
+    def running(self: Variant, name: str, *rest: Any, **options: Any) -> Any:
+        found = made(self, name, *rest, **options)
 
         def run(*given: Any) -> Any:
             start = clock()
