@@ -93,8 +93,8 @@ def trained(name: str, where: str, way: str) -> Trained:
         stack.enter_context(flow.use_cluster(WAYS[way].prices))
         step = graph_of(name, flow.placement(where), WAYS[way], model, batches[0])
         torch.manual_seed(7)
-        # In the first ranks tell each other what they are about to do; transformers writes a config that it has read, for
-        # which the second is captured anew.
+        # In the first ranks tell each other what they are about to do; transformers writes a config that it has read,
+        # for which the second is captured anew.
         losses = [step(**batch) for batch in batches[:2]]
         moves = stack.enter_context(flow.record())
         losses += [step(**batch) for batch in batches[2:]]
