@@ -38,7 +38,7 @@ class Op:
 
 X, W, V = (("n", 16), "S0", True), ((16, 16), "B", False), ((16,), "B", False)
 X3, Q = (("n", 16, 64), "S0", True), (("n", 4, 16, 16), "S0", True)
-OPS = (
+OPS: tuple[Op, ...] = (
     Op("add", (X, X), lambda x, y: x + y),
     Op("x * 2.0", (X,), lambda x: x * 2.0),
     Op("mm", (X, W), torch.mm),
