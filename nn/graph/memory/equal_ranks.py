@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterable
 
 from ....boxing.graph.physical import Physical
 from ....boxing.plan import BoxingPlan
-from ....boxing.routes.moves import LOCAL
 from ....sbp import Layout
 
 __all__ = ["alike", "equal_ranks"]
@@ -39,7 +38,7 @@ def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[in
 def _differs(way: BoxingPlan) -> bool:
     """Whether some ranks may have a view after a move and others not: of what was cut evenly and in one piece, and got
     no addends, they have it all, or none of them."""
-    if not all(move.kind in LOCAL for move in way.moves):
+    if way.sends:
         return False
     stops = [way.src, *(move.dst for move in way.moves)]
     plain = all(of.even and all(f >= 0 for factors in of.state.dims for f in factors) for of in stops)
