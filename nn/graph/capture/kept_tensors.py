@@ -6,6 +6,7 @@ from collections.abc import Set
 from torch import Tensor
 
 from ....placement.errors import SbpError
+from .likeness import ALL
 from .module_state import ModuleState
 from .tape import Tape
 
@@ -16,12 +17,13 @@ def tell_kept(held: ModuleState, tape: Tape, lacked: Set[tuple[int, str]], varyi
     """An error if the program asked for one before there was a tensor, since the next call would find this; a warning
     if it was another before.
 
-    `lacked` has the module's identity and the name of those that were asked for, `varying` the numbers of sources. What
-    depends on none of these, such as a mask, is the same at each call.
+    `lacked` has the module's identity and the name of those that were asked for, or `ALL`, `varying` the numbers of
+    sources. What depends on none of these, such as a mask, is the same at each call.
     """
     stale = []
     for path, key, before, now in held.kept():
-        if key in lacked and _varies(tape, tape.number(now), varying):
+        whole = (key[0], ALL) in lacked and not isinstance(before, Tensor)
+        if (whole or key in lacked) and _varies(tape, tape.number(now), varying):
             raise SbpError(
                 f"capture: {path} is asked for before there is a tensor, and then kept as a plain attribute, made at "
                 f"{_made_at(tape, now)}\n"

@@ -45,9 +45,11 @@ def reading(
     names: AttributeReads, *classes: type, roots: Iterable[Any] = (), lacked: set[tuple[int, str]] | None = None
 ) -> Iterator[None]:
     """Notes which attributes are read of instances of these classes, and of objects that are among `roots` or come out
-    of such reads; in `lacked`, by identity and name, those of modules that were asked for while there was no tensor."""
+    of such reads; in `lacked`, by identity and name, those of modules that were asked for while there was no tensor,
+    and that the program had not set itself: `ALL` is the name where somebody had the whole dict."""
     global _building
     watched = set(classes)
+    written: set[tuple[int, str]] = set()
     seen: dict[int, Any] = {}  # containers and objects that were looked into, which live as long as their ids count
 
     def note(owner: Any, name: str) -> None:
@@ -55,9 +57,11 @@ def reading(
         if named is not None:
             names.setdefault(type(owner), set()).add(named)
             if lacked is not None and issubclass(type(owner), nn.Module):
-                value = object_dict(owner).get(name)
-                if not issubclass(type(value), Tensor):
-                    lacked.add((id(owner), name))
+                key = id(owner), named
+                if name == "__dict__" and named != ALL:  # torch is about to set it, or has looked for it already
+                    written.update({key} - lacked)
+                elif key not in written and not issubclass(type(object_dict(owner).get(named)), Tensor):
+                    lacked.add(key)
 
     def found(value: Any) -> None:
         if isinstance(value, dict | list | tuple) and id(value) not in seen:

@@ -48,7 +48,13 @@ def drawn_once(m: Any, x: Tensor) -> Tensor:
     return m.layer(x * m.mask)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("forward", [counts_up, of_the_first_batch, drawn_once])
+def looked_for_in_the_dict(m: Any, x: Tensor) -> Tensor:
+    if "first" not in vars(m):
+        m.first = x.mean()
+    return m.layer(x - m.first)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("forward", [counts_up, of_the_first_batch, drawn_once, looked_for_in_the_dict])
 def test_one_that_the_next_call_would_find_is_an_error_with_the_line(forward: Any) -> None:
     with pytest.raises(
         flow.SbpError, match=r"is asked for before there is a tensor.*test_kept_tensors.py:\d+\n.*\n.*buffer"
@@ -67,7 +73,14 @@ def shown_only(m: Any, x: Tensor) -> Tensor:
     return m.seen.relu()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("forward", [its_own_mask, shown_only])
+def set_anew_before_it_is_read(m: Any, x: Tensor) -> Tensor:
+    m.cache = None
+    if m.cache is None:
+        m.cache = x.mean()
+    return m.layer(x - m.cache)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("forward", [its_own_mask, shown_only, set_anew_before_it_is_read])
 def test_one_that_is_the_same_at_each_call_or_only_shown_is_fine(forward: Any) -> None:
     torch.manual_seed(0)
     model, alone = Kept(forward), Kept(forward)
