@@ -22,6 +22,7 @@ __all__ = ["Fitted", "fitted"]
 
 Made = TypeVar("Made")
 TURNS = 6
+PATIENCE = 2  # turns in which the share alone may bring the peak down, which halves what is too much at each
 NEAR = 0.02  # share of the limit that may be left
 ENOUGH, FAR = 0.01, 0.03  # gaps: with which a plan may stand, and above which branches would take too long
 
@@ -77,7 +78,7 @@ def fitted(
     chosen = counted.memory, limit  # for which the best was found
     room, share, leanest = limit, counted.share(solution, worst), 0
     seen = {solution.choice}
-    for _ in range(TURNS):
+    for turn in range(TURNS):
         memory = counted.shared(share)
         solution = solver.solve(memory, room, branches=0, near=solution.near)
         if not solution.choice:  # the account may say that it fits
@@ -94,7 +95,7 @@ def fitted(
         seen.add(solution.choice)
         note(worst)
         before, share = share, counted.share(solution, worst)
-        if abs(share - before) <= 1e-3 * before:
+        if abs(share - before) <= 1e-3 * before or (best is None and turn >= PATIENCE):
             room -= found.peak - limit
     if best is None:
         found, worst = lean

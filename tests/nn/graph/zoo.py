@@ -143,7 +143,7 @@ ZOO = {
     "t5": Kind(t5, pairs, ("*.q.weight", "*.k.weight", "*.v.weight", "*.wi.weight"), ("*.o.weight", "*.wo.weight")),
     "mixtral": Kind(mixtral, words, ("*.q_proj.weight", "*.k_proj.weight", "*.v_proj.weight"), ("*.o_proj.weight",),
                     little=0.9),  # most of it are activations of experts
-    "resnet": Kind(ResNet, images, ("*.conv1.weight",), ("*.conv2.weight",), little=0.7),
+    "resnet": Kind(ResNet, images, ("*.conv1.weight",), ("*.conv2.weight",)),
 }  # fmt: skip
 
 
