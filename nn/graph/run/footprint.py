@@ -99,8 +99,10 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         sequences = -(-slots // program.slices)  # that have begun and not ended
         more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
         # There are no sums before a first micro-batch has ended, and behind that one less is kept.
-        added = summed(variant, rank) if many > 1 else 0
+        parts = summed(variant, rank)
+        added = parts if many > 1 else 0
         extra = round(max(more * stays[rank].bytes, behind * stays[rank].bytes + added))
+        extra += max(0, parts - peak.gradients)  # those of one micro-batch lie so too, where they go home behind all
         extra += round(max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
         there = partial(_kept_slots, program, stays[rank].values, shift)
         extra += sum(_hopping(way, rank, there) for way in hops)
