@@ -28,7 +28,6 @@ style: .venv/.ready
 
 sweep: .venv/.ready
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --sweep -n 2 --dist worksteal -m "sweep and not alone" tests
-	@$(RUN) -m pytest -q --sweep -m "sweep and alone" tests
 
 bench: .venv/.ready
 	@$(RUN) benchmarks/boxing.py
