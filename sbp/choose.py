@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from .call import NEVER, Call, LocalFunction, Match, Piece, Way
-from .registry import RuleAnswer
+from .rule import RuleAnswer
 from .signature import Reduction
 from .state import Factors, State, Window, spans
 

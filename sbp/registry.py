@@ -4,51 +4,27 @@ A line of a `.rules` file and a Python function end up here alike: a function of
 of `Way`s, or None where it has nothing to say of this call (which is then taken apart, or run gathered).
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import TypeAlias, TypeVar
+from functools import cache
 
 import torch
 
-from .call import Call, Match, Way
+from .call import Call, Match
 from .precision import exact_groups
+from .rule import RULES, Rule, RuleAnswer
 
-__all__ = ["RuleAnswer", "Rule", "find", "has_rule", "known", "register", "rule_for"]
-
-RuleAnswer: TypeAlias = Match | Sequence[Way] | None
-Rule: TypeAlias = Callable[[Call], RuleAnswer]
-R = TypeVar("R", bound=Rule)
-
-_rules: dict[str, Rule] = {}
-_loaded = False
+__all__ = ["find", "has_rule", "known", "rule_for"]
 
 
-def register(*names: str) -> Callable[[R], R]:
-    """A decorator: this function is the rule of these ops; the names are those of `Call.name`."""
-
-    def put(rule: R) -> R:
-        for name in names:
-            if name in _rules:
-                raise ValueError(f"{name} has a rule already")
-            _rules[name] = rule
-        return rule
-
-    return put
-
-
+@cache
 def known() -> dict[str, Rule]:
     """Every rule, by the name of its op."""
-    global _loaded
-    if not _loaded:
-        _loaded = True  # the book asks for what is known while it is read
-        try:
-            import_module(".book", __package__)
-        except BaseException:  # half a book would gather in silence what the other half covers
-            _loaded = False
-            _rules.clear()
-            raise
-    return _rules
+    try:
+        from . import book as book
+    except BaseException:  # half a book would gather in silence what the other half covers
+        RULES.clear()
+        raise
+    return RULES
 
 
 def has_rule(op: torch._ops.OpOverload) -> bool:

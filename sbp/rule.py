@@ -19,21 +19,39 @@ Dims that are reduced or never split may be gone from an output, or be of size 1
 """
 
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 
 from ..placement.errors import SbpError, caret
-from ..sbp import registry
-from .call import Call, Match, tensors_in
+from .call import Call, Match, Way, tensors_in
 from .pattern import MARKS, Dim, Operand, lay
 from .schema import Operands, operands, suggest
 
-__all__ = ["TextRule", "define", "load", "parse"]
+__all__ = ["RULES", "Rule", "RuleAnswer", "TextRule", "define", "load", "parse", "register"]
+
+RuleAnswer: TypeAlias = Match | Sequence[Way] | None
+Rule: TypeAlias = Callable[[Call], RuleAnswer]
+R = TypeVar("R", bound=Rule)
+
+RULES: dict[str, Rule] = {}  # by the names of their ops, as far as they are read: `registry.known` has all
+
+
+def register(*names: str) -> Callable[[R], R]:
+    """A decorator: this function is the rule of these ops; the names are those of `Call.name`."""
+
+    def put(rule: R) -> R:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"{name} has a rule already")
+            RULES[name] = rule
+        return rule
+
+    return put
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +202,9 @@ def _check(rule: TextRule) -> None:
 def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
     """Read the rule of an op and put it into the book; of an op that torch does not know, it is checked when called."""
     rule = parse(name, text, source)
-    if name in registry.known():
+    if name in RULES:
         raise wrong(name, text, source, -len(name) - 2, f"{name} has a rule already", "keep one of the two")
-    registry.register(name)(rule)
+    register(name)(rule)
     return rule
 
 

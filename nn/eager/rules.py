@@ -10,7 +10,7 @@ from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ...sbp import check, registry
 from ...sbp.check import RuleReport
-from ...sbp.rule import define
+from ...sbp.rule import define, register
 from .dispatch import forget
 from .functions import Applied, function_name
 
@@ -29,14 +29,15 @@ def rule(op: str | type[Function], text: str | None = None) -> Any:
     """
     name = function_name(op) if isinstance(op, type) else op
     forget()
+    known = registry.known()
     if text is not None:
         define(name, text, user_line())
         return None
 
     def put(function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in registry.known():
+        if name in known:
             raise SbpError(f"{name} has a rule already\n  keep one of the two")
-        return registry.register(name)(function)
+        return register(name)(function)
 
     return put
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Match, Piece, Rewritten
-from ..registry import register
+from ..rule import register
 from .labels import aligned, labelled
 
 __all__: list[str] = []

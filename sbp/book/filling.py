@@ -1,7 +1,7 @@
 """New tensors made after another: only its shape, dtype and device count, so that it may lie in any way."""
 
 from ..call import Call, Way
-from ..registry import register
+from ..rule import register
 from ..state import State
 from ..traits import named
 

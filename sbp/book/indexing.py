@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Match, Piece, Rewritten
-from ..registry import register
+from ..rule import register
 from .labels import aligned, broadcast, labelled
 
 __all__ = ["indexed", "own", "picked", "places"]

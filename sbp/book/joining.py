@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..call import Call, Match, Piece, Rewritten, Way
-from ..registry import register
+from ..rule import register
 from ..state import State
 from .labels import labelled
 from .views import carried

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Match, Piece
-from ..registry import register
+from ..rule import register
 from .labels import Labels, aligned, broadcast, called_with, labelled, named, position
 
 __all__: list[str] = []

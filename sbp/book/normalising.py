@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from ..call import Call, Match
-from ..registry import register
+from ..rule import register
 from .labels import labelled, named, position
 
 __all__: list[str] = []

@@ -6,7 +6,7 @@ import torch
 
 from ..call import Call, Match
 from ..pattern import Dim, Operand, lay
-from ..registry import register
+from ..rule import register
 
 __all__ = ["cast", "pointwise"]
 

@@ -7,7 +7,7 @@ from math import prod
 
 from ..call import Call, Match
 from ..pattern import Dim, Operand, lay
-from ..registry import register
+from ..rule import register
 from .labels import labelled, named, position
 
 __all__ = ["einsum", "tensordot"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..call import Call, Match, Piece
 from ..recurrent import layer
-from ..registry import register
+from ..rule import register
 from .labels import labelled, named
 
 __all__: list[str] = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Match, Piece, Rewritten
-from ..registry import register
+from ..rule import register
 from .labels import labelled
 
 __all__ = ["part_of"]

@@ -6,8 +6,7 @@ The rule is written for that number, as a line of the book would be.
 from functools import cache
 
 from ..call import Call, Match
-from ..registry import Rule, register
-from ..rule import parse
+from ..rule import Rule, parse, register
 
 __all__ = ["norm", "renorm"]
 

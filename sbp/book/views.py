@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Rewritten, Way
-from ..registry import register
+from ..rule import register
 from ..state import Factors, State, drop, trim
 from ..traits import named
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Match
-from ..registry import register
+from ..rule import register
 from .indexing import indexed, picked, places
 from .labels import aligned, labelled
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sbpflow.sbp.call import Call, Match, Piece, Way
 from sbpflow.sbp.check import check_rule, check_way, expand_line
-from sbpflow.sbp.registry import RuleAnswer, register
+from sbpflow.sbp.rule import RuleAnswer, register
 from sbpflow.sbp.state import State
 
 ATEN = torch.ops.aten

@@ -8,7 +8,7 @@ import torch
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import registry
 from sbpflow.sbp.call import NEVER, Call, Match, tensors_in
-from sbpflow.sbp.rule import define, load, parse
+from sbpflow.sbp.rule import Rule, define, load, parse
 from sbpflow.sbp.schema import named_op
 
 N = NEVER
@@ -178,15 +178,14 @@ def test_an_unknown_op_is_told_its_neighbours() -> None:
 
 
 @pytest.fixture
-def shelf(monkeypatch: pytest.MonkeyPatch) -> dict[str, registry.Rule]:
+def shelf(monkeypatch: pytest.MonkeyPatch) -> dict[str, Rule]:
     """A book of its own, so that a test leaves nothing in ours."""
-    registry.known()
-    rules: dict[str, registry.Rule] = {}
-    monkeypatch.setattr(registry, "_rules", rules)
+    rules: dict[str, Rule] = {}
+    monkeypatch.setattr("sbpflow.sbp.rule.RULES", rules)
     return rules
 
 
-def test_lines_share_a_rule_and_go_on(shelf: dict[str, registry.Rule]) -> None:
+def test_lines_share_a_rule_and_go_on(shelf: dict[str, Rule]) -> None:
     load("# sums\nmm|bmm|\n  mv  {x!} -> x! # what\n".replace("{x!} -> x!", "_, _ -> _"), "a.rules")
     load("\namax  *[dim]:max -> *[dim]:max ; where keepdim == True\n  or  *[dim]! -> *[dim]!\n", "b.rules")
     assert sorted(shelf) == ["amax", "bmm", "mm", "mv"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Match, Piece, Rewritten
-from ...registry import register
+from ...rule import register
 from ...state import Border, Spans, Window
 from ..labels import labelled
 from .reach import seen_by

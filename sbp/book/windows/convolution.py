@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Match, Piece, Rewritten
-from ...registry import register
+from ...rule import register
 from ...state import Window
 from ..labels import called_with, labelled, named, position
 from .reach import is_split, margins, padded, per_dim, seen_by

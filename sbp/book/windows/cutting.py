@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Match, Piece, Rewritten
-from ...registry import register
+from ...rule import register
 from ...state import Window
 from ..labels import labelled
 from ..slices import part_of

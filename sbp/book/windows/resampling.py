@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...call import Call, Match, Piece, Rewritten
-from ...registry import register
+from ...rule import register
 from ...state import Window
 from ..labels import called_with, labelled
 from .reach import padded, seen_by
