@@ -1,8 +1,10 @@
 """The map of the house: its folders from the ground up, and the arrows of imports between them.
 
-    python tools/house.py     the map, a line a folder: how many modules it has, and whom they import
+    python tools/house.py     the map, a line a folder: how many modules it has, and whom they import;
+                              then the lines of core and ring, and how many imports of the ring the core has
 
-Every import counts, also those in functions and under TYPE_CHECKING. tests/test_house.py holds the house to it.
+Every import counts, also those in functions, under TYPE_CHECKING and by string. tests/test_house.py holds the house to
+it.
 """
 
 import ast
@@ -13,11 +15,23 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["FLOORS", "ROOM_CODE", "ROOT", "arrows", "files", "imports", "joined", "map_of", "units"]
+__all__ = [
+    "FLOORS", "RING", "ROOM_CODE", "ROOT", "arrows", "files", "imports", "imports_in", "in_ring", "joined", "map_of",
+    "ring_imports", "tree", "units",
+]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("placement", "sbp", "boxing", "actors", "nn")  # lowest first
+# Rooms that read plans, write files, draw, search, encode or train without a flush: the core imports none of them.
+RING = (
+    "boxing/encoders", "boxing/graph/picture", "boxing/graph/report", "boxing/picture",
+    "actors/added", "actors/schedules/search", "actors/timeline",
+    "nn/asynchronous", "nn/checkpoint", "nn/composites", "nn/data", "nn/explanations", "nn/files", "nn/islands",
+    "nn/plan", "nn/refit",
+)  # fmt: skip
 DATA = {".py", ".lark", ".rules", ".toml"}
+
+BY_STRING = {"import_module", "__import__"}
 
 Arrows: TypeAlias = Mapping[str, set[str]]  # a module, and those that it imports
 
@@ -42,9 +56,14 @@ class Import:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+@cache
 def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a file."""
-    return tuple(imports_in(ast.parse((ROOT / path).read_text()), path))
+    return tuple(imports_in(tree(path), path))
 
 
 def imports_in(tree: ast.Module, path: Path) -> Iterator[Import]:
@@ -57,6 +76,21 @@ def imports_in(tree: ast.Module, path: Path) -> Iterator[Import]:
             for name in node.names:
                 parts = (*package, *(node.module or "").split("."), name.name)
                 yield Import(node.level, ".".join(filter(None, parts)))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in BY_STRING and node.args:
+            yield from by_string(node.args[0], path)
+
+
+def by_string(name: ast.expr, path: Path) -> Iterator[Import]:
+    """The imports of an `import_module(name)`: a module, or all of the file's folder where the name begins with a dot
+    and is put together only as it runs. A name of which nothing is known, such as one that a user gives, is none."""
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        bare = name.value.lstrip(".")
+        level = len(name.value) - len(bare)
+        package = path.parent.parts[: len(path.parent.parts) - level + 1] if level else ()
+        yield Import(level, ".".join((*package, bare)))
+    elif ast.unparse(name).startswith(("f'.{", 'f".{')):
+        names = {module_of(each) for each in ROOM_CODE}
+        yield from (Import(1, name) for name in names if name.rpartition(".")[0] == module_of(path))
 
 
 @cache
@@ -105,14 +139,14 @@ def reached(of: Arrows, start: str) -> set[str]:
 def map_of(of: Arrows) -> str:
     """The folders from the ground up: how many modules each has, the rooms below that it imports, and which folders.
 
-    Of its own room those are left out that it imports through others. Of a folder that imports this one in turn, the
+    Of its own room those are left out that it imports through others. Of one above that imports this one in turn, the
     modules are named.
     """
     inside = folders(of)
-    between = joined(of, inside)
+    whole, between = joined(of, inside), joined(of, inside)
     for folder in between:
         for above in [each for each in between[folder] if folder.startswith(f"{each}.")]:
-            if folder in between[above]:
+            if folder in reached(whole, above):
                 mine = (of[module] for module in of if inside[module] == folder)
                 between[folder] |= {module for targets in mine for module in targets if inside[module] == above}
                 between[folder] -= {above}
@@ -133,5 +167,32 @@ def map_of(of: Arrows) -> str:
     return "\n".join(lines)
 
 
+def in_ring(path: Path) -> bool:
+    return any(path.as_posix().startswith(f"{room}/") for room in RING)
+
+
+def is_face(path: Path) -> bool:
+    """Whether it only hands names on, so that what it imports is not what the core needs."""
+    return path.name == "__init__.py" and not any(
+        isinstance(each, ast.FunctionDef | ast.For) for each in tree(path).body
+    )
+
+
+def ring_imports() -> list[str]:
+    """The imports of the ring by the core, as `module -> module`."""
+    ring = {module_of(path) for path in ROOM_CODE if in_ring(path)}
+    core = [module_of(path) for path in ROOM_CODE if not in_ring(path) and not is_face(path)]
+    return sorted(f"{module} -> {target}" for module in core for target in arrows()[module] & ring)
+
+
+def sizes() -> str:
+    """How large core and ring are, and what still ties them."""
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in ROOM_CODE}
+    ring = sum(count for path, count in lines.items() if in_ring(path))
+    core = sum(lines.values()) - ring
+    return f"core {core:,} lines, with {len(ring_imports())} imports of the ring; ring {ring:,} lines"
+
+
 if __name__ == "__main__":
     print(map_of(arrows()))
+    print(sizes())
