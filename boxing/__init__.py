@@ -4,7 +4,7 @@ plan         how a tensor gets from one layout to another: routes/ finds it, exc
 box          along a plan, with gradients; record: every move that happened; infer_layout, memory: of given pieces
 bundle       what many tensors have to send, in few exchanges
 survivors    what is left of a tensor where ranks are lost
-reductions   addends on one rank; explanation: of choices, as every `explain` returns them
+reductions   addends on one rank; explanation: of choices, as every `explain` returns them; figures: in words
 picture/     of moves; graph/: all moves of a step; demo: every move between signatures
 """
 

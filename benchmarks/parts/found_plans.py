@@ -28,7 +28,7 @@ def _found(model: str, cluster: str, limit: int) -> tuple[str, ...]:
     import transformers as t
 
     import sbpflow as flow
-    from sbpflow.boxing.picture.palette import duration
+    from sbpflow.boxing.figures import duration
 
     with torch.device("meta"):
         made = {

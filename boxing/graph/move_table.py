@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from ...placement import Placement
 from ...sbp import Layout, State
 from ..bundle import refilling
-from ..picture.palette import SHORT
 from ..plan import BoxingPlan, plan
+from ..routes.moves import LOCAL
 from .blocks import Blocks
 from .buckets import exchange, exchanges, gathered
 from .physical import Back, Physical, Source, in_narrower
@@ -146,7 +146,9 @@ def axes_of(place: Placement, axes: Iterable[int]) -> tuple[str, ...]:
 
 def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
     """The moves of a plan that send something."""
-    return tuple(CollectiveKind(m.kind, _named(plan, m.src.placement, m.axes)) for m in plan.moves if m.kind in SHORT)
+    return tuple(
+        CollectiveKind(m.kind, _named(plan, m.src.placement, m.axes)) for m in plan.moves if m.kind not in LOCAL
+    )
 
 
 def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:

@@ -2,5 +2,5 @@
 
 draw         a plan as a graph
 matrix       all moves between signatures
-palette      colours, bytes and seconds in words, for every picture and table
+palette      colours of moves, for every picture and table
 """

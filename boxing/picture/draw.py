@@ -19,8 +19,9 @@ from ...placement.errors import MissingError
 from ...placement.links import Price
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
+from ..figures import duration, volume
 from ..routes.moves import Move
-from .palette import FAMILIES, duration, family, volume
+from .palette import FAMILIES, family
 
 __all__ = ["DrawnPlan", "axis_graph", "picture", "plan_graph", "written"]
 

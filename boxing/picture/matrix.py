@@ -13,9 +13,10 @@ from html import escape
 from itertools import groupby, pairwise
 
 from ...sbp import Layout
+from ..figures import volume
 from ..routes.bound import lower_bound
 from .draw import DrawnPlan
-from .palette import FAMILIES, SHORT, family, volume
+from .palette import FAMILIES, SHORT, family
 
 __all__ = ["moves_matrix"]
 

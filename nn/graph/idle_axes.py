@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...boxing.figures import duration
 from ...boxing.graph.physical import Physical
-from ...boxing.picture.palette import duration
 from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.joint.solver.solve import Solver

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...boxing.figures import volume
 from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.encode import encoded
 from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Box, Physical
-from ...boxing.picture.palette import volume
 from ...placement import Cluster, Placement, default_cluster
 from ...placement.errors import SbpError
 from ...placement.world import world

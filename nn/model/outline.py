@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...boxing.picture.palette import volume
+from ...boxing.figures import volume
 from ...placement import Placement
 from ...placement.errors import SbpflowError
 from ...sbp import Layout, SbpLike, layout

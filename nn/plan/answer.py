@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from ...boxing.figures import duration, volume
 from ...boxing.graph.report.report import Report
-from ...boxing.picture.palette import duration, volume
 from ...placement import Placement
 from ...sbp import Broadcast, Layout, Sbp
 from ..graph.choose.blocks_again import blocks_of_ops

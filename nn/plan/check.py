@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from ...boxing.figures import duration, volume
 from ...boxing.graph.move_table import MoveTotal, totals
 from ...boxing.graph.report.report import Report
-from ...boxing.picture.palette import duration, volume
 from ...placement import Cluster, cluster, use_cluster
 from ...placement.errors import SbpError
 from ..graph.captures import Captures

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ...boxing.figures import duration, volume
 from ...boxing.graph.blocks import Blocks
 from ...boxing.graph.move_table import MoveRow, each_move
 from ...boxing.graph.physical import Physical
-from ...boxing.picture.palette import duration, volume
 from ..graph.lower.order import schedule
 from ..graph.lower.segments import segments
 from ..graph.step import Step

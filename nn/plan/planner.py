@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ...boxing.picture.palette import duration, volume
+from ...boxing.figures import duration, volume
 from ...placement import Cluster, cluster, default_cluster
 from ...placement.device import card_here
 from ...placement.errors import SbpError, SbpflowError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from ...boxing.picture.palette import duration, volume
+from ...boxing.figures import duration, volume
 from ..graph.explain import parts_of
 from ..graph.step import Step
 from .candidates import Candidate

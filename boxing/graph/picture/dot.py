@@ -5,7 +5,8 @@ Everything has a class (`op`, `gather`, ...), so that a page may colour it again
 
 from collections.abc import Iterator, Sequence
 
-from ...picture.palette import FAMILIES, duration, volume
+from ...figures import duration, volume
+from ...picture.palette import FAMILIES
 from ..move_prices import MovePrices
 from ..physical import Op, Physical
 from .legend import all_told, legend_chips

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...picture.palette import duration, volume
+from ...figures import duration, volume
 from ...plan import BoxingPlan
 from ..move_prices import MovePrices
 from ..move_table import CollectiveKind, MoveRow, merged, ways_of

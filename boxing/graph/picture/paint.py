@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from ....placement.errors import SbpError
-from ...picture.palette import duration, volume
+from ...figures import duration, volume
 from ...plan import BoxingPlan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange

@@ -8,7 +8,8 @@ import torch
 
 from ....sbp import Layout
 from ....sbp.traits import traits
-from ...picture.palette import duration, family, user_path, volume
+from ...figures import duration, user_path, volume
+from ...picture.palette import family
 from ...plan import BoxingPlan
 from ..move_prices import MovePart
 from ..move_table import CollectiveKind, ways_of

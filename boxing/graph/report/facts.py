@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...picture.palette import duration
+from ...figures import duration
 from ..blocks import Blocks
 from ..move_prices import MovePrices
 from ..move_table import MoveAccount, MoveRow, MoveTotal, moves_of, totals

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ...picture.palette import duration, user_path, volume
+from ...figures import duration, user_path, volume
 from .facts import GraphFacts, MemoryReport
 from .lines import headline, table, table_of_moves, time_line
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ....sbp import Layout
-from ...picture.palette import duration, user_path, volume
+from ...figures import duration, user_path, volume
 from ..move_table import MoveRow
 from ..physical import Op
 from ..picture.scene import lie, some

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from ....sbp import Broadcast, Partial, Sbp
-from ...picture.palette import counted, volume
+from ...figures import counted, volume
 from .facts import GraphFacts, Held, MemoryReport
 from .roles import Role, together
 from .summary import listed

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from ...picture.palette import FAMILIES, duration, family, user_path, volume
+from ...figures import duration, user_path, volume
+from ...picture.palette import FAMILIES, family
 from ..move_table import CollectiveKind, MoveRow
 from ..picture.draw import svg
 from .facts import GraphFacts, MemoryReport

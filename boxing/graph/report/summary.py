@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ...picture.palette import counted, duration, volume
+from ...figures import counted, duration, volume
 from .facts import GraphFacts, Held, MemoryReport
 from .lines import headline, table, table_of_moves, time_line
 from .roles import Role, together

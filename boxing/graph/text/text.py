@@ -48,7 +48,7 @@ from ....sbp import B, Layout
 from ....sbp.call import Call, Indices
 from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
-from ...picture.palette import volume
+from ...figures import volume
 from ...plan import BoxingPlan, plan
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ....boxing.figures import duration
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.insert import Choice, insert
 from ....boxing.graph.physical import Physical
-from ....boxing.picture.palette import duration
 from ....placement import Placement, default_cluster
 from ....placement.device import FAMILIES
 from ....placement.errors import SbpError, ShortageError

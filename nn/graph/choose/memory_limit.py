@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from ....boxing.figures import volume
 from ....boxing.graph.report.facts import Held
-from ....boxing.picture.palette import volume
 from ....placement.errors import ShortageError
 from ....sbp.joint.formulate import Formulated
 from ....sbp.joint.placements import Homes

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ....boxing.picture.palette import duration
+from ....boxing.figures import duration
 from ....placement.errors import SbpflowError, ShortageError
 from ....sbp.logical import Logical
 from .choose import Decided

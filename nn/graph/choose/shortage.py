@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from ....boxing.figures import volume
 from ....boxing.graph.report.facts import Held
-from ....boxing.picture.palette import volume
 from ....sbp.joint.formulate import Formulated
 
 __all__ = ["kept_most", "shortage"]

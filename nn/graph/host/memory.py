@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ....boxing.figures import volume
 from ....boxing.graph.physical import Physical
-from ....boxing.picture.palette import volume
 from ....placement.errors import SbpError
 
 __all__ = ["ROOT", "Folder", "empty", "to_disk"]

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from ....actors.runtime.channel import ahead
+from ....boxing.figures import volume
 from ....boxing.graph.physical import vars_in
 from ....boxing.graph.report.facts import Held
-from ....boxing.picture.palette import volume
 from ....placement.errors import SbpError
 from ....sbp import Layout
 from ..choose.choose import Decided

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B
-from sbpflow.boxing.picture.palette import duration
+from sbpflow.boxing.figures import duration
 from sbpflow.nn.plan.check import Checked
 
 GRID = "grid (data=2, tensor=2)\n"

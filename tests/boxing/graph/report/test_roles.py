@@ -7,8 +7,8 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from sbpflow.boxing.figures import user_path
 from sbpflow.boxing.graph.report.roles import roles_of
-from sbpflow.boxing.picture.palette import user_path
 from sbpflow.sbp import Sbp
 from tests.boxing.graph.gpt import gpt, piped
 from tests.nn.graph.graphs import GRAPHS, LINE, Build, aten, total
