@@ -2,6 +2,6 @@
 
 insert       a logical graph and a choice -> physical, with all moves; transpose: and those of gradients
 physical     the graph as a value; memory_order: how its pieces lie; buckets: gradients that move together
-blocks, move_table     what repeats, and every move with its price, for pictures and reports
+blocks, move_table     what repeats, and every move with its price; measures: memory of a rank, course of micro-batches
 text/, picture/, report/
 """

@@ -6,9 +6,10 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
+from ...boxing.graph.measures import Held
 from ...boxing.graph.move_table import AccountKey, MoveAccount, updates
 from ...boxing.graph.physical import Physical
-from ...boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport
+from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
 from ...placement.cluster import default_cluster
 from ...sbp.joint.options import Option

@@ -9,8 +9,8 @@ from torch import Tensor
 from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
 from ...boxing.exchange.execute import threads_exchange
+from ...boxing.graph.measures import Course
 from ...boxing.graph.physical import Physical
-from ...boxing.graph.report.facts import Course
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.state import State

@@ -10,15 +10,14 @@ from typing import Any
 
 from ...figures import duration
 from ..blocks import Blocks
+from ..measures import Course, Held
 from ..move_prices import MovePrices
 from ..move_table import MoveAccount, MoveRow, MoveTotal, moves_of, totals
 from ..physical import Op, Physical
 from ..picture.scene import lie, op_name
 from .roles import Role, roles_of
 
-__all__ = ["Cost", "Course", "GraphFacts", "Held", "MemoryReport", "OpRow", "SearchReport", "ops_of"]
-
-STAGES = 4  # that are named, those that work most
+__all__ = ["Cost", "GraphFacts", "MemoryReport", "OpRow", "SearchReport", "ops_of"]
 
 
 @dataclass(frozen=True)
@@ -29,22 +28,6 @@ class Cost:
     seconds: float
     runner_up: str = ""
     extra: float = 0.0
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes.
-    `moment` names the values of what runs then. What is offloaded is no part of that: it is `host` bytes of its host's
-    memory, and `disk` bytes of files."""
-
-    parameters: int
-    gradients: int
-    states: int
-    activations: int
-    total: int
-    moment: Sequence[str] = ()
-    host: int = 0
-    disk: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,32 +97,6 @@ class OpRow:
     @property
     def signature(self) -> str:
         return f"{', '.join(self.inputs)} -> {', '.join(dict.fromkeys(self.outputs))}"
-
-
-@dataclass(frozen=True)
-class Course:
-    """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
-    still, and for each stage where it lies and the seconds that it works. Behind all of it come those of what is done
-    `once`, in the stage that takes longest for it. Where a schedule has no flush, `draining` are the seconds in which a
-    call fills and drains the line, which is empty between two of them."""
-
-    schedule: str
-    micro_batches: int
-    seconds: float
-    bubble: float
-    stages: tuple[tuple[str, float], ...]
-    once: float = 0.0
-    draining: float = 0.0
-
-    def __str__(self) -> str:
-        slowest = sorted(self.stages, key=lambda stage: -stage[1])[:STAGES]
-        kept = [stage for stage in self.stages if stage in slowest]
-        more = len(self.stages) - len(kept)
-        said = ", ".join(f"{where} {duration(busy)}" for where, busy in kept) + f", {more} more less" * bool(more)
-        under = f" under {self.schedule}" * bool(self.schedule)
-        last = f"; once a step {duration(self.once)}" if len(self.stages) > 1 and self.once else ""
-        last += f"; each call fills and drains the line in {duration(self.draining)}" * bool(self.draining)
-        return f"{self.micro_batches} micro-batches{under}, bubble {self.bubble:.1%}; stages work: {said}{last}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from html import escape
 
 from ....sbp import Broadcast, Partial, Sbp
 from ...figures import counted, volume
-from .facts import GraphFacts, Held, MemoryReport
+from ..measures import Held
+from .facts import GraphFacts, MemoryReport
 from .roles import Role, together
 from .summary import listed
 

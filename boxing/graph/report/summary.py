@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from ...figures import counted, duration, volume
-from .facts import GraphFacts, Held, MemoryReport
+from ..measures import Held
+from .facts import GraphFacts, MemoryReport
 from .lines import headline, table, table_of_moves, time_line
 from .roles import Role, together
 

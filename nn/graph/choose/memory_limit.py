@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ....boxing.figures import volume
-from ....boxing.graph.report.facts import Held
+from ....boxing.graph.measures import Held
 from ....placement.errors import ShortageError
 from ....sbp.joint.formulate import Formulated
 from ....sbp.joint.placements import Homes

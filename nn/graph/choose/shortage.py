@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ....boxing.figures import volume
-from ....boxing.graph.report.facts import Held
+from ....boxing.graph.measures import Held
 from ....sbp.joint.formulate import Formulated
 
 __all__ = ["kept_most", "shortage"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ....boxing.encoders.encoded_sum import kept_bytes
+from ....boxing.graph.measures import Held
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Physical, Source
-from ....boxing.graph.report.facts import Held
 from ....boxing.plan import plan
 from ....sbp import Layout
 from ....sbp.logical import OffloadPlace

@@ -15,8 +15,8 @@ from ....actors.schedules.chunk_ends import ended
 from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
+from ....boxing.graph.measures import Course
 from ....boxing.graph.physical import Physical
-from ....boxing.graph.report.facts import Course
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by

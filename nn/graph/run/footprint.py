@@ -11,8 +11,8 @@ import torch
 
 from ....actors.runtime.channel import ahead
 from ....boxing.figures import volume
+from ....boxing.graph.measures import Held
 from ....boxing.graph.physical import vars_in
-from ....boxing.graph.report.facts import Held
 from ....placement.errors import SbpError
 from ....sbp import Layout
 from ..choose.choose import Decided

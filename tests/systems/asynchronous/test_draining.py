@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow.boxing.graph.report.facts import Course
+from sbpflow.boxing.graph.measures import Course
 
 from .stages import squares
 

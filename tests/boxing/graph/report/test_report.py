@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sbpflow.boxing.graph.measures import Held
 from sbpflow.boxing.graph.move_table import moves_of, totals
 from sbpflow.boxing.graph.physical import Op, Physical
-from sbpflow.boxing.graph.report.facts import Cost, Held, MemoryReport, SearchReport, ops_of
+from sbpflow.boxing.graph.report.facts import Cost, MemoryReport, SearchReport, ops_of
 from sbpflow.boxing.graph.report.report import Report
 from tests.boxing.graph.gpt import gpt, piped, tiny
 from tests.counts import calls

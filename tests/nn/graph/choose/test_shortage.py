@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow.boxing.graph.report.facts import Held
+from sbpflow.boxing.graph.measures import Held
 from sbpflow.nn.graph.choose.shortage import shortage
 from sbpflow.nn.graph.run.footprint import less
 from sbpflow.placement.errors import SbpError

@@ -9,8 +9,9 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow import B
+from sbpflow.boxing.graph.measures import Held
 from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
-from sbpflow.boxing.graph.report.facts import Held, MemoryReport
+from sbpflow.boxing.graph.report.facts import MemoryReport
 from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.graph.compiler import compiled_segments, inside, joint
 from sbpflow.nn.graph.compiler.backends import compiled
