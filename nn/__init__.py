@@ -17,9 +17,9 @@ from .composites.experts import experts, experts_of
 from .composites.registry import composite
 from .eager import functions as _functions
 from .explanations.explanation import CallReport
+from .explanations.graph import Graph
 from .files import joint_file as _joint_file
 from .files import torch_protocol as _torch_protocol
-from .graph import Graph
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .graph.frozen_cache import FrozenCache
 from .graph.optimizer import clipping as _clipping

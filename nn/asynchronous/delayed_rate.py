@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...placement.errors import SbpError
 from ..graph.choose.parameters import named_values
-from ..graph.graph import Graph
+from ..graph.graph import StepGraph
 
 __all__ = ["DelayedLR"]
 
@@ -24,7 +24,7 @@ class DelayedLR(LRScheduler):
     one stage of `step` that is in time keeps its rate, and so does what the graph does not train.
     """
 
-    def __init__(self, optimizer: Optimizer, step: Graph, *, anneal: int, last_epoch: int = -1) -> None:
+    def __init__(self, optimizer: Optimizer, step: StepGraph, *, anneal: int, last_epoch: int = -1) -> None:
         if anneal < 1:
             raise SbpError(f"DelayedLR: anneal={anneal}\n  say after how many steps rates are what was asked for")
         late = step.delays().parameters

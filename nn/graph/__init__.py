@@ -11,11 +11,8 @@ memory       what all of that takes at its peak, before and after it is compiled
 run          -> a step that runs: one function, or actors under a schedule
 optimizer    torch's optimizers on the graph's parameters
 
-`graph` is what users call, `compiled` what `compile` makes. `plan` leads through the folders by the list in `passes`,
-in pipelines by way of `plan_pieces`, which gives `pieces`; `step` has what was planned run, `microbatch_runner` where
-it is in micro-batches, `launches` runs steps behind each other while the caller goes on, and `explain` tells.
+`graph` is what `sbpflow.nn.Graph` and `compiled` are made of, the graph of a model and its loss function. `plan` leads
+through the folders by the list in `passes`, in pipelines by way of `plan_pieces`, which gives `pieces`; `step` has what
+was planned run, `microbatch_runner` where it is in micro-batches; `launches` runs steps behind each other while the
+caller goes on, and `views` has figures of the step that ran last.
 """
-
-from .graph import Graph
-
-__all__ = ["Graph"]

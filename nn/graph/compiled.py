@@ -10,7 +10,7 @@ from ...placement.errors import SbpError
 from ..eager.refusals import run_untraced
 from .capture.arguments import parameter_names
 from .captures import Captures
-from .graph import Graph
+from .graph import StepGraph
 from .options import GivenOptions
 
 __all__ = ["CompiledGraph", "M", "Args", "Result"]
@@ -20,7 +20,7 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-class CompiledGraph(Graph, Generic[M, Args, Result]):
+class CompiledGraph(StepGraph, Generic[M, Args, Result]):
     """The graph that `compile` makes: it takes what the loss function takes besides the model, and returns its result.
 
     `build` of a subclass of `Graph` is the user's, and no type of `Graph.__call__` can follow it; here it is known.

@@ -1,4 +1,4 @@
-"""Graph: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
+"""Graphs: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
 from collections.abc import Hashable, Iterable, Iterator
@@ -34,24 +34,11 @@ from .reads.watch import building
 from .step import Step
 from .views import PlannedViews
 
-__all__ = ["Graph", "refuse_wrapper"]
+__all__ = ["StepGraph", "refuse_wrapper"]
 
 
-class Graph(PlannedViews):
-    """Subclass it, give it modules and optimizers as attributes, and write `build`; then call it like a function.
-
-    `build` runs once for each shape of its arguments, on tensors without values. Where it calls `loss.backward()`, the
-    graph trains: with an optimizer it steps, without one gradients are left on the parameters. Parameters become
-    global tensors, and stay the modules' own. `super().__init__` takes the options that `Options` lists.
-
-    >>> import torch
-    >>> import sbpflow as flow
-    >>> class Double(Graph):
-    ...     def build(self, x):
-    ...         return x * 2
-    >>> Double(placement=flow.placement("cpu", range(2)))(torch.ones(2)).numpy()
-    array([2., 2.], dtype=float32)
-    """
+class StepGraph(PlannedViews):
+    """A graph as it is planned and run: `sbpflow.nn.Graph` and what `compile` makes are such, and tell of it too."""
 
     if not TYPE_CHECKING:  # an attribute of the user's own may be called so, of whatever type
         step = MovedName("sbpflow.nn.Graph.step")
@@ -278,4 +265,4 @@ def _refuse_lost(plan: Planned, move: ModelMove | None) -> None:
         )
 
 
-run_untraced(Graph.__call__)
+run_untraced(StepGraph.__call__)

@@ -27,9 +27,12 @@ from ...placement.world import world
 from ...sbp import Layout
 from ...sbp.joint.demands import Rounds
 from ...sbp.joint.known_options import KnownOptions
+from ...sbp.joint.options import Option
 from ...sbp.joint.placements import Homes
 from ...sbp.joint.solver.solve import Solver
+from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical
+from ...sbp.state import Lie
 from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
 from ..model.cast import in_half
@@ -50,7 +53,6 @@ from .choose.parameters import (
     rests_of,
 )
 from .compiler.codegen import function
-from .explain import said
 from .lower.order import schedule
 from .lower.segments import Draw, Stage, segments
 from .memory.account import account
@@ -336,6 +338,19 @@ def _choices(decided: Decided) -> Iterator[str]:
         axes = decided.graph.layout(names[number]).placement.ndim
         taken = said(node.candidates[k], axes)
         yield f"%{number} {what}: {taken}, one of {len(node.candidates)}, {decided.formulated.own(node, k):.3g} s"
+
+
+def said(taken: Stored | Option | Lie, axes: int) -> str:
+    """A candidate in the signatures that users write."""
+    if isinstance(taken, Lie):
+        sbp = taken.state.sbp(axes)
+        return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
+    if isinstance(taken, Stored):
+        lie, grads, states = (said(each, axes) for each in taken[:3])
+        gradient = "" if grads in (lie, states) else f", gradient as {grads}"
+        return lie + gradient + ("" if lie == states else f", updated as {states}")
+    ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))
+    return f"{', '.join(ins)} -> {', '.join(dict.fromkeys(outs))}"
 
 
 def stage_text(stage: Stage) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ...boxing.exchange.execute import transport
 from ...boxing.graph.measures import Held
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Value, Var, vars_in
-from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import fingerprint
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
@@ -29,9 +27,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .additions import Addition, add_to
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
-from .explain import report
 from .host.memory import Folder, to_disk
-from .idle_axes import said_of_idle
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
 from .microbatch_runner import MicroBatchRunner
@@ -105,7 +101,6 @@ class Step:
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
         self.runner: StraightRunner | MicroBatchRunner | None = None
-        self.said_of_idle: Sequence[str] | None = None
         self.tensors = frozenset[int]()  # identities of those that modules hold, from the first run on
         self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
 
@@ -231,7 +226,7 @@ class Step:
         """Why what is offloaded to disk cannot lie there."""
         if not to_disk(self.graph):
             return None
-        held = held_by_rank(self.memory(), self.graph, self.plan.passes.states)
+        held = self.held()
         try:
             folder = Folder(self.name)
             try:
@@ -262,27 +257,10 @@ class Step:
 
     def held(self) -> dict[int, Held]:
         """The same by kind, with the states of optimizers."""
-        return held_by_rank(self.memory(), self.graph, self.plan.passes.states)
+        return self.held_of(self.memory())
 
-    def explain(self, idle: bool = True) -> Report:
-        """The plan and its reasons; in micro-batches, ops and moves are those of one. Of axes that do nothing, `idle`
-        looks what they could do, which takes as long as to plan the step."""
-        with self.graph.priced():
-            return self._explained(idle)
-
-    def _explained(self, idle: bool) -> Report:
-        plan, live = self.plan, self.memory()
-        held = held_by_rank(live, self.graph, plan.passes.states)
-        estimates = max((of.estimates for of in live.values()), key=len, default=())
-        stowed = [of.stowed for of in live.values()]
-        made = report(self.graph, plan.decided, held, estimates, plan.options.memory, self.program.again, stowed)
-        made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
-        return replace(made, idle=self._idle(made.predicted or 0.0)) if idle else made
-
-    def _idle(self, predicted: float) -> Sequence[str]:
-        if self.said_of_idle is None:
-            self.said_of_idle = tuple(said_of_idle(self.plan, predicted))
-        return self.said_of_idle
+    def held_of(self, live: Mapping[int, RankMemory]) -> dict[int, Held]:
+        return held_by_rank(live, self.graph, self.plan.passes.states)
 
     def __repr__(self) -> str:
         sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))

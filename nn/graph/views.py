@@ -1,22 +1,16 @@
-"""Views of the step that ran last: its plan in words and pictures, its course, memory, costs and norms."""
+"""Figures of the step that ran last: its graph, course, memory, costs and norms."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...actors.protocol.diagram import drawn
 from ...actors.protocol.network import Network
 from ...actors.schedules.delays import Delays
 from ...actors.schedules.pipeline import Costs
-from ...actors.timeline.timeline import Timeline
 from ...boxing.encoders.kept import KeptErrors
 from ...boxing.graph.physical import Physical
-from ...boxing.graph.picture.draw import draw, svg
-from ...boxing.graph.report.report import Report
 from ...boxing.graph.text.text import to_text
-from ...boxing.picture.draw import picture, written
 from ...placement import Placement
 from ...placement.errors import SbpError
 from .choose.stage_balance import paths_of
@@ -123,38 +117,6 @@ class PlannedViews:
         """The physical graph as text, which `boxing.graph.from_text` reads back."""
         return to_text(self.physical)
 
-    def draw(self, path: str | Path, *, depth: int | None = None, focus: str | None = None, full: bool = False) -> Path:
-        """Write the boxing graph as a picture; the suffix says svg, png, pdf or dot.
-
-        It is about one screen, with equal layers drawn once; `depth=1` has a node a module, `focus="blocks.0"` one
-        module completely, and `full=True` every op.
-        """
-        prices = self.planned.explain(idle=False).prices
-        return draw(self.physical, path, depth, focus, full=full, prices=prices)
-
-    def draw_map(self, path: str | Path) -> Path:
-        """Write the model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind."""
-        return written(self.explain().map(), path)
-
-    def draw_actors(self, path: str | Path) -> Path:
-        """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
-        return picture(drawn(self._pieces("without actors").program.network), path)
-
-    def timeline(self, path: str | Path | None = None) -> Timeline | None:
-        """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.
-
-        With a path it is also drawn beside the simulation (.svg), or saved for ui.perfetto.dev (.json). With several
-        processes all of them ask, and the first rank gets it.
-        """
-        made = self._pieces("which has no timeline").program.timeline()
-        if made is not None and path is not None:
-            (made.save if Path(path).suffix == ".json" else made.draw)(path)
-        return made
-
-    def explain(self) -> Report:
-        """The plan and its reasons: signatures, moves, memory, the next best. Print it, or `.save(path)`."""
-        return self.planned.explain()
-
     def rank_times(self) -> RankTimes | None:
         """The seconds that each rank works at a step, without what it waits for others, as the median of the last 16:
         print it to have slow ranks named. All processes ask; None where one process plays all ranks, or has none."""
@@ -203,10 +165,6 @@ class PlannedViews:
                 "  make it with micro_batches= or schedule=, as in schedule='1f1b', to have it run by actors"
             )
         return pieces
-
-    def _repr_svg_(self) -> str | None:
-        last = self._last
-        return None if last is None else svg(last.graph, prices=last.explain(idle=False).prices)
 
     @property
     def network(self) -> Network:

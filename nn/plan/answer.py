@@ -13,6 +13,7 @@ from ...boxing.figures import duration, volume
 from ...boxing.graph.report.report import Report
 from ...placement import Placement
 from ...sbp import Broadcast, Layout, Sbp
+from ..explanations.step_report import explained
 from ..graph.choose.blocks_again import blocks_of_ops
 from ..graph.step import Step
 from .assignment import Assignment
@@ -25,7 +26,7 @@ Rests: TypeAlias = dict[str, AxisEntries]  # by names of parameters
 
 def answer(step: Step, given: Assignment | None, known: Report | None = None) -> str:
     """The text of the plan by which a step runs; `given` is what was asked for, and `known` its report."""
-    report = known or step.explain()
+    report = known or explained(step)
     most = report.memory.fullest if report.memory else 0
     head = f"# {duration(report.predicted or 0.0)} a step, {volume(most)} on the fullest rank, as predicted"
     lines = [head, *(_said(given) if given is not None else _by_hand(step))]

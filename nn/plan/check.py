@@ -19,6 +19,7 @@ from ...boxing.graph.move_table import MoveTotal, totals
 from ...boxing.graph.report.report import Report
 from ...placement import Cluster, cluster, use_cluster
 from ...placement.errors import SbpError
+from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
 from ..graph.step import Step
@@ -118,14 +119,14 @@ def checked_step(
     idle: bool = True,
 ) -> Checked:
     """Of the planned step of a plan what is found of it; of axes that do nothing only where `idle` asks for that."""
-    report = step.explain(idle)
+    report = explained(step, idle)
     seconds = report.predicted or 0.0
     others: dict[str, float] = {}
     for line in plan.statements:
         if isinstance(line, ExpectAtMost) and line.of is not None and line.of not in others:
             other = type(plan).load(_beside(plan, line.of))
             there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
-            others[line.of] = there.explain().predicted or 0.0
+            others[line.of] = explained(there).predicted or 0.0
     found = findings(plan, step, others)
     return Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found)
 

@@ -11,6 +11,7 @@ from ...boxing.figures import duration, volume
 from ...boxing.graph.blocks import Blocks
 from ...boxing.graph.move_table import MoveRow, each_move
 from ...boxing.graph.physical import Physical
+from ..explanations.step_report import explained
 from ..graph.lower.order import schedule
 from ..graph.lower.segments import segments
 from ..graph.step import Step
@@ -49,7 +50,7 @@ def expected(plan: PlanText, found: Iterable[Expectation]) -> None:
     wrong = next((finding for finding in found if not finding.holds), None)
     if wrong is not None:
         raise plan.wrong(
-            wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: print(step.explain().full())"
+            wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: print(explained(step).full())"
         )
 
 
@@ -63,7 +64,7 @@ def _finding(line: Statement, step: Step, other: Mapping[str, float]) -> Expecta
     if line.what == "memory":
         most = max((held.total for held in step.held().values()), default=0)
         return Expectation(line, f"the fullest rank takes {volume(most)}", most <= line.limit)
-    seconds = step.explain().predicted or 0.0
+    seconds = explained(step).predicted or 0.0
     if line.of is None:
         return Expectation(line, f"a step is predicted to take {duration(seconds)}", seconds <= line.limit)
     of = other[line.of]

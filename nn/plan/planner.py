@@ -22,6 +22,7 @@ from ...placement.device import card_here
 from ...placement.errors import SbpError, SbpflowError
 from ...placement.world import world
 from ...sbp import Layout
+from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from .answer import answer
 from .assignment import Assignment, assignment
@@ -112,7 +113,7 @@ def plan(
         best, tried = trying.best, trying.tried
         if best is None or best.step is None or best.checked is None:
             raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
-        checked = replace(best.checked, report=best.step.explain())
+        checked = replace(best.checked, report=explained(best.step))
         said = answer(best.step, trying.meaning(best.of.plan), checked.report)
     within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}\n"
     made = FoundPlan.read(said if within in said else said + within)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ...boxing.figures import duration, volume
-from ..graph.explain import parts_of
+from ..explanations.step_report import parts_of
 from ..graph.step import Step
 from .candidates import Candidate
 from .check import Checked

@@ -7,5 +7,5 @@ added_actors     actors that a user added, among these
 network          tasks as actors under a schedule's marks; transfers: what they hand to other ranks
 pairs            which tasks that an order joins run together, and two of them by turns
 pipeline         all micro-batches under a schedule; weights/ says what of these they see
-costs, footprint, timeline     predicted seconds, bytes under way, and what a step did
+costs, footprint     predicted seconds, and bytes under way
 """

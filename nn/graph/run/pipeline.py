@@ -23,12 +23,10 @@ from ....actors.runtime.job import Work
 from ....actors.runtime.partition import RegisterEnd, cut, labels_of
 from ....actors.runtime.runtime import RunRecord, Runtime, order_of, settled
 from ....actors.schedules.schedule import Schedule
-from ....actors.timeline.timeline import Timeline
 from ....boxing.exchange.execute import transport
 from ....boxing.graph.physical import Physical
 from ....placement import Placement
 from ....placement.device import current_stream
-from ....placement.errors import ScheduleError
 from ....placement.world import World, device, world
 from ....sbp import Layout
 from ....sbp.call import tensors_in
@@ -43,7 +41,6 @@ from .chunks import Chunks
 from .network import Bundle, Ends, Lowered, links_of, lowered
 from .pairs import by_turns
 from .tasks import Hop, Name, Tasks
-from .timeline import timeline
 from .transfers import BundleLink
 from .variant import BoundTask, Variant
 from .weights.chunk_weights import ChunkWeights, Validation
@@ -232,12 +229,6 @@ class Pipelined:
     def again(self) -> tuple[str, ...]:
         """The values that are moved a second time for the backward, once for each time."""
         return moved_again(do for task in self.firsts[0].tasks.tasks.values() for do in task.todo)
-
-    def timeline(self) -> Timeline | None:
-        """The timeline of the last step; all ranks ask for it, and the first gets it."""
-        if self.outcome is None:
-            raise ScheduleError("a timeline before any step\n  call the graph first")
-        return timeline(self.outcome, self.proof, self.lowered[self.kinds[0]], self.places, self.bytes)
 
     def work(self, actor: Actor) -> Fire:
         if self.opening is None:

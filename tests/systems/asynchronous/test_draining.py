@@ -18,7 +18,7 @@ def course(schedule: str, m: int, p: int = 3) -> Course:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with flow.use_cluster("a100x8"):
         step = flow.compile(model, squares, optimizer, micro_batches=m, schedule=schedule).plan(x, x)
-        found = step.planned.explain().course
+        found = step.explain().course
         assert found is not None
         return found
 

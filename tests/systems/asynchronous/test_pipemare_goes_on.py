@@ -135,7 +135,7 @@ def test_the_account_of_memory_has_it(kind: Any, dtype: torch.dtype) -> None:
         step: Any = flow.compile(model, squares, optimizer, micro_batches=6, schedule=schedule)
         x, y = numbers(12)
         step(x.to(dtype), y.to(dtype))
-        held, rests = step.planned.explain().memory.ranks, step.memory_at_rest()
+        held, rests = step.explain().memory.ranks, step.memory_at_rest()
         assert {rank: of.states for rank, of in held.items()} == {rank: of.states for rank, of in rests.items()}
         told.append(held)
     means = 8 * 9 * max(dtype.itemsize, 4)

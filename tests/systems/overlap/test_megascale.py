@@ -193,7 +193,7 @@ def planned_with(name: str) -> Any:
     adam = torch.optim.AdamW((parallel(model) if kind else model).parameters())
     with flow.use_cluster("a100x8"):
         step: Any = flow.compile(model, loss_fn, adam, plan=REAL.format(cards="cuda", many=many), **options)
-        return step.plan(words, words), step.planned.explain().predicted / (2 * many)
+        return step.plan(words, words), step.explain().predicted / (2 * many)
 
 
 def test_each_switch_of_a_step_makes_its_own_course_quicker() -> None:

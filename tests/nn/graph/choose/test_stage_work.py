@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.graph.choose.stage_work import LayerCost, StageWork, shape_on
 from sbpflow.nn.graph.step import Step
 from sbpflow.nn.plan.check import planned_step
@@ -76,7 +77,7 @@ class Case:
 
 
 def seconds(step: Step) -> float:
-    return step.explain().predicted or 0.0
+    return explained(step).predicted or 0.0
 
 
 @pytest.mark.sweep
@@ -97,7 +98,7 @@ def test_a_slow_link_is_where_little_is_sent_and_a_slow_device_has_few_layers() 
 
     def runs(*more: tuple[RankLink, ...] | tuple[RankDevice, ...]) -> str:
         with flow.use_cluster(Cluster("two", level, QUICK, *more)):  # type: ignore[arg-type]  # as they stand there
-            return case.found().explain().cut.partition(" layers")[0]
+            return explained(case.found()).cut.partition(" layers")[0]
 
     slow = Device("slow", {"float32": 0.8e12}, 1e10, 0.2e12)
     assert runs((RankLink((0, 1), 1e-6, 1e9),)) == "3 | 3"

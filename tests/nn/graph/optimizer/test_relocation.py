@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 import sbpflow as flow
 from sbpflow.boxing.routes.bound import least_sent
-from sbpflow.nn.graph import Graph
+from sbpflow.nn import Graph
 from sbpflow.placement.errors import PlacementError, SbpError
 from tests.ranks import Ranks
 

@@ -4,31 +4,30 @@ from collections import defaultdict
 from dataclasses import replace
 from statistics import median
 
-from ....actors.protocol.network import Network
-from ....actors.protocol.simulate import Ran, Simulation, simulate
-from ....actors.runtime.ranked import is_wire, joined, renamed
-from ....actors.runtime.runtime import RunRecord
-from ....actors.timeline.clocks import clock_offsets, collect
-from ....actors.timeline.timeline import Timeline
-from ....boxing.plan import plan
-from ....placement.world import world
-from .network import Lowered
+from ...actors.protocol.network import Network
+from ...actors.protocol.simulate import Ran, Simulation, simulate
+from ...actors.runtime.ranked import is_wire, joined, renamed
+from ...actors.timeline.clocks import clock_offsets, collect
+from ...actors.timeline.timeline import Timeline
+from ...boxing.plan import plan
+from ...placement.errors import ScheduleError
+from ...placement.world import world
+from ..graph.run.network import Lowered
+from ..graph.run.pipeline import Pipelined
 
 __all__ = ["timeline"]
 
 
-def timeline(
-    outcome: RunRecord, proof: Simulation, lowered: Lowered, where: dict[str, tuple[int, ...]], nbytes: dict[str, int]
-) -> Timeline | None:
-    """The timeline of all ranks, which all of them ask for; it is on the first, and None on the others.
-
-    `nbytes` is what lies in a slot of the registers that this process fills.
-    """
+def timeline(program: Pipelined) -> Timeline | None:
+    """The timeline of the last step; all ranks ask for it, and the first gets it."""
+    outcome, proof, lowered, where = program.outcome, program.proof, program.lowered[program.kinds[0]], program.places
+    if outcome is None:
+        raise ScheduleError("a timeline before any step\n  call the graph first")
     here = world().rank
     if here is None:
         homes = {queue: ranks[0] for queue, ranks in where.items()}
         by = {rank: tuple(ran for ran in outcome.firings if homes[ran.queue] == rank) for rank in homes.values()}
-        network = _weighed(proof.network, nbytes)
+        network = _weighed(proof.network, program.bytes)
         return Timeline(network, by, {}, _simulated(network, outcome.firings))
     ranks = sorted({rank for each in where.values() for rank in each})
     if here not in ranks:
@@ -39,7 +38,7 @@ def timeline(
         return None
     whole = joined(proof, where, {name: _pairs(lowered, where, proof, name) for name in _names(proof.network)})
     everything = tuple(ran for each in records.values() for ran in each)
-    whole = _weighed(whole, {f"{name}@{here}": size for name, size in nbytes.items()})
+    whole = _weighed(whole, {f"{name}@{here}": size for name, size in program.bytes.items()})
     return Timeline(whole, records, offsets, _simulated(whole, everything), is_wire)
 
 

@@ -12,7 +12,7 @@ from ...boxing.graph.physical import Physical
 from ...placement import Placement
 from ...sbp import Layout
 from ...sbp.joint.solver.solve import Solver
-from .plan import Planned
+from ..graph.plan import Planned
 
 __all__ = ["IdleAxis", "idle_axes", "said_of_idle"]
 

@@ -1,42 +1,54 @@
-"""The explanation of a graph: the costs of its ops and what would have been next, its memory, and the choice."""
+"""The explanation of a step: the costs of its ops and what would have been next, its memory, and the choice."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from ...boxing.graph.measures import Held
 from ...boxing.graph.move_table import AccountKey, MoveAccount, updates
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
 from ...placement.cluster import default_cluster
-from ...sbp.joint.options import Option
 from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
-from ...sbp.joint.source_options import Stored
-from ...sbp.state import Lie
-from .choose.choose import Decided
+from ..graph.choose.choose import Decided
+from ..graph.memory.liveness import RankMemory
+from ..graph.passes import said
+from ..graph.step import Step
+from .idle_axes import said_of_idle
 
-__all__ = ["parts_of", "report", "said"]
+__all__ = ["explained", "parts_of"]
 
 
-def report(
-    graph: Physical,
-    decided: Decided,
-    ranks: Mapping[int, Held],
-    estimates: Sequence[str],
-    limit: float | None,
-    again: Sequence[str],
-    stowed: Iterable[tuple[int, int]] = (),
-) -> Report:
-    """All that is known of a graph, where so much is held by rank, and so many bytes are stowed in memory and files."""
+_idle: "WeakKeyDictionary[Step, Sequence[str]]" = WeakKeyDictionary()  # a line on each axis that does nothing
+
+
+def explained(step: Step, idle: bool = True) -> Report:
+    """The plan of a step and its reasons; in micro-batches, ops and moves are those of one. Of axes that do nothing,
+    `idle` looks what they could do, which takes as long as to plan the step."""
+    with step.graph.priced():
+        plan, live = step.plan, step.memory()
+        made = _report(step, live)
+        made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
+        if not idle:
+            return made
+        if step not in _idle:
+            _idle[step] = tuple(said_of_idle(plan, made.predicted or 0.0))
+        return replace(made, idle=_idle[step])
+
+
+def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
+    """All that is known of a graph, whose ranks hold so much."""
+    graph, decided, limit = step.graph, step.plan.decided, step.plan.options.memory
+    estimates = max((of.estimates for of in live.values()), key=len, default=())
     found = decided.solution
     many = decided.formulated.rounds.stages
     cost, greedy, bound = found.cost / many, found.greedy / many, found.bound / many
     solution = SearchReport(cost, greedy if greedy < inf else None, bound, found.method, found.seconds, many)
-    memory = MemoryReport(ranks, None if limit is None else int(limit), estimates, decided.again)
+    memory = MemoryReport(step.held_of(live), None if limit is None else int(limit), estimates, decided.again)
     spent = _spent(decided)
     costs = tuple(_costs(decided))
     account = _account(graph, decided)
@@ -50,12 +62,12 @@ def report(
         spent.waited + whole - late,
         spent.hidden,
         spent.update,
-        again,
+        step.program.again,
         once=spent.once + late,
         account=account,
         whole=whole,
     )
-    copying = max((_copying(graph, *each) for each in stowed), default=0.0)
+    copying = max((_copying(graph, *of.stowed) for of in live.values()), default=0.0)
     return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
 
 
@@ -172,16 +184,3 @@ def _sizes(decided: Decided, at: int) -> tuple[int, ...]:
     node = decided.formulated.nodes[at]
     name = decided.names[decided.logical.ops[node.index].numbers[0]]
     return decided.graph.layout(name).placement.shape
-
-
-def said(taken: Stored | Option | Lie, axes: int) -> str:
-    """A candidate in the signatures that users write."""
-    if isinstance(taken, Lie):
-        sbp = taken.state.sbp(axes)
-        return str(sbp[0]) if axes == 1 else f"({', '.join(map(str, sbp))})"
-    if isinstance(taken, Stored):
-        lie, grads, states = (said(each, axes) for each in taken[:3])
-        gradient = "" if grads in (lie, states) else f", gradient as {grads}"
-        return lie + gradient + ("" if lie == states else f", updated as {states}")
-    ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))
-    return f"{', '.join(ins)} -> {', '.join(dict.fromkeys(outs))}"
