@@ -6,7 +6,6 @@ from ..placement.moved import missing_of as _missing_of
 from .added.addition import Added
 from .added.bpipe import bpipe, handed_on
 from .added.room import held_at_once, hidden
-from .protocol.diagram import draw
 from .protocol.network import Actor, Give, Network, Register, Take
 from .protocol.simulate import Simulation, simulate
 from .schedules.chunk_ends import Folding
@@ -19,6 +18,7 @@ from .schedules.search.order_tasks import FoundOrder, order_tasks
 from .schedules.search.pipeline_order import FoundSchedule, curve, search
 from .schedules.search.slice_lengths import slice_lengths, sliced_seconds
 from .schedules.search.task_graph import After, DeviceTask, TaskGraph
+from .timeline.diagram import draw
 
 if not _TYPE_CHECKING:
     __getattr__ = _missing_of(__name__)

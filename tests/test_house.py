@@ -109,11 +109,7 @@ def test_no_folder_imports_itself_through_others() -> None:
 
 # The imports of the ring that the core still has. A line goes when its import is turned around, and none comes.
 STILL = """
-actors.protocol.diagram -> boxing.picture.draw
-actors.runtime.answers -> actors.timeline.replay
 actors.schedules.preview -> boxing.picture.draw
-boxing.demo -> boxing.picture.draw
-boxing.demo -> boxing.picture.matrix
 boxing.graph.buckets -> boxing.encoders.encoded_move
 boxing.graph.buckets -> boxing.encoders.encoded_sum
 boxing.graph.buckets -> boxing.encoders.encoder
@@ -137,8 +133,6 @@ nn.graph.additions -> actors.added.addition
 nn.graph.choose.composed -> nn.composites.axis
 nn.graph.compiler.move_source -> boxing.encoders.encoded_move
 nn.graph.compiler.move_source -> boxing.encoders.hop
-nn.graph.explain -> boxing.graph.report.facts
-nn.graph.explain -> boxing.graph.report.report
 nn.graph.graph -> actors.added.addition
 nn.graph.graph -> boxing.encoders.kept
 nn.graph.lower.instructions -> boxing.encoders.encoded_move
@@ -153,16 +147,8 @@ nn.graph.options -> boxing.encoders.encoder
 nn.graph.run.added_actors -> actors.added.addition
 nn.graph.run.added_actors -> actors.added.value_link
 nn.graph.run.pipeline -> actors.added.addition
-nn.graph.run.pipeline -> actors.timeline.timeline
-nn.graph.run.timeline -> actors.timeline.clocks
-nn.graph.run.timeline -> actors.timeline.timeline
 nn.graph.step -> boxing.encoders.kept
-nn.graph.step -> boxing.graph.report.report
-nn.graph.views -> actors.timeline.timeline
 nn.graph.views -> boxing.encoders.kept
-nn.graph.views -> boxing.graph.picture.draw
-nn.graph.views -> boxing.graph.report.report
-nn.graph.views -> boxing.picture.draw
 nn.model.compress -> boxing.encoders.encoder
 nn.model.inside -> nn.composites.registry
 nn.model.replacement -> nn.files.pretrained
@@ -183,7 +169,7 @@ nn.tensors.tensor -> boxing.encoders.kept
 
 
 def test_the_core_imports_nothing_of_the_ring() -> None:
-    assert all((ROOT / room).is_dir() for room in RING)
+    assert all((ROOT / room).exists() for room in RING)
     assert ring_imports() == STILL.strip().splitlines()
 
 

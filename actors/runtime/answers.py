@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..protocol.simulate import Simulation
-from ..timeline.replay import Replay
 from .partition import Partition, Ranks
+from .replay import Replay
 
 __all__ = ["Answers"]
 

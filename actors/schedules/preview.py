@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ...boxing.picture.draw import written
 from ...placement.moved import MovedName
-from ..protocol.diagram import KINDS, SHADES
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
 from .chunk_ends import Folding
@@ -19,7 +18,7 @@ from .definition import Definition, Shape
 from .pipeline import Costs, network_of
 from .text import Action
 
-__all__ = ["Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
+__all__ = ["KINDS", "SHADES", "Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
 
 _NAME = re.compile(r"([FBWU])(\d+)(?:\.(\d+))?")
 
@@ -27,6 +26,15 @@ INK, LINE, IDLE = "#1f2328", "#7d8590", "#7d859026"
 HIGH, GAP, LEFT, TOP = 24, 4, 76, 30  # pixels: a row, between rows, before the first unit, above the first row
 WIDE, COLUMNS = 1600, 160  # of the rows at most, in pixels and in letters
 DEVICES = 12  # whose figures stand in one line
+KINDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}  # as an actor's name begins
+
+# By kind, for a device's first chunk and those behind it; text is dark on all of them.
+SHADES = {
+    "F": ("#cfe3ff", "#8fbcff", "#6da4f5", "#b3cbe8"),
+    "B": ("#d3f3d0", "#93d98c", "#74c26c", "#b5d6b2"),
+    "W": ("#ffe0bd", "#ffbf80", "#f0a45c", "#e8cfb3"),
+    "U": ("#e3d8ff",),
+}
 
 
 class ChunkTask(NamedTuple):

@@ -1,6 +1,6 @@
-"""Records of a step.
+"""Records of a step, and pictures of networks.
 
 clocks       of all ranks on one clock
 timeline     what ran when, beside the simulation; chart: as a picture
-replay       on the network: what each firing waited for; advice: what to try
+advice       what to try; diagram: the protocol's table and networks as pictures
 """

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ..protocol.feasibility import waits
 from ..protocol.network import Network
 from ..protocol.simulate import Ran
-from .replay import Did, Replay
+from ..runtime.replay import Did, Replay
 
 __all__ = ["Parting", "StepRecords", "advice", "is_wire", "parting", "scale", "summary"]
 

@@ -6,9 +6,9 @@ A row is a queue of a rank; each says how much of the step it stood still.
 from collections.abc import Iterator
 from html import escape
 
-from ..protocol.diagram import KINDS, SHADES
+from ..runtime.replay import Did
+from ..schedules.preview import KINDS, SHADES
 from .advice import StepRecords
-from .replay import Did
 
 __all__ = ["chart"]
 

@@ -21,9 +21,9 @@ from ...placement.errors import ScheduleError
 from ...placement.moved import MovedName
 from ..protocol.network import Network
 from ..protocol.simulate import Ran, Simulation
+from ..runtime.replay import Did
 from .advice import StepRecords, is_wire, scale, summary
 from .chart import chart
-from .replay import Did
 
 __all__ = ["Timeline", "Trace"]
 

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 from itertools import product
 from pathlib import Path
 
-from sbpflow.actors.protocol.diagram import diagram, table
 from sbpflow.actors.protocol.protocol import NEXT
+from sbpflow.actors.timeline.diagram import diagram, table
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

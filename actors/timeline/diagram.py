@@ -1,14 +1,16 @@
-"""Diagrams of actors: one colour a kind in all pictures; the protocol's table and networks as Graphviz graphs."""
+"""Diagrams of actors: the protocol's table and networks as Graphviz graphs."""
 
 from pathlib import Path
 
 from ...boxing.picture.draw import picture
-from .network import Network
-from .protocol import NEXT, MessageKind, Phase
+from ..protocol.network import Network
+from ..protocol.protocol import NEXT, MessageKind, Phase
+from ..schedules.preview import KINDS, SHADES
 
-__all__ = ["KINDS", "SHADES", "diagram", "draw", "drawn", "table"]
+__all__ = ["diagram", "draw", "drawn", "table"]
 
 FONT = "Helvetica,Arial,sans-serif"
+PLAIN = ("#eef1f4",)  # what is of no kind
 FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": "#d3f3d0", "ended": "#e3d8ff"}
 
 
@@ -32,18 +34,6 @@ def diagram() -> str:
             "",
         ]
     )
-
-
-KINDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}  # as an actor's name begins
-
-# By kind, for a device's first chunk and those behind it; text is dark on all of them.
-SHADES = {
-    "F": ("#cfe3ff", "#8fbcff", "#6da4f5", "#b3cbe8"),
-    "B": ("#d3f3d0", "#93d98c", "#74c26c", "#b5d6b2"),
-    "W": ("#ffe0bd", "#ffbf80", "#f0a45c", "#e8cfb3"),
-    "U": ("#e3d8ff",),
-}
-PLAIN = ("#eef1f4",)  # what is of no kind
 
 
 def drawn(network: Network) -> str:
