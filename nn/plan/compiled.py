@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...placement.errors import SbpError
-from ..explanations.step_views import StepViews
+from ..explanations.graph import Graph
 from ..graph.compiled import Args, CompiledGraph, M, Result
 from ..graph.graph import refuse_wrapper
 from ..graph.options import GivenOptions, Options
@@ -32,7 +32,7 @@ class CompileOptions(GivenOptions, total=False):
     plan: PlanText | str | Path | None
 
 
-class _Compiled(StepViews, CompiledGraph[M, Args, Result]):
+class _Compiled(Graph, CompiledGraph[M, Args, Result]):
     """The graph that `compile` makes, which knows the plan that it runs by."""
 
     given: Assignment | None = None

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B
+from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.graph.step import Step
 from tests.ranks import Ranks
 
@@ -65,7 +66,7 @@ def test_what_is_said_of_the_choice_is_said_of_the_step(
         model = Words(64, 256, 400, tied=tied)
     with flow.use_cluster(cluster):
         where = GRIDS[grid].replace("cpu", cluster if cluster == "cpu" else "cuda")
-        report = planned(model, 12 * m, m, where, **options).explain()
+        report = explained(planned(model, 12 * m, m, where, **options))
     assert report.solution is not None
     assert report.solution.bound is not None
     assert report.predicted == pytest.approx(report.solution.optimum, rel=1e-9)
