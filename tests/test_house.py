@@ -110,46 +110,14 @@ def test_no_folder_imports_itself_through_others() -> None:
 # The imports of the ring that the core still has. A line goes when its import is turned around, and none comes.
 STILL = """
 actors.schedules.preview -> boxing.picture.draw
-boxing.graph.buckets -> boxing.encoders.encoded_move
-boxing.graph.buckets -> boxing.encoders.encoded_sum
-boxing.graph.buckets -> boxing.encoders.encoder
-boxing.graph.encode -> boxing.encoders.encoded_move
-boxing.graph.encode -> boxing.encoders.encoded_sum
-boxing.graph.encode -> boxing.encoders.encoder
-boxing.graph.encode -> boxing.encoders.hop
-boxing.graph.insert -> boxing.encoders.encoder
-boxing.graph.insert -> boxing.encoders.filled_rows
-boxing.graph.physical -> boxing.encoders.encoded_move
-boxing.graph.physical -> boxing.encoders.encoded_sum
-boxing.graph.physical -> boxing.encoders.encoder
-boxing.graph.physical -> boxing.encoders.hop
-boxing.graph.text.parse -> boxing.encoders.encoded_sum
-boxing.graph.text.parse -> boxing.encoders.encoder
-boxing.graph.text.parse -> boxing.encoders.named
 boxing.plan -> boxing.picture.draw
-nn.eager.abstract -> boxing.encoders.encoder
-nn.eager.abstract -> boxing.encoders.kept
 nn.graph.additions -> actors.added.addition
 nn.graph.choose.composed -> nn.composites.axis
-nn.graph.compiler.move_source -> boxing.encoders.encoded_move
-nn.graph.compiler.move_source -> boxing.encoders.hop
 nn.graph.graph -> actors.added.addition
-nn.graph.graph -> boxing.encoders.kept
-nn.graph.lower.instructions -> boxing.encoders.encoded_move
-nn.graph.lower.instructions -> boxing.encoders.encoded_sum
-nn.graph.lower.instructions -> boxing.encoders.encoder
-nn.graph.lower.order -> boxing.encoders.hop
-nn.graph.memory.account -> boxing.encoders.encoded_sum
 nn.graph.microbatch.attention -> nn.composites.attention_blocks
-nn.graph.optimizer.adopted_model -> boxing.encoders.kept
-nn.graph.optimizer.kept_errors -> boxing.encoders.kept
-nn.graph.options -> boxing.encoders.encoder
 nn.graph.run.added_actors -> actors.added.addition
 nn.graph.run.added_actors -> actors.added.value_link
 nn.graph.run.pipeline -> actors.added.addition
-nn.graph.step -> boxing.encoders.kept
-nn.graph.views -> boxing.encoders.kept
-nn.model.compress -> boxing.encoders.encoder
 nn.model.inside -> nn.composites.registry
 nn.model.replacement -> nn.files.pretrained
 nn.model.values.load -> nn.files.headers
@@ -158,13 +126,6 @@ nn.model.values.load -> nn.files.reading
 nn.model.values.load -> nn.files.values
 nn.model.values.materialise -> nn.files.reading
 nn.model.values.materialise -> nn.files.values
-nn.tensors.moves -> boxing.encoders.encoded_move
-nn.tensors.moves -> boxing.encoders.encoded_sum
-nn.tensors.moves -> boxing.encoders.encoder
-nn.tensors.moves -> boxing.encoders.hop
-nn.tensors.moves -> boxing.encoders.kept
-nn.tensors.tensor -> boxing.encoders.encoder
-nn.tensors.tensor -> boxing.encoders.kept
 """
 
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .encoder import Encoder, Payload
+from .course import Payload
+from .encoder import Encoder
 
 __all__ = ["SignEncoder", "packed_bits", "unpacked_bits"]
 

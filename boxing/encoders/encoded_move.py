@@ -15,29 +15,26 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ...placement.errors import SbpError
 from ...placement.world import owned
 from ...sbp import Layout, State
 from ..box import Pending, box, box_async
+from ..encoding import Encoding, ShardsHere
+from ..kept import KeptErrors, KeptTensors, unshared
 from ..plan import BoxingPlan, plan
-from .encoded_sum import EncodedSum, Encoding, rounds
-from .encoder import (
+from .course import (
     Dealt,
-    Encoder,
     GatheredPayloads,
-    KeptTensors,
     Payload,
     PlacedCourse,
     Request,
     Summed,
     SummedPieces,
+    TensorEncoder,
 )
-from .kept import KeptErrors, unshared
+from .encoded_sum import EncodedSum, rounds
 from .packing import nbytes, packed, unpacked
 
-__all__ = ["EncodedMove", "FlyingCode", "check_encoding", "encoded_plans"]
-
-ShardsHere: TypeAlias = tuple[Tensor, ...]
+__all__ = ["EncodedMove", "FlyingCode"]
 
 
 class Asked(NamedTuple):
@@ -51,39 +48,14 @@ class Asked(NamedTuple):
 Boxes: TypeAlias = Generator[Asked, ShardsHere, list[ShardsHere]]
 
 
-def check_encoding(src: Layout, dst: Layout, encoder: Encoder, axes: Sequence[int], of: str) -> None:
-    """Refuse what is no sum over these axes of one placement, or not of numbers that can be encoded."""
-    names = src.placement.names or tuple(map(str, range(src.placement.ndim)))
-    said = ", ".join(names[a] for a in axes)
-    if src.placement is not dst.placement:
-        raise SbpError(
-            f"{of} goes from {src.placement} to {dst.placement}, and {encoder} encodes sums of one placement\n"
-            "  sum it where it is, x.to_global(sbp=B, encoder=...); hops are encoded by flow.nn.compress(kind='hops')"
-        )
-    if src.state.partial and src.state.reduction != "sum":
-        raise SbpError(
-            f'{of} is P("{src.state.reduction}"), and {encoder} encodes addends of sums\n'
-            "  a maximum of what was rounded is another maximum: leave the encoder out"
-        )
-    if not axes or not set(axes) <= set(src.state.partial) or set(axes) & set(dst.state.partial):
-        raise SbpError(
-            f"{of} is no sum over {said or 'any axis'}: it goes from {src.lie} to {dst.lie}\n"
-            "  encode the move that adds it up, from P to B or S, or leave the encoder out"
-        )
-    encoder.check(src.dtype, of)
-    if len({src.local_shape(rank) for rank in src.placement.flat}) > 1:
-        raise SbpError(
-            f"{of} {src.shape} is cut unevenly over other axes, and {encoder} needs as many bytes of every rank\n"
-            "  cut it along a dim that the ranks divide, or leave the encoder out"
-        )
-
-
 class EncodedMove:
     """The moves of one bucket, encoded alike: by `now`, or begun by `start` and ended by `wait`."""
 
-    def __init__(self, pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> None:
+    def __init__(
+        self, pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding], encoder: TensorEncoder
+    ) -> None:
         self.encodings = encodings
-        self.sums = [EncodedSum(*pair, e.encoder, e.axes) for pair, e in zip(pairs, encodings, strict=True)]
+        self.sums = [EncodedSum(*pair, encoder, e.axes) for pair, e in zip(pairs, encodings, strict=True)]
         self.place, self.axes, self.ranks = self.sums[0].place, self.sums[0].axes, self.sums[0].ranks
         self.others = tuple(a for a, n in enumerate(self.place.shape) if n > 1 and a not in self.axes)
 
@@ -316,8 +288,3 @@ def _stacked(runs: Sequence[Tensor]) -> Tensor:
 def _by_member(runs: Sequence[Tensor], likes: Sequence[Sequence[Payload]]) -> list[list[Payload]]:
     each = [unpacked(run, like) for run, like in zip(runs, likes, strict=True)]
     return [list(member) for member in zip(*each, strict=True)]
-
-
-def encoded_plans(pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> tuple[BoxingPlan, ...]:
-    """The plans of what an encoded bucket sends."""
-    return EncodedMove(pairs, encodings).plans

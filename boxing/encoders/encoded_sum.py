@@ -6,7 +6,6 @@
 All of it depends on layouts alone, so that plans, prices and buckets know it before anything runs.
 """
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -15,38 +14,29 @@ import torch
 from torch import Tensor
 
 from ...sbp import Layout, State
+from ..kept import KeptTensors
 from ..plan import plan
-from .encoder import (
+from .course import (
     Dealt,
-    Encoder,
     EncoderCourse,
     GatheredPayloads,
-    KeptTensors,
     PieceCuts,
     PlaceAmong,
     PlacedCourse,
     Request,
     Summed,
     SummedPieces,
+    TensorEncoder,
 )
 from .packing import nbytes
 
-__all__ = ["EncodedSum", "Encoding", "EncodedRound", "kept_bytes", "payload_bytes", "rounds"]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How a move is encoded: the axes along which addends are, and the name under which errors are kept."""
-
-    encoder: Encoder
-    axes: tuple[int, ...]
-    name: str = ""
+__all__ = ["EncodedRound", "EncodedSum", "kept_bytes", "payload_bytes", "rounds"]
 
 
 class EncodedSum:
     """A sum from `src` to `dst`: `mid` has addends along the encoded axes alone, `come` is how it comes of them."""
 
-    def __init__(self, src: Layout, dst: Layout, encoder: Encoder, axes: tuple[int, ...]) -> None:
+    def __init__(self, src: Layout, dst: Layout, encoder: TensorEncoder, axes: tuple[int, ...]) -> None:
         self.encoder, self.axes, self.place = encoder, axes, src.placement
         self.ranks = prod(self.place.shape[a] for a in axes)
         self.src, self.dst = src, dst.with_state(dst.state)
@@ -92,13 +82,13 @@ class EncodedSum:
             at = at * self.place.shape[axis] + coords[axis]
         return at
 
-    def course(self, value: Tensor, kept: KeptTensors, rank: int, encoder: Encoder | None = None) -> PlacedCourse:
+    def course(self, value: Tensor, kept: KeptTensors, rank: int, encoder: TensorEncoder | None = None) -> PlacedCourse:
         by, here = encoder or self.encoder, self.place_of(rank)
         if self.cuts:
             return _placed(by.course_in_pieces(value, kept, PieceCuts(self.cuts, here)), here)
         return _placed(by.course(value, kept, self.ranks), here)
 
-    def dry_run(self, encoder: Encoder) -> tuple[tuple["EncodedRound", ...], KeptTensors]:
+    def dry_run(self, encoder: TensorEncoder) -> tuple[tuple["EncodedRound", ...], KeptTensors]:
         """The exchanges that it asks for at first by an encoder, and what is kept of it, without values."""
         found: list[EncodedRound] = []
         first = self.place.flat[0]
@@ -154,22 +144,19 @@ def _round(asked: Request, ranks: int) -> tuple[EncodedRound, Any]:
 
 
 @lru_cache(4096)
-def rounds(src: Layout, dst: Layout, encoder: Encoder, axes: tuple[int, ...]) -> tuple[EncodedRound, ...]:
+def rounds(src: Layout, dst: Layout, encoder: TensorEncoder, axes: tuple[int, ...]) -> tuple[EncodedRound, ...]:
     """The exchanges of a sum in the long run."""
     return EncodedSum(src, dst, encoder, axes).dry_run(encoder.steady)[0]
 
 
-def payload_bytes(src: Layout, dst: Layout, encoding: Encoding) -> int:
+def payload_bytes(src: Layout, dst: Layout, encoder: TensorEncoder, axes: tuple[int, ...]) -> int:
     """The bytes of a tensor as it is encoded, by which buckets are filled."""
-    each = rounds(src, dst, encoding.encoder, encoding.axes)
-    return sum(one.bytes for one in each)
+    return sum(one.bytes for one in rounds(src, dst, encoder, axes))
 
 
-def kept_bytes(src: Layout, dst: Layout, encoding: Encoding, rank: int) -> int:
-    """The bytes that are kept of a tensor on a rank from one step to the next."""
-    if rank not in src.placement:
-        return 0
-    made = EncodedSum(src, dst, encoding.encoder, encoding.axes)
-    runs = (made.dry_run(each)[1] for each in (encoding.encoder, encoding.encoder.steady))
+def kept_bytes(src: Layout, dst: Layout, encoder: TensorEncoder, axes: tuple[int, ...]) -> int:
+    """The bytes that are kept of a tensor on each of its ranks from one step to the next."""
+    made = EncodedSum(src, dst, encoder, axes)
+    runs = (made.dry_run(each)[1] for each in (encoder, encoder.steady))
     kept = {name: x.nbytes for left in runs for name, x in left.items() if name != "steps"}
     return sum(kept.values())

@@ -1,85 +1,21 @@
-"""Encoders: how the addends of a sum are written in fewer bytes, and what that leaves out comes with the next ones.
+"""Encoder: the class of all encoders, shipped and users' own, as moves ask it."""
 
-    value + error  ->  encode  ->  payload  ->  to all ranks of the axis  ->  decode, and add up in the order of ranks
-                         |
-                         +-> error: what was wanted, less what the payload says; it is added to the next value
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-An encoder says how one tensor is written and read, and knows nothing of ranks, messages and moves. One that needs more
-than an exchange, or keeps more than an error, says so by a course: a generator that asks for exchanges, one after the
-other, and is sent what came of each. The courses of a bucket's tensors on all ranks go on in step, since what they ask
-for depends on shapes and counts alone. So all ranks decode the same bytes in the same order, and get the same bits.
-"""
-
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, TypeAlias
-
-import torch
-from torch import Tensor
-
-from ...placement.errors import SbpError
 from ...sbp import Layout
-from ..plan import BoxingPlan
+from ..encoding import Encoding
+from .course import TensorEncoder
+from .encoded_move import EncodedMove
+from .encoded_sum import kept_bytes, payload_bytes
+from .hop import EncodedHop
 
-__all__ = [
-    "Dealt", "Encoder", "EncoderCourse", "GatheredPayloads", "KeptTensors", "Payload", "PieceCuts", "PlaceAmong",
-    "PlacedCourse", "Request", "Summed", "SummedPieces", "share_bounds",
-]  # fmt: skip
-
-Payload: TypeAlias = tuple[Tensor, ...]
-KeptTensors: TypeAlias = Mapping[str, Tensor]  # what is kept of a tensor on a rank from one move to the next
-
-
-class Summed(NamedTuple):
-    """Asks for the sum of a tensor over the ranks."""
-
-    value: Tensor
-
-
-class SummedPieces(NamedTuple):
-    """Has a piece for each rank, and asks for the sum over the ranks of those for this one."""
-
-    pieces: Sequence[Tensor]
-
-
-class GatheredPayloads(NamedTuple):
-    """Asks for the payloads of all ranks, in their order. Where they are not of one shape, `like` has one of each rank,
-    whose values say nothing."""
-
-    payload: Payload
-    like: Sequence[Payload] = ()
-
-
-class Dealt(NamedTuple):
-    """Hands each rank a payload, and asks for those that all ranks have for this one."""
-
-    payloads: Sequence[Payload]
-
-
-class PlaceAmong(NamedTuple):
-    """Asks for the place of this rank among those that add up, which is sent nowhere."""
-
-
-class PieceCuts(NamedTuple):
-    """The piece of a sum that each rank is to have, in their order, and the place of this rank among them. Several may
-    be to have one piece."""
-
-    each: tuple[tuple[slice, ...], ...]
-    here: int
-
-    def of(self, value: Tensor) -> list[Tensor]:
-        return [value[cut] for cut in self.each]
-
-
-Request: TypeAlias = Summed | SummedPieces | GatheredPayloads | Dealt
-EncoderCourse: TypeAlias = Generator[Request | PlaceAmong, Any, tuple[Tensor, KeptTensors]]
-PlacedCourse: TypeAlias = Generator[Request, Any, tuple[Tensor, KeptTensors]]  # on a rank whose place is known
-
-WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+__all__ = ["Encoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class Encoder(TensorEncoder):
     """How a tensor is written in fewer bytes. Subclasses are frozen dataclasses with `encode` and `decode`, both pure.
 
     With `feedback` what a payload leaves out is kept on its rank and added to the next value. With `twice` each rank
@@ -88,121 +24,19 @@ class Encoder:
     never twice.
     """
 
-    feedback: bool = True
-    twice: bool = False
+    def sums(self, pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> EncodedMove:
+        return EncodedMove(pairs, encodings, self)
 
-    name: ClassVar[str] = ""  # as texts of graphs and plans call it; the class's own, if it has none
+    def hop(self, src: Layout, dst: Layout) -> EncodedHop:
+        return _hop(src, dst, self)
 
-    def encode(self, value: Tensor) -> Payload:
-        """The tensor in fewer bytes. How many depends on its shape and dtype alone."""
-        raise NotImplementedError(f"{type(self).__name__} has no encode(self, value)")
+    def payload_bytes(self, src: Layout, dst: Layout, axes: tuple[int, ...]) -> int:
+        return payload_bytes(src, dst, self, axes)
 
-    def decode(self, payload: Payload, like: Tensor) -> Tensor:
-        """The tensor that a payload stands for, of the shape, dtype and device of `like`, whose values say nothing."""
-        raise NotImplementedError(f"{type(self).__name__} has no decode(self, payload, like)")
-
-    def course(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
-        """The way of an addend to the sum over so many ranks, and what is kept for the next."""
-        if self.twice:
-            return (yield from self._in_shares(value, kept, ranks))
-        wanted = value + kept["error"] if "error" in kept else value
-        payload = self._payload(wanted)
-        left = {"error": wanted - self._decoded(payload, wanted)} if self.feedback else {}
-        everybody = yield GatheredPayloads(payload)
-        return self._summed(everybody, wanted), left
-
-    def course_in_pieces(self, value: Tensor, kept: KeptTensors, cuts: PieceCuts) -> EncoderCourse:
-        """The way of an addend to this rank's piece of the sum, and what is kept for the next."""
-        wanted = value + kept["error"] if "error" in kept else value
-        pieces = cuts.of(wanted)
-        payloads = [self._payload(x.contiguous()) for x in pieces]
-        left = {}
-        if self.feedback:
-            error = wanted.clone()
-            for piece, payload, rest in zip(pieces, payloads, cuts.of(error), strict=True):
-                rest.copy_(piece - self._decoded(payload, piece))  # of a piece that several ranks have, once
-            left["error"] = error
-        come = yield Dealt(payloads)
-        return self._summed(come, pieces[cuts.here]), left
-
-    @property
-    def cuts(self) -> bool:
-        """Whether pieces of a value can be encoded by themselves; else a sum in pieces is encoded whole, and cut."""
-        return self.hops
-
-    def summed(self, payloads: Sequence[Payload], like: Tensor) -> Tensor:
-        """The sum of what payloads stand for, rounded once."""
-        wide = like.new_empty(like.shape, dtype=WIDE.get(like.dtype, like.dtype))
-        total = self.decode(payloads[0], wide)
-        for payload in payloads[1:]:
-            total = total + self.decode(payload, wide)
-        return total.to(like.dtype)
-
-    def _in_shares(self, value: Tensor, kept: KeptTensors, ranks: int) -> EncoderCourse:
-        here = yield PlaceAmong()
-        wanted = value + kept["error"] if "error" in kept else value
-        shares = [wanted.reshape(-1)[a:b] for a, b in share_bounds(wanted.numel(), ranks)]
-        payloads = [self._payload(x) for x in shares]
-        mine = self._summed((yield Dealt(payloads)), shares[here])
-        mine = mine + kept["share"] if "share" in kept else mine
-        payload, left = self._payload(mine), {}
-        if self.feedback:
-            sent = self._behind_each_other(payloads, shares).view(value.shape)
-            left = {"error": wanted - sent, "share": mine - self._decoded(payload, mine)}
-        everybody = yield GatheredPayloads(payload, payloads)
-        return self._behind_each_other(everybody, shares).view(value.shape), left
-
-    def _behind_each_other(self, payloads: Sequence[Payload], shares: Sequence[Tensor]) -> Tensor:
-        return torch.cat([self._decoded(payload, like) for payload, like in zip(payloads, shares, strict=True)])
-
-    def _payload(self, value: Tensor) -> Payload:
-        """An encoder is asked of something alone: a mean, a largest one or a scale of nothing is none."""
-        return self.encode(value) if value.numel() else (value.new_empty(0, dtype=torch.uint8),)
-
-    def _decoded(self, payload: Payload, like: Tensor) -> Tensor:
-        return self.decode(payload, like) if like.numel() else like
-
-    def _summed(self, payloads: Sequence[Payload], like: Tensor) -> Tensor:
-        return self.summed(payloads, like) if like.numel() else like.clone()
-
-    @property
-    def steady(self) -> "Encoder":
-        """The encoder as it is in the long run, by which it is priced."""
-        return self
-
-    @property
-    def hops(self) -> bool:
-        """Whether a value can be encoded by itself, as one that hops from stage to stage is."""
-        return type(self).course is Encoder.course
-
-    def expected(self, src: Layout, dst: Layout) -> BoxingPlan | None:
-        """The plan by which a value moves that is never bytes, and whose size is known as it goes; of others none."""
-        return None
-
-    def check(self, dtype: torch.dtype, of: str) -> None:
-        """Refuse a tensor that has no form in fewer bytes."""
-        if not dtype.is_floating_point or dtype.itemsize < 2:
-            raise SbpError(
-                f"{of} is {str(dtype).removeprefix('torch.')}, and {self} encodes floating point of 16 bits or more\n"
-                "  leave it out of the pattern, or cast it first"
-            )
-
-    def __str__(self) -> str:
-        said = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
-        given = ", ".join(
-            f"{name}={value if isinstance(value, Encoder) else repr(value)}"
-            for name, value, usual in said
-            if value != usual
-        )
-        return f"{self.name or type(self).__name__}({given})"
+    def kept_bytes(self, src: Layout, dst: Layout, axes: tuple[int, ...], rank: int) -> int:
+        return kept_bytes(src, dst, self, axes) if rank in src.placement else 0
 
 
-def share_bounds(numel: int, ranks: int) -> list[tuple[int, int]]:
-    """Where the share of each rank begins and ends in a tensor that is summed twice. Shares are cut as they are, and
-    never filled up: an encoder would count what they are filled with.
-
-    >>> share_bounds(7, ranks=3), share_bounds(2, ranks=3)
-    ([(0, 3), (3, 6), (6, 7)], [(0, 1), (1, 2), (2, 2)])
-    """
-    size = -(-numel // ranks)
-    return [(min(rank * size, numel), min((rank + 1) * size, numel)) for rank in range(ranks)]
+@lru_cache(4096)
+def _hop(src: Layout, dst: Layout, encoder: Encoder) -> EncodedHop:
+    return EncodedHop(src, dst, encoder)

@@ -6,26 +6,24 @@ Each rank opposite gets the bytes of one shard, so both groups have as many rank
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ...placement.errors import SbpError
 from ...placement.world import device, owned
 from ...sbp import Layout, State
 from ..box import box
-from ..plan import BoxingPlan, plan
-from .encoder import Encoder, Payload
+from .course import Payload, TensorEncoder
 from .packing import nbytes, packed, unpacked
 
-__all__ = ["EncodedHop", "check_hop", "hop_plan"]
+__all__ = ["EncodedHop"]
 
 
 class EncodedHop:
     """A hop from one layout to another; `code` is how its bytes lie before and behind it."""
 
-    def __init__(self, src: Layout, dst: Layout, encoder: Encoder) -> None:
+    def __init__(self, src: Layout, dst: Layout, encoder: TensorEncoder) -> None:
         self.src, self.dst, self.encoder = src, dst, encoder
         self.left = src.with_state(State(src.state.dims))
         self.right = Layout(dst.placement, self.left.state, dst.shape, dst.dtype)
@@ -79,37 +77,3 @@ class EncodedHop:
         shards = tuple(found) or (torch.empty(0, dtype=self.dst.dtype),)
         plain = self.dst.with_state(self.dst.state)
         return shards if plain.state == self.right.state else box(shards, self.right, plain, op="hop")
-
-
-def check_hop(src: Layout, dst: Layout, encoder: Encoder, of: str) -> None:
-    """Refuse a hop whose pieces would be cut anew on their way, and what cannot be encoded by itself."""
-    if src.state.partial and src.state.reduction != "sum":
-        raise SbpError(
-            f'{of} is P("{src.state.reduction}"), and {encoder} encodes values\n  leave it out of the pattern'
-        )
-    if src.placement.shape != dst.placement.shape:
-        raise SbpError(
-            f"{of} hops from {src.placement} to {dst.placement}, whose shapes differ\n"
-            f"  the bytes of {encoder} go from each rank to the one opposite\n"
-            "  place both on grids of one shape, or leave it out of the pattern"
-        )
-    if not encoder.hops:
-        raise SbpError(
-            f"{of} hops, and {encoder} encodes sums over ranks\n"
-            "  take one that encodes a value by itself, as flow.encoders.int8()"
-        )
-    if encoder.twice:
-        raise SbpError(
-            f"{of} hops, and {encoder} would encode a sum once more, where none is made\n  leave out twice=True"
-        )
-    encoder.check(src.dtype, of)
-
-
-@lru_cache(4096)
-def _hop(src: Layout, dst: Layout, encoder: Encoder) -> EncodedHop:
-    return EncodedHop(src, dst, encoder)
-
-
-def hop_plan(src: Layout, dst: Layout, encoder: Encoder) -> BoxingPlan:
-    """The plan of the bytes of a hop, or of what is expected to go where it is none of bytes."""
-    return encoder.expected(src, dst) or plan(*_hop(src, dst, encoder).code)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
-from .encoder import Encoder, EncoderCourse, KeptTensors, Summed
+from ..kept import KeptTensors
+from .course import EncoderCourse, Summed
+from .encoder import Encoder
 
 __all__ = ["LowRankEncoder"]
 

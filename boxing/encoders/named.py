@@ -4,9 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from ...placement.errors import SbpError
+from ..encoding import FilledRows, MoveEncoder
 from .bits import SignEncoder
 from .encoder import Encoder
-from .filled_rows import FilledRowsEncoder
 from .low_rank import LowRankEncoder
 from .phases import LaterEncoder, MomentumEncoder
 from .quantised import Int4Encoder, Int8Encoder
@@ -16,12 +16,12 @@ __all__ = ["encoder_of", "int4", "int8", "later", "low_rank", "momentum", "sign"
 
 sign, topk, low_rank, int8, int4 = SignEncoder, TopKEncoder, LowRankEncoder, Int8Encoder, Int4Encoder
 later, momentum = LaterEncoder, MomentumEncoder
-SHIPPED: dict[str, type[Encoder]] = {
-    each.name: each for each in (sign, topk, low_rank, int8, int4, later, momentum, FilledRowsEncoder)
+SHIPPED: dict[str, type[MoveEncoder]] = {
+    each.name: each for each in (sign, topk, low_rank, int8, int4, later, momentum, FilledRows)
 }  # users' own are found under their classes' names
 
 
-def encoder_of(text: str) -> Encoder:
+def encoder_of(text: str) -> MoveEncoder:
     """The encoder that a text says, such as `topk(fraction=0.1)`; a user's own by its name or its class's.
 
     >>> encoder_of("later(steps=100, of=sign(rows=True))")
@@ -34,7 +34,7 @@ def encoder_of(text: str) -> Encoder:
     return _made(tree, text)
 
 
-def _made(tree: ast.expr, text: str) -> Encoder:
+def _made(tree: ast.expr, text: str) -> MoveEncoder:
     call = ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args):
         raise _unread(text)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .encoder import Payload
+from .course import Payload
 
 __all__ = ["nbytes", "packed", "unpacked"]
 

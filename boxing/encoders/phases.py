@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
+from ..kept import KeptTensors
 from .bits import SignEncoder
-from .encoder import Encoder, EncoderCourse, KeptTensors, PieceCuts, Summed, SummedPieces
+from .course import EncoderCourse, PieceCuts, Summed, SummedPieces, TensorEncoder
+from .encoder import Encoder
 
 __all__ = ["LaterEncoder", "MomentumEncoder"]
 
@@ -57,7 +59,7 @@ class LaterEncoder(Encoder):
         return self.of.cuts
 
     @property
-    def steady(self) -> Encoder:
+    def steady(self) -> TensorEncoder:
         return self.of.steady
 
 
@@ -95,7 +97,7 @@ class MomentumEncoder(Encoder):
         return whole, {**found, "momentum": whole.clone(), "steps": _steps(count)}
 
     @property
-    def steady(self) -> Encoder:
+    def steady(self) -> TensorEncoder:
         return self.of.steady
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
-from .encoder import Encoder, Payload
+from .course import Payload
+from .encoder import Encoder
 
 __all__ = ["Int4Encoder", "Int8Encoder"]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
-from .encoder import WIDE, Encoder, Payload
+from .course import WIDE, Payload
+from .encoder import Encoder
 
 __all__ = ["TopKEncoder"]
 

@@ -20,16 +20,14 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.device import family
 from ...sbp import Layout, State
-from ..encoders.encoded_move import encoded_plans
-from ..encoders.encoded_sum import payload_bytes
-from ..encoders.encoder import Encoder
+from ..encoding import MoveEncoder, encoded_plans
 from ..plan import BoxingPlan, plan
 from .physical import Back, Physical
 
 __all__ = ["Packed", "bucketed", "exchange", "exchanges", "gathered", "packed"]
 
 # What members of a bucket have in common: kind, placement, axes, dtype.
-BucketKind: TypeAlias = tuple[str | Encoder, Placement, tuple[int, ...], torch.dtype]
+BucketKind: TypeAlias = tuple[str | MoveEncoder, Placement, tuple[int, ...], torch.dtype]
 Pair: TypeAlias = tuple[Layout, Layout]
 
 
@@ -64,7 +62,7 @@ def _size(move: Back) -> int:
     """The bytes of a gradient in its bucket."""
     if move.encoding is None:
         return prod(move.src.local_shape(move.src.placement.flat[0])) * move.src.dtype.itemsize
-    return payload_bytes(move.src, move.dst, move.encoding)
+    return move.encoding.encoder.payload_bytes(move.src, move.dst, move.encoding.axes)
 
 
 class _Filling:

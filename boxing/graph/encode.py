@@ -8,10 +8,7 @@ from typing import NamedTuple
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout
-from ..encoders.encoded_move import EncodedMove, check_encoding
-from ..encoders.encoded_sum import Encoding
-from ..encoders.encoder import Encoder
-from ..encoders.hop import check_hop
+from ..encoding import Encoding, MoveEncoder
 from .physical import Back, Box, Physical
 
 __all__ = ["SaidEncoder", "encoded", "named"]
@@ -21,7 +18,7 @@ class SaidEncoder(NamedTuple):
     """An encoder as it is said of a parameter, by a pattern and perhaps over some axes alone; or of what comes to a
     module."""
 
-    encoder: Encoder
+    encoder: MoveEncoder
     over: tuple[str, ...] | None = None
     pattern: str = ""
 
@@ -36,10 +33,10 @@ class SaidEncoder(NamedTuple):
         if not ends or not src.numel:
             return ()
         try:
-            check_encoding(src, dst, self.encoder, ends, "")
+            self.encoder.check_sum(src, dst, ends, "")
         except SbpError:  # what is chosen is checked again, and told by its name
             return ()
-        return EncodedMove([(src, dst)], [Encoding(self.encoder, ends)]).ends
+        return self.encoder.sums([(src, dst)], [Encoding(self.encoder, ends)]).ends
 
 
 def encoded(
@@ -82,7 +79,7 @@ def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> 
     ends = _ends(back.src, back.dst, said)
     if not ends:
         return None
-    check_encoding(back.src, back.dst, said.encoder, ends, f"the gradient of {back.into}")
+    said.encoder.check_sum(back.src, back.dst, ends, f"the gradient of {back.into}")
     return replace(back, encoding=Encoding(said.encoder, ends))
 
 
@@ -121,11 +118,11 @@ def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidE
         )
 
 
-def _coming(graph: Physical, hops: Mapping[str, SaidEncoder]) -> dict[str, Encoder]:
+def _coming(graph: Physical, hops: Mapping[str, SaidEncoder]) -> dict[str, MoveEncoder]:
     """The encoders of moves by which values that are computed come to modules from other ranks."""
     sources = {s.value.name for s in graph.sources}
     given = set(sources)
-    found: dict[str, Encoder] = {}
+    found: dict[str, MoveEncoder] = {}
     met: set[str] = set()
     for step in graph.steps:
         if given.issuperset(step.inputs) and isinstance(step, Box):
@@ -139,7 +136,7 @@ def _coming(graph: Physical, hops: Mapping[str, SaidEncoder]) -> dict[str, Encod
             continue
         if not src.dtype.is_floating_point:
             continue
-        check_hop(src, dst, said.encoder, f"what comes to {step.origin.module}, {step.source},")
+        said.encoder.check_hop(src, dst, f"what comes to {step.origin.module}, {step.source},")
         met.add(said.pattern)
         found[step.output.name] = said.encoder
     unmet = {said.pattern for said in hops.values()} - met

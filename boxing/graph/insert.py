@@ -20,8 +20,7 @@ from ...sbp.joint.placements import Homes
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical, LogicalOp, Origin
 from ...sbp.state import Lie
-from ..encoders.encoder import Encoder
-from ..encoders.filled_rows import FilledRowsEncoder
+from ..encoding import FilledRows, MoveEncoder
 from .memory_order import order_of
 from .physical import Box, GraphStep, Op, Physical, Source, Value, Var
 from .transpose import with_backs
@@ -149,7 +148,7 @@ class _Insertion:
         """The name of an input as an op takes it: some go round an axis before."""
         number, fixed = op.inputs[slot], op.fixed
         share = fixed.shares[slot] if fixed and fixed.shares else None
-        name = self.wanted(scope, number, lie, there, origin, FilledRowsEncoder(share=share) if share else None)
+        name = self.wanted(scope, number, lie, there, origin, FilledRows(share=share) if share else None)
         turn = fixed.turns[slot] if fixed else None
         for on in turn.path(there) if turn else ():
             name = self._move(scope.names[number], name, _like(self.values[name].layout, lie, on), origin)
@@ -162,7 +161,7 @@ class _Insertion:
         lie: Lie,
         there: Placement,
         origin: Origin = NOWHERE,
-        encoder: Encoder | None = None,
+        encoder: MoveEncoder | None = None,
     ) -> str:
         """The name of a value as it is wanted, moved if it does not lie so."""
         name = scope.names[number]
@@ -177,7 +176,7 @@ class _Insertion:
             name = self._move(name, name, _like(value.layout, between, at), origin)
         return self._move(scope.names[number], name, _like(value.layout, lie, there), origin, encoder)
 
-    def _move(self, of: str, source: str, to: Layout, origin: Origin, encoder: Encoder | None = None) -> str:
+    def _move(self, of: str, source: str, to: Layout, origin: Origin, encoder: MoveEncoder | None = None) -> str:
         """One move of `source`, which is the value `of` in some layout; what is there already is taken."""
         if self.values[of].layout is to:
             return of

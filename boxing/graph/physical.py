@@ -21,10 +21,7 @@ from ...placement import Cluster, Placement, use_cluster
 from ...sbp import Layout
 from ...sbp.call import in_order, leaves
 from ...sbp.logical import OffloadPlace, Origin, Round
-from ..encoders.encoded_move import encoded_plans
-from ..encoders.encoded_sum import Encoding
-from ..encoders.encoder import Encoder
-from ..encoders.hop import hop_plan
+from ..encoding import Encoding, MoveEncoder, encoded_plans
 from ..plan import BoxingPlan, plan
 from .memory_order import MemoryOrder
 
@@ -128,7 +125,7 @@ class Box:
     output: Value
     origin: Origin = field(default=Origin(), compare=False)
     again: bool = False
-    encoder: Encoder | None = None
+    encoder: MoveEncoder | None = None
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -156,13 +153,13 @@ class Back:
     dst: Layout
     bucket: int | None = None
     encoding: Encoding | None = None
-    encoder: Encoder | None = None
+    encoder: MoveEncoder | None = None
 
     @property
     def plan(self) -> BoxingPlan:
         """The plan; of what is encoded, that of the exchange with most bytes."""
         if self.encoder is not None:
-            return hop_plan(self.src, self.dst, self.encoder)
+            return self.encoder.hop_plan(self.src, self.dst)
         if self.encoding is None:
             return plan(self.src, self.dst)
         return max(encoded_plans([(self.src, self.dst)], [self.encoding]), key=lambda way: way.bytes)
@@ -227,7 +224,7 @@ class Physical:
 
     def plan(self, box: Box) -> BoxingPlan:
         src, dst = self.layout(box.source), box.output.layout
-        return plan(src, dst) if box.encoder is None else hop_plan(src, dst, box.encoder)
+        return plan(src, dst) if box.encoder is None else box.encoder.hop_plan(src, dst)
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ...boxing.encoders.encoder import Encoder
-from ...boxing.encoders.kept import KeptUnder
+from ...boxing.encoding import MoveEncoder
+from ...boxing.kept import KeptUnder
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...sbp import Layout, SbpLike
@@ -81,7 +81,7 @@ class Ghost(GlobalTensor):
         sbp: SbpLike | None = None,
         *,
         grad_sbp: SbpLike | None = None,
-        encoder: Encoder | None = None,
+        encoder: MoveEncoder | None = None,
         kept: KeptUnder | None = None,
     ) -> "Ghost":
         if encoder is not None:

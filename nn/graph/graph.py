@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ...actors.added.addition import Added
 from ...actors.protocol.network import Network
-from ...boxing.encoders.kept import KeptErrors
+from ...boxing.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
 from ...placement.moved import MovedName

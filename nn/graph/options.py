@@ -9,7 +9,7 @@ from typing import Any, TypedDict, get_args
 from ...actors.schedules.chunk_ends import Folding
 from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
-from ...boxing.encoders.encoder import Encoder
+from ...boxing.encoding import MoveEncoder
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
 from ...sbp import Partial
@@ -32,7 +32,7 @@ class GivenOptions(TypedDict, total=False):
     inputs: Mapping[str, PartSbp] | None
     loss_scale: float | None
     skip_nonfinite: bool
-    compress: Mapping[str, Encoder] | None
+    compress: Mapping[str, MoveEncoder] | None
     overlap: bool | Folding
     post_validation: bool
     name: str | None
@@ -67,7 +67,7 @@ class Options:
     inputs: Mapping[str, PartSbp] | None = None
     loss_scale: float | None = None
     skip_nonfinite: bool = False
-    compress: Mapping[str, Encoder] | None = None
+    compress: Mapping[str, MoveEncoder] | None = None
     overlap: bool | Folding = False
     post_validation: bool = False
     name: str | None = None

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...actors.protocol.network import Network
-from ...boxing.encoders.kept import KeptErrors
 from ...boxing.exchange.execute import transport
 from ...boxing.graph.measures import Held
 from ...boxing.graph.move_table import moves_of
 from ...boxing.graph.physical import Value, Var, vars_in
 from ...boxing.graph.text.text import fingerprint
+from ...boxing.kept import KeptErrors
 from ...placement.errors import SbpError, ScheduleError
 from ...placement.world import device, owned, world
 from ...sbp import Layout

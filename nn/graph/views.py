@@ -8,9 +8,9 @@ from torch.optim import Optimizer
 from ...actors.protocol.network import Network
 from ...actors.schedules.delays import Delays
 from ...actors.schedules.pipeline import Costs
-from ...boxing.encoders.kept import KeptErrors
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.text.text import to_text
+from ...boxing.kept import KeptErrors
 from ...placement import Placement
 from ...placement.errors import SbpError
 from .choose.stage_balance import paths_of
@@ -114,7 +114,7 @@ class PlannedViews:
         return self.planned.graph
 
     def text(self) -> str:
-        """The physical graph as text, which `boxing.graph.from_text` reads back."""
+        """The physical graph as text, which `boxing.graph.text.parse.from_text` reads back."""
         return to_text(self.physical)
 
     def rank_times(self) -> RankTimes | None:

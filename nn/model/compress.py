@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 from torch import nn
 
-from ...boxing.encoders.encoder import Encoder
+from ...boxing.encoding import MoveEncoder
 from ...boxing.graph.encode import SaidEncoder
 from ...placement.errors import SbpError
 from .annotate import near, note
@@ -31,7 +31,7 @@ HOPS = "_sbpflow_compress_hops"  # of the module itself
 
 def compress(
     model: Model,
-    encoders: Encoder | Mapping[str, Encoder | None] | None,
+    encoders: MoveEncoder | Mapping[str, MoveEncoder | None] | None,
     *,
     over: str | Sequence[str] | None = None,
     kind: CompressKind = "grads",
@@ -79,7 +79,7 @@ def compress(
 
 
 def meant_by(
-    modules: Mapping[str, nn.Module], encoders: Mapping[str, Encoder | None], over: tuple[str, ...] | None = None
+    modules: Mapping[str, nn.Module], encoders: Mapping[str, MoveEncoder | None], over: tuple[str, ...] | None = None
 ) -> dict[int, SaidEncoder | None]:
     """The encoders that patterns mean, by ids of parameters."""
     known = parameters(modules)
@@ -101,9 +101,9 @@ def meant_by(
     return found
 
 
-def _checked(encoders: Mapping[str, Encoder | None]) -> Mapping[str, Encoder | None]:
+def _checked(encoders: Mapping[str, MoveEncoder | None]) -> Mapping[str, MoveEncoder | None]:
     for pattern, encoder in encoders.items():
-        if not (encoder is None or isinstance(encoder, Encoder)):
+        if not (encoder is None or isinstance(encoder, MoveEncoder)):
             raise SbpError(
                 f"compress: {pattern!r} by {encoder!r}\n"
                 "  give it an encoder, as flow.encoders.sign(), or None to take one back"
@@ -125,7 +125,7 @@ def _nothing_called(pattern: str, model: nn.Module, names: Sequence[str]) -> Sbp
 
 
 def compressed_grads(
-    modules: Mapping[str, nn.Module], given: Mapping[str, Encoder] | None = None
+    modules: Mapping[str, nn.Module], given: Mapping[str, MoveEncoder] | None = None
 ) -> dict[str, SaidEncoder]:
     """The encoders of parameters that have one, by their full names, a tied one under each of its own; those that are
     given by patterns count before notes."""

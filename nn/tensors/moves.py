@@ -9,11 +9,8 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ...boxing import box, plan
-from ...boxing.encoders.encoded_move import EncodedMove, check_encoding
-from ...boxing.encoders.encoded_sum import Encoding
-from ...boxing.encoders.encoder import Encoder
-from ...boxing.encoders.hop import EncodedHop, check_hop
-from ...boxing.encoders.kept import KeptErrors, KeptUnder
+from ...boxing.encoding import Encoding, MoveEncoder
+from ...boxing.kept import KeptErrors, KeptUnder
 from ...placement import Placement
 from ...placement.errors import SbpError, TransportError
 from ...placement.world import owned, world
@@ -80,7 +77,7 @@ def shards_as(x: Handle, dst: Layout, op: str, *, implicit: bool = False) -> tup
     return moved
 
 
-def encoded_shards(x: Handle, dst: Layout, encoder: Encoder, kept: KeptUnder | None) -> tuple[Tensor, ...]:
+def encoded_shards(x: Handle, dst: Layout, encoder: MoveEncoder, kept: KeptUnder | None) -> tuple[Tensor, ...]:
     """The shards of `x` as they lie in `dst`, which go there encoded: a sum over ranks, or a hop to others."""
     src, dst = x._layout.with_state(x._layout.state), dst.with_state(dst.state)
     if x.requires_grad and torch.is_grad_enabled():
@@ -91,18 +88,18 @@ def encoded_shards(x: Handle, dst: Layout, encoder: Encoder, kept: KeptUnder | N
     of = f"a tensor {tuple(x.shape)}"
     shards = tuple([shard.detach() for shard in x._shards])
     if src.placement is not dst.placement:
-        check_hop(src, dst, encoder, of)
+        encoder.check_hop(src, dst, of)
         if kept is not None:
             raise SbpError(f"{of} hops to other ranks encoded, and nothing is kept of hops\n  leave kept= out")
-        hop = EncodedHop(src, dst, encoder)
+        hop = encoder.hop(src, dst)
         return hop.decode(box(hop.encode(shards), *hop.code, op="encoded hop"))
     axes = tuple(a for a in src.state.partial if a not in dst.state.partial)
-    check_encoding(src, dst, encoder, axes, of)
+    encoder.check_sum(src, dst, axes, of)
     if not owned(src.placement):
         return shards
     if not src.numel:  # no level, scale or largest is of nothing
         return box(shards, src, dst)
-    move = EncodedMove([(src, dst)], [Encoding(encoder, axes, kept.name if kept else "")])
+    move = encoder.sums([(src, dst)], [Encoding(encoder, axes, kept.name if kept else "")])
     errors = kept.all if kept else KeptErrors()
     (moved,) = move.now(errors, shards)
     errors.commit()

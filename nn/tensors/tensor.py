@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from ...boxing.encoders.encoder import Encoder
-from ...boxing.encoders.kept import KeptUnder
+from ...boxing.encoding import MoveEncoder
 from ...boxing.exchange.execute import token
+from ...boxing.kept import KeptUnder
 from ...placement import Placement
 from ...placement.errors import SbpError
 from ...placement.world import owned
@@ -152,7 +152,7 @@ class GlobalTensor(Handle):
         sbp: SbpLike | None = None,
         *,
         grad_sbp: SbpLike | None = None,
-        encoder: Encoder | None = None,
+        encoder: MoveEncoder | None = None,
         kept: KeptUnder | None = None,
     ) -> "GlobalTensor":
         """The same logical tensor under another signature, placement or both; its gradient is moved back.

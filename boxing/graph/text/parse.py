@@ -17,9 +17,8 @@ from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction
 from ....sbp.state import Border, Window
-from ...encoders.encoded_sum import Encoding
-from ...encoders.encoder import Encoder
 from ...encoders.named import encoder_of
+from ...encoding import Encoding, MoveEncoder
 from ..encode import named
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from .syntax import (
@@ -38,12 +37,12 @@ from .syntax import (
     whole,
 )
 
-__all__ = ["parse"]
+__all__ = ["from_text"]
 
 KINDS = ["input", "parameter", "buffer", "constant"]
 
 
-def parse(text: str) -> Physical:
+def from_text(text: str) -> Physical:
     """The graph that a text says."""
     lines = read(text)
     try:
@@ -258,7 +257,7 @@ class _Reader:
         return Layout(place, held, shape, dtype, partial, plain.sbp)
 
 
-def _encoder(at: Token, text: str) -> Encoder:
+def _encoder(at: Token, text: str) -> MoveEncoder:
     try:
         return encoder_of(text)
     except SbpflowError as error:

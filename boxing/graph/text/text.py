@@ -52,22 +52,15 @@ from ...figures import volume
 from ...plan import BoxingPlan, plan
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 
-__all__ = ["difference", "fingerprint", "from_text", "to_text"]
+__all__ = ["difference", "fingerprint", "to_text"]
 
 _PLAIN = re.compile(r"[\w./@]+(-[\w./@]+)*")
 _BARE = re.compile(r"[^\s'\"]+")
 
 
 def to_text(graph: Physical) -> str:
-    """The graph as text; `from_text` makes an equal one of it."""
+    """The graph as text; `from_text` in parse.py makes an equal one of it."""
     return "\n".join(_Writer(graph, comments=True).lines()) + "\n"
-
-
-def from_text(text: str) -> Physical:
-    """The graph that a text says; what is wrong with it is shown with the line and a caret."""
-    from .parse import parse  # here, because lark takes 40 ms to load and most programs read no graph
-
-    return parse(text)
 
 
 def fingerprint(graph: Physical) -> int:

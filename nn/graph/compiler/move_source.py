@@ -1,8 +1,6 @@
 """Moves as lines of a function: made at once, or started and waited for; of one tensor, a bucket, or in fewer bytes."""
 
 from ....boxing import box_async
-from ....boxing.encoders.encoded_move import EncodedMove
-from ....boxing.encoders.hop import EncodedHop
 from ....boxing.exchange.filled_rows import box_filled
 from ....placement.world import owned
 from ..lower.instructions import Instruction, Transfer
@@ -72,7 +70,8 @@ class MoveWriter:
     def _bucket(self, transfer: Transfer) -> tuple[str, tuple[str, ...]]:
         """The bucket of several gradients, or of encoded ones, and what it is handed besides."""
         if transfer.encodings:
-            return self.text.bind(EncodedMove(transfer.pairs, transfer.encodings), "encoded"), ("shards['kept']",)
+            sums = transfer.encodings[0].encoder.sums(transfer.pairs, transfer.encodings)
+            return self.text.bind(sums, "encoded"), ("shards['kept']",)
         return self.text.bind(Bucket(transfer), "bucket"), ()
 
     def do_encode(self, do: Instruction) -> None:
@@ -80,7 +79,7 @@ class MoveWriter:
         transfer = self.plan.transfers[do.number]
         assert transfer.encoder is not None
         if owned(transfer.pairs[0][do.what == "decode"].placement):
-            hop = self.text.bind(EncodedHop(*transfer.pairs[0], transfer.encoder), "hop")
+            hop = self.text.bind(transfer.encoder.hop(*transfer.pairs[0]), "hop")
             self.text.line(f"{self.text.targets(do.writes[0])} = {hop}.{do.what}({self.text.held(do.reads[0])})")
 
     do_decode = do_encode

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-from ....boxing.encoders.encoded_move import encoded_plans
-from ....boxing.encoders.encoded_sum import Encoding
-from ....boxing.encoders.encoder import Encoder
+from ....boxing.encoding import Encoding, MoveEncoder, encoded_plans
 from ....boxing.exchange.execute import exchanges
 from ....boxing.exchange.filled_rows import filled_exchanges
 from ....boxing.plan import BoxingPlan, plan
@@ -114,7 +112,7 @@ class Transfer:
     saves: bool = False
     saved: bool = False
     encodings: tuple[Encoding, ...] = ()
-    encoder: Encoder | None = None
+    encoder: MoveEncoder | None = None
 
     @property
     def plans(self) -> tuple[BoxingPlan, ...]:

@@ -18,7 +18,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ....boxing.encoders.hop import EncodedHop
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
@@ -164,7 +163,7 @@ class Writer:
         transfer = self.transfers[do.number]
         assert transfer.encoder is not None
         leave, arrive = (LocalRegister("code", do.writes[0], end) for end in (0, 1))
-        ends = EncodedHop(*transfer.pairs[0], transfer.encoder).code
+        ends = transfer.encoder.hop(*transfer.pairs[0]).code
         self.layouts.update(zip((leave, arrive), ends, strict=True))
         return leave, arrive
 

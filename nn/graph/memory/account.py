@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ....boxing.encoders.encoded_sum import kept_bytes
 from ....boxing.graph.measures import Held
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Physical, Source
@@ -44,7 +43,7 @@ def _with_errors(held: dict[int, Held], graph: Physical) -> dict[int, Held]:
     coded = [(back.src, back.dst, back.encoding) for back in graph.backs if back.encoding is not None]
     if not coded:
         return held
-    errors = {rank: sum(kept_bytes(*each, rank) for each in coded) for rank in held}
+    errors = {rank: sum(by.encoder.kept_bytes(src, dst, by.axes, rank) for src, dst, by in coded) for rank in held}
     return {
         rank: replace(of, states=of.states + errors[rank], total=of.total + errors[rank]) for rank, of in held.items()
     }

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....boxing.encoders.kept import KeptErrors
 from ....boxing.graph.physical import Physical, Source
+from ....boxing.kept import KeptErrors
 from ....placement import Placement
 from ....placement.world import owned
 from ....sbp import Layout

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim import Optimizer
 
-from ....boxing.encoders.kept import KeptErrors, left_out
+from ....boxing.kept import KeptErrors, left_out
 from ....placement.errors import SbpError
 from ....placement.world import owned, world
 from ...tensors.tensor import GlobalTensor, wrap

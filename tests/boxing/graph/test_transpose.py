@@ -3,7 +3,8 @@
 import torch
 
 from sbpflow.boxing.graph.physical import Physical
-from sbpflow.boxing.graph.text.text import from_text, to_text
+from sbpflow.boxing.graph.text.parse import from_text
+from sbpflow.boxing.graph.text.text import to_text
 from sbpflow.boxing.graph.transpose import with_backs
 
 # As of a batch norm: of a moved copy only what no gradient comes back from is computed.

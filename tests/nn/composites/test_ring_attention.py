@@ -9,7 +9,7 @@ import torch
 
 import sbpflow as flow
 from sbpflow import S
-from sbpflow.boxing.graph.text.text import from_text
+from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.nn.composites.ring_attention import STRIPES, _strips
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement import Placement

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import P, S
-from sbpflow.boxing.graph.text.text import from_text, to_text
+from sbpflow.boxing.graph.text.parse import from_text
+from sbpflow.boxing.graph.text.text import to_text
 from sbpflow.placement.errors import PlacementError, SbpError
 
 from .ring import F64, numbers

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.text.text import fingerprint, from_text
+from sbpflow.boxing.graph.text.parse import from_text
+from sbpflow.boxing.graph.text.text import fingerprint
 from tests.nn.graph.by_hand import BF16, FP32, STEPS, ByHand, batches, masters, mixed, net, same, square_loss, trained
 from tests.nn.graph.zoo import made
 

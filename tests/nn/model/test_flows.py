@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.physical import Box, Physical
-from sbpflow.boxing.graph.text.parse import parse
+from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.boxing.graph.text.text import to_text
 from sbpflow.placement.errors import PlacementError, SbpError, ShapeError
 from sbpflow.sbp.text import Pin
@@ -147,7 +147,7 @@ def test_what_flows_in_pieces_is_kept_in_pieces() -> None:
         f"{at}.{norm}" for at in range(2) for norm in ("norm", "norm2")
     }
     assert sum(row.count for row in step.explain().moves if row.direction == "again") == 4
-    assert parse(to_text(graph)) == graph
+    assert from_text(to_text(graph)) == graph
 
 
 def test_gradients_come_back_the_dual_way() -> None:

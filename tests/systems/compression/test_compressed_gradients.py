@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, P, S
-from sbpflow.boxing.graph.text.text import from_text
+from sbpflow.boxing.graph.text.parse import from_text
 from tests.systems.compression.runs import DATA, ROWS, batch, loss_fn, net, sent_bytes, step_of, trained, weights
 
 BOTH = flow.placement("cpu:[0-3] as (data=2, tensor=2)")

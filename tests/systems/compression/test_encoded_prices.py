@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing.encoders.encoded_move import encoded_plans
-from sbpflow.boxing.encoders.encoded_sum import Encoding
+from sbpflow.boxing.encoding import Encoding, encoded_plans
 from sbpflow.boxing.graph.encode import SaidEncoder
 from sbpflow.boxing.plan import plan
 from sbpflow.placement import default_cluster

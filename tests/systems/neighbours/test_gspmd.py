@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing.graph.text.text import from_text, to_text
+from sbpflow.boxing.graph.text.parse import from_text
+from sbpflow.boxing.graph.text.text import to_text
 from tests.ranks import Ranks
 
 from .models import F64, Bordered, UNet, squares, trained

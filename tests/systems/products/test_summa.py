@@ -9,7 +9,7 @@ from torch import nn
 import sbpflow as flow
 from sbpflow import S
 from sbpflow.boxing.graph.physical import Op
-from sbpflow.boxing.graph.text.text import from_text
+from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.placement.errors import PlacementError, SbpError
 from tests.nn.composites.products import Columns
 from tests.nn.composites.ring import F64

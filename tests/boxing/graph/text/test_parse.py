@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbpflow.boxing.graph.text.text import from_text
+from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.placement.errors import SbpError
 
 GOOD = """\

@@ -11,7 +11,8 @@ import torch
 
 from sbpflow.boxing.graph.physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 from sbpflow.boxing.graph.text import text
-from sbpflow.boxing.graph.text.text import difference, fingerprint, from_text, to_text
+from sbpflow.boxing.graph.text.parse import from_text
+from sbpflow.boxing.graph.text.text import difference, fingerprint, to_text
 from sbpflow.placement import placement
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Layout, P, S, Sbp, SbpLike, State, layout

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 import sbpflow as flow
 from sbpflow import S
-from sbpflow.boxing.graph.text.text import from_text
+from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import eager, same, same_model
 from tests.ranks import Ranks

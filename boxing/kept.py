@@ -1,4 +1,4 @@
-"""KeptTensors errors: what encoders leave out of each tensor on each rank, from one step to the next.
+"""Kept errors: what encoders leave out of each tensor on each rank, from one step to the next.
 
 What a step leaves counts when the step does: `commit` makes it so, and after `drop`, as of a step that is left out
 since a gradient was not finite, all is as it was before.
@@ -6,18 +6,19 @@ since a gradient was not finite, all is as it was before.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ...placement.errors import SbpError
-from ...placement.world import device, owned
-from ...sbp import Layout, State
-from ..box import box
-from .encoder import KeptTensors, share_bounds
+from ..placement.errors import SbpError
+from ..placement.world import device, owned
+from ..sbp import Layout, State
+from .box import box
 
-__all__ = ["KeptErrors", "KeptRows", "KeptUnder", "left_out", "unshared"]
+__all__ = ["KeptErrors", "KeptRows", "KeptTensors", "KeptUnder", "left_out", "share_bounds", "unshared"]
+
+KeptTensors: TypeAlias = Mapping[str, Tensor]  # what is kept of a tensor on a rank from one move to the next
 
 
 class KeptRows(NamedTuple):
@@ -209,3 +210,14 @@ def _read(name: str, rows: Mapping[str, Any], lies: Layout, by: str) -> KeptRows
 
 def _text(lies: Layout) -> str:
     return f"{str(lies.dtype).removeprefix('torch.')}{list(lies.shape)} {lies.state} on {lies.placement.shape}"
+
+
+def share_bounds(numel: int, ranks: int) -> list[tuple[int, int]]:
+    """Where the share of each rank begins and ends in a tensor that is summed twice. Shares are cut as they are, and
+    never filled up: an encoder would count what they are filled with.
+
+    >>> share_bounds(7, ranks=3), share_bounds(2, ranks=3)
+    ([(0, 3), (3, 6), (6, 7)], [(0, 1), (1, 2), (2, 2)])
+    """
+    size = -(-numel // ranks)
+    return [(min(rank * size, numel), min((rank + 1) * size, numel)) for rank in range(ranks)]
