@@ -19,6 +19,7 @@ from .eager import functions as _functions
 from .explanations.explanation import CallReport
 from .explanations.graph import Graph
 from .files import joint_file as _joint_file
+from .files import pretrained as _pretrained
 from .files import torch_protocol as _torch_protocol
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .graph.frozen_cache import FrozenCache
@@ -81,3 +82,4 @@ _functions.install()
 _clipping.install()
 _torch_protocol.install()
 _joint_file.install()
+_pretrained.install()

@@ -119,13 +119,6 @@ nn.graph.run.added_actors -> actors.added.addition
 nn.graph.run.added_actors -> actors.added.value_link
 nn.graph.run.pipeline -> actors.added.addition
 nn.model.inside -> nn.composites.registry
-nn.model.replacement -> nn.files.pretrained
-nn.model.values.load -> nn.files.headers
-nn.model.values.load -> nn.files.names
-nn.model.values.load -> nn.files.reading
-nn.model.values.load -> nn.files.values
-nn.model.values.materialise -> nn.files.reading
-nn.model.values.materialise -> nn.files.values
 """
 
 

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from ...placement import Placement
 from ...placement.errors import FileError, SbpError, ShapeError, some_of
+from ..files import load as plain
 from ..files.held import me
 from ..files.reading import Reading, check_dtype
 from ..files.values import FileValue, Pieced
 from ..graph.optimizer.loss_scale import go_on
-from ..model.values import load as plain
 from ..model.values.noted_states import note_states
 from ..tensors.tensor import GlobalTensor
 from .content import extra_state_modules, keeps_state

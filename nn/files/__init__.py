@@ -7,7 +7,7 @@ pieces            which part of a tensor each process writes, and which counts f
 held              the boxes that this process writes, and the numbers in those that it has
 checksums, sums   checksums that add up over parts, and over processes
 raw               bytes at offsets of files, counted
-reading           shards from values, by several processes
+reading           shards from values, by several processes; load: into a model, or noted on one without memory
 
 joint_file        one file that several processes write; pretrained: `save_pretrained` of transformers by such files
 torch_protocol    how torch.distributed.checkpoint asks a global tensor for its pieces

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ...placement.errors import SbpError
 from ...placement.world import world
+from ..model.replacement import BEFORE_GLOBAL
 from ..tensors.tensor import GlobalTensor
 from .joint_file import put_off, ranks_that_write, save_file, stand_ins
 
-__all__ = ["teach_transformers"]
+__all__ = ["install"]
 
 _taught = False
 
@@ -48,6 +49,11 @@ def teach_transformers() -> None:
         return _save(plain, self, call, _untied(theirs, self, state))
 
     base.save_pretrained = save_pretrained
+
+
+def install() -> None:
+    """Have that be so from the first global parameter on."""
+    BEFORE_GLOBAL.append(teach_transformers)
 
 
 def _refuse(call: Mapping[str, Any]) -> None:

@@ -7,13 +7,12 @@ process has the disk read all rows.
 Pieces of a checkpoint have checksums, which are compared when all has been read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, product
 from math import prod
 from types import TracebackType
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ from .served import ServedFile, opened_piece
 from .sums import PieceSums
 from .values import FileTensor, FileValue, Pieced, Region, converted, whole
 
-__all__ = ["Reading", "check_dtype", "check_same_files"]
+__all__ = ["Reading", "check_dtype"]
 
 BLOCK = 16 << 20  # bytes that are read at once, and added up while they are still in a cache
 
@@ -48,25 +47,6 @@ def check_dtype(full: str, values: Sequence[FileValue], dtype: torch.dtype) -> N
                 f"flow.load: {full} is {dtype}, and {tensor.name} in {tensor.file} is {tensor.dtype}\n"
                 "  floats of one kind are converted to those of another, and nothing else is\n"
                 f"  make the model as the file is, or save {tensor.name} as {dtype}"
-            )
-
-
-def check_same_files(values: Mapping[str, Sequence[FileValue]], everybody: Placement) -> None:
-    """Refuse ranks that would read, by name, other tensors than others do. Of each tensor they compare what the header
-    says; its file may lie elsewhere on each host."""
-    said = [
-        f"{full} {[(each.name, each.shape, each.dtype) for value in several for each in value.tensors()]}"
-        for full, several in values.items()
-    ]
-    mine = crc32("\n".join(said).encode())
-    rows = told([mine], everybody, "same files") or []
-    for rank, (other,) in zip(everybody.flat, rows, strict=False):
-        if other != rows[0][0]:
-            here = f"{len(said)} values, such as {said[0].partition(' ')[0]}" if said else "no values"
-            raise FileError(
-                f"flow.load: ranks {everybody.flat[0]} and {rank} are to read different values from files\n"
-                f"  noted here: {here}\n"
-                "  call flow.load with the same weights on every rank, before the model becomes global"
             )
 
 

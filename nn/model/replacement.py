@@ -4,6 +4,7 @@ These are the user's attributes, the gradient, and hooks. Hooks stay in the tabl
 handles that users hold still remove them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch._subclasses import FakeTensor
 
 from ...boxing.box import dense
 from ...placement.errors import SbpError
-from ..files.pretrained import teach_transformers
 from ..tensors.autograd import gradient_layout
 from ..tensors.factories import whole_everywhere
 from ..tensors.handle import attributes
@@ -20,8 +20,9 @@ from ..tensors.hooks import Hooks
 from ..tensors.moves import own_shards
 from ..tensors.tensor import GlobalTensor, wrap
 
-__all__ = ["check_replaceable", "has_hooks", "replace"]
+__all__ = ["BEFORE_GLOBAL", "check_replaceable", "has_hooks", "replace"]
 
+BEFORE_GLOBAL: list[Callable[[], None]] = []  # what else has to be known, such as to who saves a model's parameters
 _KINDS = (Tensor, nn.Parameter, GlobalTensor, FakeTensor)
 
 
@@ -41,7 +42,8 @@ def check_replaceable(name: str, old: Tensor, asked: str) -> None:
 
 def replace(old: Tensor, new: GlobalTensor) -> GlobalTensor:
     """Put `new`, which has the same values, in the place of `old`, with all that hangs on this."""
-    teach_transformers()
+    for call in BEFORE_GLOBAL:
+        call()
     if not isinstance(old, FakeTensor):
         vars(new).update(attributes(old))
     if isinstance(old, nn.Parameter):

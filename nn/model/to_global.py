@@ -18,8 +18,8 @@ from .annotate import spared
 from .paths import PathPattern, met
 from .replacement import check_replaceable, replace
 from .slots import TensorSlot, put, slots, tied
-from .values.load import values_in_files
 from .values.materialise import make_global
+from .values.noted_values import waiting_values
 from .values.same_values import check_same
 
 __all__ = ["to_global"]
@@ -41,7 +41,7 @@ def to_global(module: M, placement: Placement, sbp: Signatures = B) -> M:
     held = list(slots({"": module}))
     said = _reader(sbp, module, [slot.full for slot in held], placement)
     groups = list(tied(held).values())
-    files = values_in_files(tied(slot for slot in held if not isinstance(slot.value, GlobalTensor)))
+    files = waiting_values(tied(slot for slot in held if not isinstance(slot.value, GlobalTensor)))
     for first, *_ in groups:
         check_replaceable(first.full, first.value, "to_global")
         comes = first.value.is_meta and (id(first.value) in files or (bool(files) and first.kind == "buffer"))

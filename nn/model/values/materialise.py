@@ -21,8 +21,6 @@ from ....placement.world import device as device_of
 from ....placement.world import owned
 from ....sbp import B, Layout, SbpLike
 from ....sbp.layout import memory_order
-from ...files.reading import check_same_files
-from ...files.values import FileValue
 from ...tensors import seeds
 from ...tensors.factories import _fresh, whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
@@ -30,13 +28,13 @@ from ..annotate import hints_of, near, placement_of
 from ..replacement import check_replaceable, replace
 from ..slots import TensorSlot, joined_path, put, slots, tied
 from .initialisers import Initialisers, blank, initialisers, ours, written
-from .load import forget_files, read_shards, values_in_files
+from .noted_values import WaitingValue, check_same_waiting, forget_values, read_values, waiting_values
 from .same_values import check_same, ranks_of
 
 __all__ = ["make_global", "materialise", "plain_slots"]
 
 Init: TypeAlias = Callable[[str, Tensor], object]
-InFiles: TypeAlias = Mapping[int, tuple[FileValue, ...]]  # by the ids of the values that come from there
+InFiles: TypeAlias = Mapping[int, WaitingValue]  # by the ids of the values that come from there
 
 
 def materialise(
@@ -73,7 +71,7 @@ def make_global(
     held = {prefix: plain_slots({prefix: root}) for prefix, root in modules.items()}
     every = [slot for some in held.values() for slot in some]
     groups = tied(every)
-    files = values_in_files(groups)
+    files = waiting_values(groups)
     for some in held.values():
         _agree(some, on, {lies[id(slot.value)].placement for slot in some}, files)
     made: dict[int, GlobalTensor] = {}
@@ -86,7 +84,7 @@ def make_global(
                 own = [slot for slot in held[prefix] if id(slot.value) not in made and id(slot.value) not in files]
                 _Work(prefix, root, own, lies, on, init, made, files).run()
             # Last: initialisers find on meta what comes from files, and so leave it alone.
-            parts = read_shards({key: groups[key] for key in files}, files, lies, on.type)
+            parts = read_values(groups, files, lies, on.type)
             made |= {key: _leaf(groups[key][0], part) for key, part in parts.items()}
     except BaseException:
         for slot in every:
@@ -94,7 +92,7 @@ def make_global(
         raise
     for key, group in groups.items():
         put(group, _settled(group[0], made.pop(key), lies[key]), by, fix)
-        forget_files(group)
+        forget_values(group)
 
 
 def plain_slots(modules: Mapping[str, nn.Module]) -> list[TensorSlot]:
@@ -169,7 +167,7 @@ def _agree(held: list[TensorSlot], on: torch.device, placements: Iterable[Placem
     if everybody is None:
         return
     groups = tied(held)
-    check_same_files({group[0].full: files[key] for key, group in groups.items() if key in files}, everybody)
+    check_same_waiting({group[0].full: files[key] for key, group in groups.items() if key in files}, everybody)
     own = [group[0].value for key, group in groups.items() if key not in files]
     if any(value.is_meta for value in own):  # which is drawn; what has values needs no seed
         seeds.agree(everybody)

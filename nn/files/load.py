@@ -1,40 +1,64 @@
 """Values from files: read at once into a model that has memory, and noted on one that has none, until it is global.
 
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    flow.load(folder, model)                       # reads names and shapes
-    step = flow.compile(model, ...)                # its first run reads, each rank its own part
-
-The notes are like those of `place` and `shard`: modules keep them, copies and pickles have them, and nothing else of a
-model changes. They go when the values are there.
+with torch.device("meta"):
+    model = transformers.AutoModelForCausalLM.from_config(config)
+flow.load(folder, model)                       # reads names and shapes
+step = flow.compile(model, ...)                # its first run reads, each rank its own part
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ....placement.errors import FileError, SbpError, ShapeError
-from ....sbp import Layout
-from ...files.headers import file_tensors
-from ...files.names import spared_names, values_by_name
-from ...files.reading import Reading, check_dtype
-from ...files.values import FileValue
-from ...tensors.tensor import GlobalTensor
-from ..annotate import note
-from ..slots import TensorSlot, slots, tied
-from .same_values import ranks_of
+from ...placement import Placement
+from ...placement.errors import FileError, SbpError, ShapeError
+from ...sbp import Layout
+from ..model.slots import TensorSlot, slots, tied
+from ..model.values.noted_values import note_value
+from ..model.values.same_values import ranks_of
+from ..tensors.tensor import GlobalTensor
+from .headers import file_tensors
+from .names import spared_names, values_by_name
+from .reading import Reading, check_dtype
+from .values import FileValue
 
-__all__ = ["forget_files", "load", "matched", "note_files", "read_now", "read_shards", "saved_slots", "values_in_files"]
+__all__ = ["FileValues", "load", "matched", "note_files", "read_now", "saved_slots"]
 
 M = TypeVar("M", bound=nn.Module)
 Group: TypeAlias = tuple[list[TensorSlot], tuple[FileValue, ...]]  # the slots of a value, and what the files have of it
 
-FILES = "_sbpflow_files"  # of what the module itself holds, by its short names
+
+@dataclass(frozen=True)
+class FileValues:
+    """A value that waits in files; of tied ones that of each name."""
+
+    each: tuple[FileValue, ...]
+
+    @property
+    def file(self) -> str:
+        return next(self.each[0].tensors()).file
+
+    @property
+    def said(self) -> object:
+        return [(one.name, one.shape, one.dtype) for value in self.each for one in value.tensors()]
+
+    def joined(self, others: Sequence["FileValues"]) -> "FileValues":
+        return FileValues(tuple(dict.fromkeys(value for some in (self, *others) for value in some.each)))
+
+    def check(self, slot: TensorSlot) -> None:
+        _check_fit(slot, self.each)
+
+    @contextmanager
+    def reading(self, everybody: Placement | None) -> Iterator[Callable[[str, "FileValues", Layout], GlobalTensor]]:
+        with Reading(everybody) as files:
+            yield lambda full, values, of: files.shards(full, values.each, of)
 
 
 def load(path: str | PathLike[str], model: M) -> M:
@@ -80,9 +104,7 @@ def note_files(groups: Sequence[Group]) -> None:
     """Have modules keep where the values are of what is on meta; what has been read is noted no more."""
     for group, values in groups:
         for slot in group:
-            kept = {**slot.module.__dict__.get(FILES, {}), slot.name: values}
-            kept = kept if slot.value.is_meta else {name: v for name, v in kept.items() if name != slot.name}
-            note(slot.module, FILES, kept or None)
+            note_value(slot, FileValues(values) if slot.value.is_meta else None)
 
 
 def matched(
@@ -150,43 +172,3 @@ def read_now(groups: Sequence[Group], files: Reading) -> None:
             new = files.shards(first.full, values, value._layout, into=value)
             if new is not value and files.error is None:
                 value.copy_(new)
-
-
-def read_shards(
-    groups: Mapping[int, list[TensorSlot]],
-    values: Mapping[int, Sequence[FileValue]],
-    lies: Mapping[int, Layout],
-    kind: str,
-) -> dict[int, GlobalTensor]:
-    """Values of slots, by their ids, as they are to lie: each process reads its part."""
-    if not groups:
-        return {}
-    with Reading(ranks_of({lies[key].placement for key in groups}, kind)) as files:
-        return {key: files.shards(group[0].full, values[key], lies[key]) for key, group in groups.items()}
-
-
-def values_in_files(groups: Mapping[int, list[TensorSlot]]) -> dict[int, tuple[FileValue, ...]]:
-    """Of slots by the ids of their values, those values that are noted to be in files: where."""
-    found: dict[int, tuple[FileValue, ...]] = {}
-    for key, group in groups.items():
-        noted: list[Any] = [slot.module.__dict__.get(FILES, {}).get(slot.name) for slot in group]
-        values = tuple(dict.fromkeys(value for some in noted for value in some or ()))
-        if not values:
-            continue
-        if not group[0].value.is_meta:
-            raise SbpError(
-                f"{group[0].full} is to be read from {next(values[0].tensors()).file}, and has got other memory since\n"
-                f"  it is on {group[0].value.device}, perhaps by to_empty() or load_state_dict(assign=True)\n"
-                "  call flow.load(path, model) again: it reads into the memory that is there now"
-            )
-        _check_fit(group[0], values)
-        found[key] = values
-    return found
-
-
-def forget_files(group: Sequence[TensorSlot]) -> None:
-    """Take the note back, of a value that is there."""
-    for slot in group:
-        kept = slot.module.__dict__.get(FILES)
-        if kept and slot.name in kept:
-            note(slot.module, FILES, {name: values for name, values in kept.items() if name != slot.name} or None)
