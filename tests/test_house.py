@@ -111,13 +111,8 @@ def test_no_folder_imports_itself_through_others() -> None:
 STILL = """
 actors.schedules.preview -> boxing.picture.draw
 boxing.plan -> boxing.picture.draw
-nn.graph.additions -> actors.added.addition
 nn.graph.choose.composed -> nn.composites.axis
-nn.graph.graph -> actors.added.addition
 nn.graph.microbatch.attention -> nn.composites.attention_blocks
-nn.graph.run.added_actors -> actors.added.addition
-nn.graph.run.added_actors -> actors.added.value_link
-nn.graph.run.pipeline -> actors.added.addition
 nn.model.inside -> nn.composites.registry
 """
 

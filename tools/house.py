@@ -27,8 +27,8 @@ RING = (
     "boxing/demo.py", "boxing/encoders", "boxing/graph/picture", "boxing/graph/report",
     "boxing/graph/text/parse.py", "boxing/graph/text/syntax.py", "boxing/picture",
     "actors/added", "actors/schedules/search", "actors/timeline",
-    "nn/asynchronous", "nn/checkpoint", "nn/composites", "nn/data", "nn/explanations", "nn/files", "nn/islands",
-    "nn/plan", "nn/refit",
+    "nn/added", "nn/asynchronous", "nn/checkpoint", "nn/composites", "nn/data", "nn/explanations", "nn/files",
+    "nn/islands", "nn/plan", "nn/refit",
 )  # fmt: skip
 DATA = {".py", ".lark", ".rules", ".toml"}
 

@@ -1,12 +1,12 @@
 """Graph: a training step or an inference that users write, run, and look at."""
 
-from ..graph.graph import StepGraph
+from ..added.open_graph import OpenGraph
 from .step_views import StepViews
 
 __all__ = ["Graph"]
 
 
-class Graph(StepViews, StepGraph):
+class Graph(StepViews, OpenGraph):
     """Subclass it, give it modules and optimizers as attributes, and write `build`; then call it like a function.
 
     `build` runs once for each shape of its arguments, on tensors without values. Where it calls `loss.backward()`, the

@@ -1,15 +1,13 @@
 """Graphs: a training step or an inference, captured once for each shape of its inputs, planned as a whole, and run."""
 
 import copy
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ...actors.added.addition import Added
-from ...actors.protocol.network import Network
 from ...boxing.kept import KeptErrors
 from ...boxing.record import user_line
 from ...placement.errors import PlacementError, SbpError
@@ -17,7 +15,6 @@ from ...placement.moved import MovedName
 from ..eager.refusals import run_untraced
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
-from .additions import Addition, refuse_other
 from .capture.arguments import key_of, own_parameters, parameter_names
 from .capture.packed import padded
 from .captures import Captures
@@ -53,7 +50,7 @@ class StepGraph(PlannedViews):
         self._recaptures = Recaptures(str(self._options.name))
         self._kinds = ArgumentKinds(str(self._options.name))
         self._captures: Captures | None = None  # of other graphs that differ in notes alone
-        self._additions: list[tuple[Addition, Network | None]] = []  # with the network of which one was made
+        self._additions: list[Callable[[Step], None]] = []  # of actors, to every step that is planned
         self._move: ModelMove | None = None  # of the model, when it is run next
         self._runs = 0
         self._starts = False  # whether a step goes by where arguments start in their memory
@@ -112,10 +109,8 @@ class StepGraph(PlannedViews):
                 self._starts, kind = True, key_of(args, kwargs, starts=True)
                 known = self._steps.setdefault((kind, modes.key), [])
             step = Step(plan, optimizers, kind, modes, self._skipped, self._kept)
-            for addition, network in self._additions:
-                if network is not None:
-                    refuse_other(network, step.open_network, step.name)
-                step.add(addition)
+            for add in self._additions:
+                add(step)
             known.insert(0, step)
         return step
 
@@ -131,22 +126,6 @@ class StepGraph(PlannedViews):
         """
         args, kwargs = self._taken(args, kwargs)
         self.step_for(*args, **kwargs)
-        return self
-
-    def add(self, addition: Addition) -> Self:
-        """Have more actors take part in the step that was planned last, which has not run; returns the graph.
-
-        `addition` is a `flow.actors.Added` of `step.network`, or a function that makes one of a network: that is
-        called for every step that is planned from now on. What is no function is of the network of this one: a step
-        with another, as after `move`, refuses it.
-        """
-        if self._last is None and isinstance(addition, Added):
-            _ = self.planned  # refuses
-        network = None
-        if self._last is not None:
-            network = self._last.open_network if isinstance(addition, Added) else None
-            self._last.add(addition)
-        self._additions.append((addition, network))
         return self
 
     def move(self, *, lost: Iterable[int] = (), **options: Unpack[GivenOptions]) -> Self:

@@ -1,7 +1,7 @@
 """A step for one shape of arguments: planned when it is made, and made to run by its first run."""
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from ..model.reading import begin_reading, end_reading
 from ..tensors.agreement import same, told
 from ..tensors.memory_formats import in_order
 from ..tensors.tensor import GlobalTensor, wrap
-from .additions import Addition, add_to
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
 from .compiler.generated_calls import trimmed
 from .host.memory import Folder, to_disk
@@ -118,15 +117,16 @@ class Step:
             )
         return self.plan.pieces
 
-    def add(self, addition: Addition) -> None:
-        """Have more actors take part, from the first run on."""
+    def add(self, addition: Callable[[Pieces, Mapping[str, str]], dict[str, str]]) -> None:
+        """Have more actors take part, from the first run on: `addition` opens the network of the pieces, and returns
+        which registers bring arguments. It is given the arguments by path, as the user calls them."""
         pieces = self.opened()
         if self.runner is not None:
             raise ScheduleError(
                 f"{self.name} has run, and what runs it was made: no actor can be added now\n"
                 "  add before the first run, as in step.plan(*arguments).add(...); or compile the model anew"
             )
-        self.brought |= add_to(pieces, addition, self.graph.called)
+        self.brought |= addition(pieces, self.graph.called)
 
     def _placeholders(self, given: Mapping[str, Tensor]) -> None:
         """Refuse values for arguments that added actors bring."""

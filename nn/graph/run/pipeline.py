@@ -11,7 +11,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ....actors.added.addition import Added, Opening, opened
 from ....actors.protocol.feasibility import proved
 from ....actors.protocol.network import Actor, Network
 from ....actors.protocol.simulate import Simulation
@@ -36,9 +35,9 @@ from ..lower.instructions import LocalRegister
 from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
-from .added_actors import Fed, link_of, rewired, work_of
 from .chunks import Chunks
 from .network import Bundle, Ends, Lowered, links_of, lowered
+from .open_network import OpenNetwork
 from .pairs import by_turns
 from .tasks import Hop, Name, Tasks
 from .transfers import BundleLink
@@ -78,8 +77,7 @@ class Pipelined:
         self.lowered = self.lower(name)
         self.network: Network = self.lowered[kinds[0]].network
         self.proof: Simulation = proved(self.network)
-        self.opening: Opening | None = None
-        self.fed: Fed | None = None
+        self.opening: OpenNetwork | None = None
         self.links: dict[str, Link] = {}  # to other ranks
         self._driver: tuple[World, Runtime] | None = None
         self.grad = True
@@ -115,11 +113,10 @@ class Pipelined:
         self.weights.prepare()
         _ = self.runtime
 
-    def open(self, added: Added, fed: Fed) -> None:
-        """Have more actors take part, before anything was made to run; `fed` says how arguments lie that they bring."""
-        made = opened(self.network, self.proof, self.places, added, self.opening)
-        self.lowered = {kind: rewired(low, made) for kind, low in self.lowered.items()}
-        self.opening, self.fed, self.network, self.proof = made, fed, made.network, made.proof
+    def open(self, made: OpenNetwork) -> None:
+        """Have more actors take part, before anything was made to run."""
+        self.lowered = {kind: made.rewired(low) for kind, low in self.lowered.items()}
+        self.opening, self.network, self.proof = made, made.network, made.proof
         for known in ("ordered", "answers"):
             vars(self).pop(known, None)  # they are of the network as it was
 
@@ -185,7 +182,7 @@ class Pipelined:
 
     def link(self, joint: Bus, edge: RegisterEnd, labels: Sequence[int], rank: int) -> Link:
         """How a register's bundles get to other ranks; on cards over a communicator of its own."""
-        added = link_of(self.opening, edge, joint.line, rank) if self.opening else None
+        added = self.opening.link_of(edge, joint.line, rank) if self.opening else None
         if added is not None:
             return added
         told = self.telling(edge.register)
@@ -233,7 +230,7 @@ class Pipelined:
     def work(self, actor: Actor) -> Fire:
         if self.opening is None:
             return self.weights.work(actor, self.task)
-        return work_of(self, self.opening, actor, lambda: self.weights.work(actor, self.task))
+        return self.opening.work_of(self, actor, lambda: self.weights.work(actor, self.task))
 
     def task(self, actor: Actor) -> Fire:
         """The work of an actor that is a task of each micro-batch, or two at once."""

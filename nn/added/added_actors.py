@@ -6,56 +6,50 @@ the ranks of a task that does, finds what the task finds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ....actors.added.addition import Opening
-from ....actors.added.value_link import ValueLink, free, mapped_tensors
-from ....actors.protocol.network import Actor
-from ....actors.protocol.state import Firing, Slot
-from ....actors.runtime.channel import Carrier, Link
-from ....actors.runtime.job import check_given
-from ....actors.runtime.partition import RegisterEnd
-from ....placement.errors import ScheduleError
-from ....placement.world import world
-from ..compiler.generated_calls import Shards
-from ..microbatch.batch import PieceKind
-from .network import Bundle, Lowered, task_actors
-from .tasks import Name
-from .transfers import carrier
-from .weights.same_weights import Fire
+from ...actors.added.addition import Opening
+from ...actors.added.value_link import ValueLink, free, mapped_tensors
+from ...actors.protocol.network import Actor
+from ...actors.protocol.state import Firing, Slot
+from ...actors.runtime.channel import Carrier, Link
+from ...actors.runtime.job import check_given
+from ...actors.runtime.partition import RegisterEnd
+from ...placement.errors import ScheduleError
+from ...placement.world import world
+from ..graph.compiler.generated_calls import Shards
+from ..graph.microbatch.batch import PieceKind
+from ..graph.run.network import Bundle, Lowered, task_actors
+from ..graph.run.open_network import OpenProgram
+from ..graph.run.tasks import Name
+from ..graph.run.transfers import carrier
+from ..graph.run.weights.same_weights import Fire
 
-__all__ = ["AddedWork", "Fed", "OpenProgram", "link_of", "rewired", "work_of"]
+__all__ = ["AddedWork", "Fed", "OpenStep"]
 
 Fed: TypeAlias = Callable[[int, str, Any], dict[str, Shards]]  # of a micro-batch an argument's value, as it lies
 
 
-class OpenProgram(Protocol):
-    """A program of micro-batches as the work of added actors sees it."""
+@dataclass(frozen=True, eq=False)
+class OpenStep(Opening):
+    """The opened network of a step, whose arguments registers may bring: `fed` says how these lie."""
 
-    grad: bool  # whether whoever called the step has gradients
-    fed: Fed | None
-    shards: list[dict[str, Shards]]  # of the micro-batches of the step under way
+    fed: Fed
 
-    @property
-    def kinds(self) -> Sequence[PieceKind]: ...
-    @property
-    def firsts(self) -> Sequence[object]:
-        """One for each route."""
+    def rewired(self, low: Lowered) -> Lowered:
+        return rewired(low, self)
 
-    @property
-    def count(self) -> int:
-        """How many chunks a route has."""
+    def link_of(self, edge: RegisterEnd, line: Carrier, rank: int) -> ValueLink | None:
+        return link_of(self, edge, line, rank)
 
-    @property
-    def lowered(self) -> Mapping[PieceKind, Lowered]: ...
-    @property
-    def links(self) -> Mapping[str, Link]: ...
+    def work_of(self, program: OpenProgram, actor: Actor, task: Callable[[], Fire]) -> Fire:
+        return work_of(program, self, actor, task)
 
 
 def rewired(low: Lowered, opening: Opening) -> Lowered:
@@ -175,12 +169,12 @@ def _fed(
     """A task of which some arguments come out of registers."""
     program = of()
     assert program is not None
-    assert program.fed is not None
+    assert isinstance(program.opening, OpenStep)
     for part, label in zip(actor.cases[firing.case].split("&"), (firing.label, *firing.more), strict=True):
         k = label * len(program.firsts) + routes[actor.parts.index(part)]
         for port, argument in feeds:
             if actor.active(actor.takes[port], part):
-                program.shards[k].update(program.fed(k, argument, firing.held[port][0].value))
+                program.shards[k].update(program.opening.fed(k, argument, firing.held[port][0].value))
     return run(firing)
 
 

@@ -7,20 +7,22 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from ...actors.added.addition import Added
+from ...actors.added.addition import Added, opened
 from ...actors.protocol.network import Network
 from ...placement.errors import ScheduleError, ShapeError
 from ...sbp.call import refs_in
-from .compiler.generated_calls import Shards
-from .pieces import Pieces
-from .run.network import task_actors
+from ..graph.compiler.generated_calls import Shards
+from ..graph.pieces import Pieces
+from ..graph.run.network import task_actors
+from ..graph.step import Step
+from .added_actors import OpenStep
 
-__all__ = ["Addition", "add_to", "fed_paths", "refuse_other"]
+__all__ = ["Addition", "add_again", "add_to"]
 
 Addition: TypeAlias = "Added | Callable[[Network], Added]"
 
 
-def add_to(pieces: Pieces, addition: Addition, titles: Mapping[str, str]) -> dict[str, str]:
+def add_to(addition: Addition, pieces: Pieces, titles: Mapping[str, str]) -> dict[str, str]:
     """Open the network of a step that has not run; `titles` are the arguments by path, as the user calls them. Returns
     the registers that bring arguments, by the paths of these."""
     program = pieces.program
@@ -30,9 +32,19 @@ def add_to(pieces: Pieces, addition: Addition, titles: Mapping[str, str]) -> dic
             f"{program.name}: {type(added).__name__} was to be added\n"
             "  give it flow.actors.Added(network, work=..., ranks=...), or a function of the network that returns one"
         )
-    paths = fed_paths(pieces, added, titles)
-    program.open(added, partial(_fed, pieces, titles))
+    before = program.opening
+    assert before is None or isinstance(before, OpenStep)
+    paths = fed_paths(pieces, added, titles, {} if before is None else before.feeds)
+    made = opened(program.network, program.proof, program.places, added, before)
+    program.open(OpenStep(**vars(made), fed=partial(_fed, pieces, titles)))
     return paths
+
+
+def add_again(addition: Addition, network: Network | None, step: Step) -> None:
+    """Add to a step; what was made of a `network` to no other."""
+    if network is not None:
+        refuse_other(network, step.open_network, step.name)
+    step.add(partial(add_to, addition))
 
 
 def refuse_other(base: Network, network: Network, name: str) -> None:
@@ -50,10 +62,10 @@ def _untimed(network: Network) -> tuple[object, ...]:
     return actors, network.registers
 
 
-def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str]) -> dict[str, str]:
-    """The registers that bring arguments, by the paths of these: who reads one has to take its register."""
+def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """The registers that bring arguments, by the paths of these: who reads one has to take its register. `before` are
+    the arguments of those that bring one already."""
     found: dict[str, str] = {}
-    before = pieces.program.opening.feeds if pieces.program.opening else {}
     brought = {argument: register for register, argument in before.items()}
     for register, title in added.feeds.items():
         path = _path(title, titles)
