@@ -111,9 +111,6 @@ def test_no_folder_imports_itself_through_others() -> None:
 STILL = """
 actors.schedules.preview -> boxing.picture.draw
 boxing.plan -> boxing.picture.draw
-nn.graph.choose.composed -> nn.composites.axis
-nn.graph.microbatch.attention -> nn.composites.attention_blocks
-nn.model.inside -> nn.composites.registry
 """
 
 

@@ -1,6 +1,6 @@
 """Composites: ways to compute an op along some axes that no rule book can know, since ranks talk while they compute.
 
-registry                    composites by name, and how users add theirs
+registry                    how composites are added, by users too; written_calls: those of one in an op's place
 axis                        what a composite is written with: values that lie on axes, and calls of them
 attention_call              what attention is asked for, however it was passed; row_product: rows times a weight
 ring_attention, chunked     those over one axis that send pieces round, or piece by piece
@@ -9,7 +9,6 @@ heads_and_ring              attention by splitting heads in the place of the seq
 merged_attention            attention of few queries: what each rank's keys say is merged
 summa                       products of matrices in blocks over two axes and three
 dropless                    experts to whom tokens are sent as they choose; experts: the op of a layer of them
-attention_blocks            attention of a block of queries and one of keys, forward and backward
 """
 
 from ..composites import chunked, dropless, heads_and_ring, merged_attention, ring_attention, summa, window_attention

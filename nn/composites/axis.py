@@ -22,8 +22,9 @@ from ...sbp.call import Indices, Ref, in_order, leaves, map_tensors, mapped, ten
 from ...sbp.logical import AxisSwap, AxisTurn, Fixed, LogicalOp, Round, Seen, Stripes
 from ...sbp.state import Window
 from ...sbp.text import Pin
+from ..model.inside import Left
 
-__all__ = ["Axis", "AxisLine", "AxisValue", "HeldIndices", "Left"]
+__all__ = ["Axis", "AxisLine", "AxisValue", "HeldIndices"]
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,6 @@ class HeldIndices:
 
     value: AxisValue
     dim: int
-
-
-@dataclass(frozen=True)
-class Left:
-    """A call that a composite leaves as it is, why, and what would make it one for it."""
-
-    why: str
-    fix: str
 
 
 class Axis:

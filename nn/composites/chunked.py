@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...sbp import B, P, S, Split
-from .axis import Axis, AxisValue, Left
+from ..model.inside import Left
+from .axis import Axis, AxisValue
 from .registry import composite
 from .row_product import PRODUCTS, RowProduct
 

@@ -1,30 +1,28 @@
-"""The registry of composites: by name, with the ops each stands for. Users add theirs as those here are added."""
+"""The registry of composites, by name and with the ops each stands for: users add theirs as those here are added."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeAlias, TypeVar
 
 from ...placement.errors import SbpError
+from ...sbp.logical import LogicalOp
+from ..model.inside import COMPOSITES, Composite, CompositeSite, Left
+from .written_calls import calls_of
 
-__all__ = ["Composite", "composite", "composite_named"]
+__all__ = ["composite"]
 
 Written: TypeAlias = Callable[..., Any]  # of an Axis and the op's arguments; gives the op's results
 W = TypeVar("W", bound=Written)
 
 
 @dataclass(frozen=True)
-class Composite:
-    """A way to compute some ops along an axis; `noun` says in errors what it was looking for."""
+class WrittenComposite(Composite):
+    """A composite that is written as a function of an `Axis`."""
 
-    name: str
-    ops: frozenset[str]  # as rules name them
     written: Written
-    noun: str
-    axes: tuple[int, ...] = (1,)  # over how many it may be
 
-
-_known: dict[str, Composite] = {}
+    def calls(self, site: CompositeSite) -> list[LogicalOp] | Left:
+        return calls_of(self.written, site)
 
 
 def _place(written: Callable[..., Any]) -> tuple[str, str]:
@@ -48,19 +46,10 @@ def composite(
         )
 
     def put(written: W) -> W:
-        if name in _known and _place(_known[name].written) != _place(written):  # a cell of a notebook may run twice
+        known = COMPOSITES.get(name)
+        if isinstance(known, WrittenComposite) and _place(known.written) != _place(written):  # a cell may run twice
             raise SbpError(f"there is a composite {name!r} already\n  give this one another name")
-        _known[name] = Composite(name, ops, written, noun or " or ".join(sorted(ops)), counts)
+        COMPOSITES[name] = WrittenComposite(name, ops, noun or " or ".join(sorted(ops)), counts, written)
         return written
 
     return put
-
-
-def composite_named(name: str) -> Composite:
-    """The composite of a name."""
-    found = _known.get(name) if isinstance(name, str) else None
-    if found is None:
-        near = get_close_matches(str(name), _known, 2, 0.5)
-        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(map(repr, _known))}"
-        raise SbpError(f"there is no composite {name!r}\n  {fix}; flow.nn.composite adds one")
-    return found

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...sbp import B, S
 from ...sbp.logical import Stripes
-from .attention_blocks import back, seen
+from ..graph.microbatch.attention_blocks import back, seen
 from .attention_call import AttentionCall
 from .axis import Axis, AxisValue
 from .registry import composite

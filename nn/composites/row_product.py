@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .axis import Axis, AxisValue, Left
+from ..model.inside import Left
+from .axis import Axis, AxisValue
 
 __all__ = ["PRODUCTS", "RowProduct"]
 

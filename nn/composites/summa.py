@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from ...sbp import P, S
-from .axis import Axis, AxisValue, Left
+from ..model.inside import Left
+from .axis import Axis, AxisValue
 from .chunked import cut
 from .registry import composite
 from .row_product import PRODUCTS, RowProduct

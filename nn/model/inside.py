@@ -6,20 +6,59 @@ A note counts for all that is in the module; of notes for the same op that of th
 the last. Nothing else of a module changes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
 
 from torch import nn
 
-from ...placement.errors import PlacementError
-from ..composites.registry import Composite, composite_named
+from ...placement import Placement
+from ...placement.errors import PlacementError, SbpError
+from ...sbp.logical import Logical, LogicalOp
 from .annotate import Placed, note
 from .slots import joined_path
 
-__all__ = ["CompositeUse", "inside", "uses_of"]
+__all__ = ["COMPOSITES", "Composite", "CompositeSite", "CompositeUse", "Left", "inside", "uses_of"]
 
 USES = "_sbpflow_inside"  # said of the module itself
 PART = "_sbpflow_inside_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
+
+
+@dataclass(frozen=True)
+class Left:
+    """A call that a composite leaves as it is, why, and what would make it one for it."""
+
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A way to compute some ops along axes; `noun` says in errors what it was looking for."""
+
+    name: str
+    ops: frozenset[str]  # as rules name them
+    noun: str
+    axes: tuple[int, ...]  # over how many it may be
+
+    def calls(self, site: "CompositeSite") -> list[LogicalOp] | Left:
+        """The calls that it makes in the place of an op, the last of which make the op's own values."""
+        raise NotImplementedError
+
+
+COMPOSITES: dict[str, Composite] = {}  # by name
+
+
+def composite_named(name: str) -> Composite:
+    """The composite of a name."""
+    found = COMPOSITES.get(name) if isinstance(name, str) else None
+    if found is None:
+        near = get_close_matches(str(name), COMPOSITES, 2, 0.5)
+        listed = ", ".join(map(repr, COMPOSITES))
+        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {listed}"
+        raise SbpError(f"there is no composite {name!r}\n  {fix}; flow.nn.composite adds one")
+    return found
 
 
 @dataclass(frozen=True)
@@ -37,6 +76,21 @@ class CompositeUse:
 
     def __str__(self) -> str:
         return f"inside {self.path or 'the model'} use {self.use} over {', '.join(map(str, self.over))}"
+
+
+@dataclass(frozen=True)
+class CompositeSite:
+    """An op that a composite stands for, on these axes of its placement, with what it may go by: the names of values
+    that come from outside, and hints of parameters, by name. `fresh` gives numbers to new values."""
+
+    op: LogicalOp
+    logical: Logical
+    names: Mapping[int, str]
+    placement: Placement
+    axes: tuple[int, ...]
+    use: CompositeUse
+    pins: Mapping[str, Any]
+    fresh: Callable[[], int]
 
 
 def inside(modules: Placed, *, use: str | None, over: str | int | Sequence[str | int] | None = None) -> Placed:

@@ -2,20 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
-import torch
-
 from ....placement import Placement
 from ....placement.errors import PlacementError, SbpError
-from ....sbp.call import Ref, fill, mapped, refs_in, tensors_in
 from ....sbp.joint.placements import Homes
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.traits import traits
-from ...composites.axis import Axis, AxisValue, Left
-from ...model.inside import CompositeUse
+from ...model.inside import CompositeSite, CompositeUse, Left
 
 __all__ = ["Uses", "check_uses", "composed"]
 
@@ -66,9 +61,8 @@ def composed(logical: Logical, where: Homes, uses: Uses, pins: Mapping[str, Any]
         axes = _axes(use, there) if use else ()
         made: list[LogicalOp] | Left = [op]
         if use is not None and any(there.shape[at] > 1 for at in axes):
-            of = partial(_constant, logical)
-            axis = Axis(there, axes, op, lambda: next(fresh), use.use, pins, made=of)
-            made = _written(logical, names, axis, use)
+            site = CompositeSite(op, logical, names, there, axes, use, pins, lambda: next(fresh))
+            made = use.composite.calls(site)
             if isinstance(made, Left):
                 left.setdefault(use, made)
             else:
@@ -118,67 +112,3 @@ def _axes(use: CompositeUse, there: Placement) -> tuple[int, ...]:
     if len(set(axes)) < len(axes):
         raise PlacementError(f"{use}: an axis is named twice\n  name others of {there!r}")
     return axes
-
-
-def _written(logical: Logical, names: Mapping[int, str], axis: Axis, use: CompositeUse) -> list[LogicalOp] | Left:
-    """The calls of the composite, the last of which make the op's own values; or why it leaves the op."""
-    op = axis.op
-    values = {n: _value(logical, n, names.get(n, "")) for n in op.inputs}
-    args, kwargs = mapped((op.args, op.kwargs), Ref, lambda ref: values[ref.number])
-    made = use.composite.written(axis, *args, **kwargs)
-    if isinstance(made, Left):
-        return made
-    results = list(made) if isinstance(made, list | tuple) else [made]
-    _check(op, results, use)
-    same = {x.number: n for x, n in zip(results, op.numbers, strict=True)}
-    renamed = [call.of(same, numbers=tuple(same.get(n, n) for n in call.numbers)) for call in axis.calls]
-    return _needed(renamed, set(op.numbers))
-
-
-def _constant(logical: Logical, number: int) -> torch.Tensor | None:
-    """A value that depends on no source, computed; None for any other, and for random numbers."""
-    alone = replace(logical, result=Ref(number), losses=(), writes={}).pruned()
-    asked = {n for op in alone.ops for n in op.inputs} | {number}
-    if not asked.isdisjoint(range(len(alone.sources))) or any(
-        torch.Tag.nondeterministic_seeded in op.op.tags for op in alone.ops
-    ):
-        return None
-    values: dict[int, torch.Tensor] = {}
-    with torch.no_grad():
-        for op in alone.ops:
-            takes = any(parameter.name == "device" for parameter in op.op._schema.arguments)
-            kwargs = {**op.kwargs, "device": torch.device("cpu")} if takes else op.kwargs
-            made = tensors_in(op.op(*fill(op.args, values), **fill(kwargs, values)))
-            values.update(zip(op.numbers, made, strict=True))
-    return values[refs_in(alone.result)[0]]
-
-
-def _value(logical: Logical, number: int, name: str) -> AxisValue:
-    fake = logical.fakes[number]
-    like = torch.empty(fake.shape, dtype=fake.dtype, device="meta")
-    return AxisValue(number, like, number in logical.wants_grad, name=name)
-
-
-def _check(op: LogicalOp, results: Sequence[Any], use: CompositeUse) -> None:
-    """A refusal of results that are not those of the op."""
-    wanted = [(tuple(y.shape), y.dtype) for y in op.outputs]
-    found = [(x.shape, x.dtype) if isinstance(x, AxisValue) else type(x).__name__ for x in results]
-    if (
-        found != wanted
-        or any(x.number in op.inputs for x in results)
-        or len({x.number for x in results}) < len(results)
-    ):
-        raise SbpError(
-            f"{use}: the composite gives {found}\n  {op.name} makes {wanted}\n"
-            "  return what axis.run gave for the op's results, each a value of its own"
-        )
-
-
-def _needed(calls: Sequence[LogicalOp], ends: set[int]) -> list[LogicalOp]:
-    """The calls that results depend on."""
-    kept: list[LogicalOp] = []
-    for call in reversed(calls):
-        if not ends.isdisjoint(call.numbers):
-            ends.update(call.inputs)
-            kept.append(call)
-    return kept[::-1]

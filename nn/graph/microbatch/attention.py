@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...composites.attention_blocks import back, seen
+from .attention_blocks import back, seen
 
 __all__ = ["attend", "forget", "reserved"]
 
