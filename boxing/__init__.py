@@ -22,6 +22,7 @@ from .exchange.slow_link import SlowLink as SlowLink
 from .exchange.slow_link import slow_link as slow_link
 from .explanation import Explanation as Explanation
 from .infer_layout import layout_of as layout_of
+from .picture import draw as _draw
 from .plan import BoxingPlan as BoxingPlan
 from .plan import plan as plan
 from .record import Moved as Moved
@@ -37,3 +38,5 @@ __all__ = [
     "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "SlowLink", "box_async", "close", "gather",
     "layout_of", "lower_bound", "owned", "plan", "scatter", "slow_link",
 ]  # fmt: skip
+
+_draw.install()

@@ -1,10 +1,11 @@
 """Plans: the moves from one layout to another, their cost and each rank's share; remembered on the source layout."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import ClassVar
 from zlib import crc32
 
 import torch
@@ -14,7 +15,6 @@ from ..placement.errors import SbpError
 from ..placement.links import Price
 from ..placement.world import owned, world
 from ..sbp import Layout
-from .picture.draw import picture, plan_graph
 from .reductions import check_carried, check_reducible
 from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
@@ -33,6 +33,8 @@ class BoxingPlan:
     (P,) -> (S(1),): reduce_scatter over 0 -> (S(1),), 192 bytes a rank
     """
 
+    drawn: ClassVar[Callable[["BoxingPlan", str | Path], Path]]  # boxing/picture gives it
+
     def __init__(self, src: Layout, dst: Layout, way: tuple[Move, ...], cluster: Cluster) -> None:
         self.src, self.dst, self.moves, self.cluster = src, dst, way, cluster
         self.world = world()  # in another world this process would own other ranks
@@ -46,7 +48,7 @@ class BoxingPlan:
 
     def draw(self, path: str | Path) -> Path:
         """Write the plan as a picture, one box a state and an arrow a move; the suffix says svg, png, pdf or dot."""
-        return picture(plan_graph(self), path)
+        return type(self).drawn(self, path)
 
     @property
     def route(self) -> str:

@@ -110,7 +110,6 @@ def test_no_folder_imports_itself_through_others() -> None:
 # The imports of the ring that the core still has. A line goes when its import is turned around, and none comes.
 STILL = """
 actors.schedules.preview -> boxing.picture.draw
-boxing.plan -> boxing.picture.draw
 """
 
 

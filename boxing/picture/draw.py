@@ -20,10 +20,11 @@ from ...placement.links import Price
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
 from ..figures import duration, volume
+from ..plan import BoxingPlan
 from ..routes.moves import Move
 from .palette import FAMILIES, family
 
-__all__ = ["DrawnPlan", "axis_graph", "picture", "plan_graph", "written"]
+__all__ = ["DrawnPlan", "axis_graph", "install", "picture", "plan_graph", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 FONT = "Helvetica,Arial,sans-serif"
@@ -140,6 +141,11 @@ class DrawnPlan(Protocol):
     def bytes(self) -> int: ...
     @property
     def busiest(self) -> Sequence[int]: ...
+
+
+def install() -> None:
+    """Have plans draw themselves."""
+    BoxingPlan.drawn = lambda plan, path: picture(plan_graph(plan), path)
 
 
 def plan_graph(plan: DrawnPlan) -> str:
