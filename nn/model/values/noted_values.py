@@ -23,11 +23,13 @@ __all__ = ["WaitingValue", "check_same_waiting", "forget_values", "note_value", 
 VALUES = "_sbpflow_files"  # of what the module itself holds, by its short names
 
 
-Read: TypeAlias = Callable[[str, Any, Layout], GlobalTensor]  # of a name, a value that waits, and how it is to lie
+ReadTogether: TypeAlias = Callable[
+    [str, Any, Layout], GlobalTensor
+]  # of a name, a value that waits, and how it is to lie
 
 
 class WaitingValue(Protocol):
-    """What there is for a tensor, perhaps under several names that are tied."""
+    """A value that waits for a tensor, perhaps under several names that are tied."""
 
     @property
     def file(self) -> str:
@@ -35,7 +37,7 @@ class WaitingValue(Protocol):
 
     @property
     def said(self) -> object:
-        """What all ranks must have alike of it."""
+        """All that ranks must have alike of it."""
 
     def joined(self, others: Sequence[Any]) -> Self:
         """This and what other slots of the same tensor wait for, each once."""
@@ -43,7 +45,7 @@ class WaitingValue(Protocol):
     def check(self, slot: TensorSlot) -> None:
         """Refuse a tensor of another shape, or of numbers of another kind."""
 
-    def reading(self, everybody: Placement | None) -> AbstractContextManager[Read]:
+    def reading(self, everybody: Placement | None) -> AbstractContextManager[ReadTogether]:
         """Ranks read together for a while."""
 
 
