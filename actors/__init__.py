@@ -18,6 +18,7 @@ from .schedules.search.order_tasks import FoundOrder, order_tasks
 from .schedules.search.pipeline_order import FoundSchedule, curve, search
 from .schedules.search.slice_lengths import slice_lengths, sliced_seconds
 from .schedules.search.task_graph import After, DeviceTask, TaskGraph
+from .timeline import preview_chart as _preview_chart
 from .timeline.diagram import draw
 
 if not _TYPE_CHECKING:
@@ -59,3 +60,5 @@ __all__ = [
     "slice_lengths",
     "sliced_seconds",
 ]
+
+_preview_chart.install()

@@ -1,15 +1,13 @@
-"""A schedule before anything runs: the timeline of every device, its bubble, slots and memory, as text and as SVG."""
+"""A schedule before anything runs: the timeline of every device, its bubble, slots and memory, as text."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from math import floor, log10
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from ...boxing.picture.draw import written
 from ...placement.moved import MovedName
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
@@ -18,23 +16,12 @@ from .definition import Definition, Shape
 from .pipeline import Costs, network_of
 from .text import Action
 
-__all__ = ["KINDS", "SHADES", "Preview", "bubble", "peak_bytes", "peak_slots", "preview"]
+__all__ = ["Preview", "bubble", "first_few", "peak_bytes", "peak_slots", "preview", "ticks"]
 
 _NAME = re.compile(r"([FBWU])(\d+)(?:\.(\d+))?")
 
-INK, LINE, IDLE = "#1f2328", "#7d8590", "#7d859026"
-HIGH, GAP, LEFT, TOP = 24, 4, 76, 30  # pixels: a row, between rows, before the first unit, above the first row
-WIDE, COLUMNS = 1600, 160  # of the rows at most, in pixels and in letters
+COLUMNS = 160  # of the rows at most, in letters
 DEVICES = 12  # whose figures stand in one line
-KINDS = {"F": "forward", "B": "backward", "W": "weight gradients", "U": "update"}  # as an actor's name begins
-
-# By kind, for a device's first chunk and those behind it; text is dark on all of them.
-SHADES = {
-    "F": ("#cfe3ff", "#8fbcff", "#6da4f5", "#b3cbe8"),
-    "B": ("#d3f3d0", "#93d98c", "#74c26c", "#b5d6b2"),
-    "W": ("#ffe0bd", "#ffbf80", "#f0a45c", "#e8cfb3"),
-    "U": ("#e3d8ff",),
-}
 
 
 class ChunkTask(NamedTuple):
@@ -106,6 +93,9 @@ class Preview:
     shape: Shape
     costs: Costs | tuple[Costs, ...]
     run: Simulation
+
+    svg: ClassVar[Callable[["Preview"], str]]  # actors/timeline gives these two
+    drawn: ClassVar[Callable[["Preview", Path | str], Path]]
 
     @property
     def end(self) -> float:
@@ -199,9 +189,9 @@ class Preview:
 
     def _lines(self) -> Iterator[str]:
         yield self.title
-        yield f"  slots at most   {_few(self.slots, '  ')}"
+        yield f"  slots at most   {first_few(self.slots, '  ')}"
         if any(self.memory):
-            yield f"  memory at most  {_few([f'{size / 2**20:.4g} MiB' for size in self.memory], '  ')}"
+            yield f"  memory at most  {first_few([f'{size / 2**20:.4g} MiB' for size in self.memory], '  ')}"
         every = (*self.rows, *self.links)
         unit = min((cell.end - cell.start for row in every for cell in row if cell.end > cell.start), default=1.0)
         wide = max((len(str(cell.op)) for row in self.rows for cell in row), default=2)
@@ -233,60 +223,13 @@ class Preview:
         yield f"  time       {axis}".rstrip()
 
     def _repr_svg_(self) -> str:
-        return "\n".join(self._svg())
+        return type(self).svg(self)
 
     write = MovedName("sbpflow.actors.Preview.write")
 
     def draw(self, path: Path | str) -> Path:
         """Write the picture, as svg or png. An svg is text: the same schedule makes the same file."""
-        return written(self._repr_svg_() + "\n", path)
-
-    def _svg(self) -> Iterator[str]:
-        shortest = min((cell.end - cell.start for row in self.rows for cell in row), default=1.0)
-        digits = max((len(str(cell.op.number)) for row in self.rows for cell in row), default=1)
-        scale = min((10 + 7 * digits) / shortest, WIDE / self.end) if self.end else 1.0
-        below = TOP + (HIGH + GAP) * self.shape.p
-        wide, high = LEFT + scale * self.end + 10, below + 46
-        kinds = [kind for kind in SHADES if any(cell.op.kind == kind for row in self.rows for cell in row)]
-        wide = max(wide, 480.0)
-        yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high}" width="{wide:.0f}" '
-            f'height="{high}" font-family="Helvetica,Arial,sans-serif" font-size="12">'
-        )
-        yield f'<text x="6" y="18" fill="{LINE}" font-size="13">{escape(self.title)}</text>'
-        for device, row in enumerate(self.rows):
-            y = TOP + (HIGH + GAP) * device
-            yield f'<text x="6" y="{y + 16}" fill="{LINE}">device {device}</text>'
-            yield f'<rect x="{LEFT}" y="{y}" width="{scale * self.end:.1f}" height="{HIGH}" fill="{IDLE}"/>'
-            for cell in row:
-                x, width = LEFT + scale * cell.start, scale * (cell.end - cell.start)
-                fills = SHADES[cell.op.kind]
-                number = str(cell.op.number) if width > 7 * len(str(cell.op.number)) else ""
-                yield (
-                    f'<g><title>{cell.op} {cell.start:g} to {cell.end:g}</title><rect x="{x:.1f}" y="{y}" '
-                    f'width="{width:.1f}" height="{HIGH}" fill="{fills[cell.op.chunk % len(fills)]}" stroke="{LINE}" '
-                    f'stroke-width="0.5"/><text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" '
-                    f'fill="{INK}">{number}</text></g>'
-                )
-            for cell in self.links[device]:
-                x, width = LEFT + scale * cell.start, scale * (cell.end - cell.start)
-                yield (
-                    f'<g><title>{cell.op} exchanges {cell.start:g} to {cell.end:g}</title><rect x="{x:.1f}" '
-                    f'y="{y + HIGH - 5}" width="{width:.1f}" height="5" fill="{LINE}"/></g>'
-                )
-        for tick in ticks(self.end):
-            x, look = LEFT + scale * tick, f'text-anchor="middle" fill="{LINE}" font-size="10"'
-            yield f'<path d="M{x:.1f} {below}v4" stroke="{LINE}"/>'
-            yield f'<text x="{x:.1f}" y="{below + 15}" {look}>{tick:g}</text>'
-        x, y = float(LEFT), high - 20
-        for kind in kinds:
-            for fill in SHADES[kind][: self.shape.v if kind != "U" else 1]:
-                yield f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{fill}" stroke="{LINE}"/>'
-                x += 16
-            yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">{KINDS[kind]}</text>'
-            x += 7 * len(KINDS[kind]) + 16
-        yield f'<text x="{x:.0f}" y="{y + 10}" fill="{LINE}">slots {_few(self.slots, " ")}</text>'
-        yield "</svg>"
+        return type(self).drawn(self, path)
 
     def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
         return tuple(found.get(f"device {device}", 0) for device in range(self.shape.p))
@@ -303,7 +246,7 @@ def _written(row: Sequence[Bar], unit: float, wide: int) -> str:
     return line
 
 
-def _few(values: Sequence[object], between: str) -> str:
+def first_few(values: Sequence[object], between: str) -> str:
     """Values of the devices in a row, of the first ones where there are many."""
     more = len(values) - DEVICES
     return between.join(map(str, values[:DEVICES])) + (f"{between}and {more} more" if more > 0 else "")

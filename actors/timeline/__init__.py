@@ -2,5 +2,6 @@
 
 clocks       of all ranks on one clock
 timeline     what ran when, beside the simulation; chart: as a picture
-advice       what to try; diagram: the protocol's table and networks as pictures
+advice       what to try
+diagram      the protocol's table and networks as pictures; preview_chart: schedules before anything runs
 """

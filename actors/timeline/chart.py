@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from html import escape
 
 from ..runtime.replay import Did
-from ..schedules.preview import KINDS, SHADES
 from .advice import StepRecords
+from .preview_chart import KINDS, SHADES
 
 __all__ = ["chart"]
 

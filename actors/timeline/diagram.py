@@ -5,7 +5,7 @@ from pathlib import Path
 from ...boxing.picture.draw import picture
 from ..protocol.network import Network
 from ..protocol.protocol import NEXT, MessageKind, Phase
-from ..schedules.preview import KINDS, SHADES
+from .preview_chart import KINDS, SHADES
 
 __all__ = ["diagram", "draw", "drawn", "table"]
 

@@ -8,8 +8,9 @@ import pytest
 from sbpflow.actors import PUBLISHED, Costs, Schedule, published
 from sbpflow.actors.schedules.formula import fault
 from sbpflow.actors.schedules.pipeline import network_of
-from sbpflow.actors.schedules.preview import KINDS, SHADES, ticks
+from sbpflow.actors.schedules.preview import ticks
 from sbpflow.actors.timeline.diagram import drawn
+from sbpflow.actors.timeline.preview_chart import KINDS, SHADES
 from sbpflow.placement.errors import MissingError, ScheduleError
 
 ROOT = Path(__file__).resolve().parents[3]
