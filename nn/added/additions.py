@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from torch import Tensor
 
@@ -12,14 +12,35 @@ from ...actors.protocol.network import Network
 from ...placement.errors import ScheduleError, ShapeError
 from ...sbp.call import refs_in
 from ..graph.compiler.generated_calls import Shards
+from ..graph.graph import StepGraph
 from ..graph.pieces import Pieces
 from ..graph.run.network import task_actors
 from ..graph.step import Step
 from .added_actors import OpenStep
 
-__all__ = ["Addition", "add_again", "add_to"]
+__all__ = ["Addition", "OpenGraph"]
 
 Addition: TypeAlias = "Added | Callable[[Network], Added]"
+
+
+class OpenGraph(StepGraph):
+    """A graph whose steps in micro-batches take more actors."""
+
+    def add(self, addition: Addition) -> Self:
+        """Have more actors take part in the step that was planned last, which has not run; returns the graph.
+
+        `addition` is a `flow.actors.Added` of `step.network`, or a function that makes one of a network: that is
+        called for every step that is planned from now on. What is no function is of the network of this one: a step
+        with another, as after `move`, refuses it.
+        """
+        if self._last is None and isinstance(addition, Added):
+            _ = self.planned  # refuses
+        network = None
+        if self._last is not None:
+            network = self._last.open_network if isinstance(addition, Added) else None
+            self._last.add(partial(add_to, addition))
+        self._additions.append(partial(add_again, addition, network))
+        return self
 
 
 def add_to(addition: Addition, pieces: Pieces, titles: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Graph: a training step or an inference that users write, run, and look at."""
 
-from ..added.open_graph import OpenGraph
+from ..added.additions import OpenGraph
 from .step_views import StepViews
 
 __all__ = ["Graph"]
