@@ -7,13 +7,13 @@
 Inputs, cotangents and outputs lie in memory as their specs say, which whoever runs the graphs sees to: what torch does
 with a tensor, such as whether `contiguous` is a copy, depends on that, and is settled here.
 
-What the backward needs of the forward is saved, but an input is asked for again and a view is made again: neither costs
-anything, and an input that was gathered for the forward need not be kept.
+What the backward needs of the forward is saved, but an input is asked for again, so that one that was gathered for the
+forward need not be kept. A view is saved in the place of what it is of where only that is read, and else made again.
 """
 
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -86,6 +86,8 @@ def trace(
     # One of several results that only the backward reads is the forward's all the same.
     before |= {node for node in whole.graph.nodes if node.target is operator.getitem and node.args[0] in before}
     again, saved, behind = _needed(gradients, before, nodes[: len(inputs)])
+    if not strided:
+        saved = [_as_read(node, before, behind, {*outputs, *gradients}) for node in saved]
     forward = cut(whole, nodes[: len(inputs)], before, (*outputs, tuple(saved)))
     if not local.wants:
         return Traced(forward, None, (), 0, (), fakes)
@@ -237,6 +239,23 @@ def _needed(
             behind.add(node)
             ahead.extend(node.all_input_nodes)
     return sorted(again), sorted(saved), behind
+
+
+def _as_read(node: fx.Node, before: set[fx.Node], behind: set[fx.Node], ends: Collection[fx.Node]) -> fx.Node:
+    """A saved value as the view of it that the forward made, where that is all that the backward reads of it."""
+    while node not in ends:
+        readers = [user for user in node.users if user in behind]
+        if len(readers) != 1 or readers[0] not in before or _nbytes(readers[0]) != _nbytes(node):
+            break
+        (node,) = readers
+        behind.remove(node)
+    return node
+
+
+def _nbytes(node: fx.Node) -> int | None:
+    """The bytes of a value; none of a list of values."""
+    found: int | None = getattr(node.meta["val"], "nbytes", None)
+    return found
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -132,6 +132,16 @@ def test_what_is_saved_is_no_input_and_no_view() -> None:
     assert "saved" not in made.forward.module.code
 
 
+def test_a_view_is_saved_in_the_place_of_what_is_read_by_it_alone() -> None:
+    """Its memory is kept either way; where more is read of that, the backward makes the view again."""
+    calls: list[tuple[Any, ...]] = [(aten.neg.default, Ref(0)), (aten.view.default, Ref(1), [2, 3, 2])]
+    calls += [(aten.transpose.int, Ref(2), 0, 1), (aten.mul.Tensor, Ref(3), Ref(3)), (aten.mul.Tensor, Ref(1), Ref(1))]
+    for of, shape in ((local([(2, 6)], calls[:4], [4]), (3, 2, 2)), (local([(2, 6)], calls, [4, 5]), (2, 6))):
+        result: Any = trace(of).forward.graph.output_node().args[0]
+        assert [tuple(node.meta["val"].shape) for node in result[-1]] == [shape]
+        compare(of, "code")
+
+
 def test_one_of_several_results_is_saved_alone() -> None:
     made = trace(SEGMENTS["statistics saved"])
     result: Any = made.forward.graph.output_node().args[0]
