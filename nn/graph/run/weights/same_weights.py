@@ -122,23 +122,26 @@ class SameWeights:
 
     def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
         """The weights as a variant has them: on the ranks of another route, or as they are."""
-        others = {name: (src, dst) for name, src, dst in self.pairs(variant, home=False) if src is not dst}
-        return {**held, **{name: tuple(box(held[name], *pair)) for name, pair in others.items()}} if others else held
+        there = self.there_and_back[variant][0]
+        return {**held, **{name: tuple(box(held[name], *ends)) for name, ends in there.items()}} if there else held
 
     def returned(self, variant: Variant, theirs: Mapping[str, Shards], grads: dict[str, Shards]) -> None:
         """A variant's gradients, added to those of others where the weights have their homes."""
-        for name, dst, src in self.pairs(variant, home=True):
-            if name in theirs:
-                back = theirs[name] if src is dst else box(theirs[name], src, dst)
-                grads[name] = tuple(a + b for a, b in zip(grads[name], back, strict=True)) if name in grads else back
+        back = self.there_and_back[variant][1]
+        for name, mine in theirs.items():
+            mine = box(mine, *back[name]) if name in back else mine
+            grads[name] = tuple(a + b for a, b in zip(grads[name], mine, strict=True)) if name in grads else mine
 
-    def pairs(self, variant: Variant, *, home: bool) -> list[tuple[str, Layout, Layout]]:
-        """How what does not change within a step lies here and in a variant, itself or its gradient at home."""
-        other = {s.value.name: s for s in variant.graph.sources}
-        sources = [s for s in self.home.graph.sources if s.kind != "input"]
-        return [
-            (s.value.name, s.home, other[s.value.name].home)
-            if home
-            else (s.value.name, s.value.layout, other[s.value.name].value.layout)
-            for s in sources
-        ]
+    @cached_property
+    def there_and_back(self) -> dict[Variant, list[dict[str, tuple[Layout, Layout]]]]:
+        """For each variant the ends of weights' moves to where it has them, and of their gradients' home from there."""
+        found = {}
+        for variant in self.variants.values():
+            other = {s.value.name: s for s in variant.graph.sources}
+            pairs = [(s, other[s.value.name]) for s in self.home.graph.sources if s.kind != "input"]
+            there = {a.value.name: (a.value.layout, b.value.layout) for a, b in pairs}
+            back = {a.value.name: (b.home, a.home) for a, b in pairs}
+            found[variant] = [
+                {name: ends for name, ends in of.items() if ends[0] is not ends[1]} for of in (there, back)
+            ]
+        return found
