@@ -79,16 +79,8 @@ class MicroBatchRunner:
             made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)
         each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
         losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
-        if self.validation is not None:
-            spoilt = self.validation.ends(losses)
-        else:
-            spoilt = self.learns and self.model.skips(losses, grads)
-        if not spoilt:
-            with torch.no_grad():
-                self.model.write(made[0])
-            if self.learns:
-                self.model.learn(grads, given)
-            self.model.errors.commit()
+        if self.validation is None or not self.validation.ends(losses):
+            self.model.take(made[0], losses, grads if self.learns else None, given)
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:

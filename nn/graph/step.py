@@ -59,15 +59,9 @@ class StraightRunner:
         self.model.late_means(())
         for name, cut in self.cut.items():
             shards[name] = cut(given[name] if name in given else self.constants[name]())
-        with torch.no_grad():
-            done = self.program(shards)
-            losses = [(self.graph.layout(name).placement, done.values[name]) for name, _ in self.graph.losses]
-            spoilt = self.trains and self.model.skips(losses, done.grads)
-            if not spoilt:
-                self.model.write(done.values)
-        if self.trains and not spoilt:
-            self.model.learn(done.grads, given)
-            self.model.errors.commit()
+        done = self.program(shards)
+        losses = [(self.graph.layout(name).placement, done.values[name]) for name, _ in self.graph.losses]
+        self.model.take(done.values, losses, done.grads if self.trains else None, given)
 
         def put(var: Var) -> GlobalTensor:
             of, rows = self.results[var.name]

@@ -184,11 +184,23 @@ class AdoptedModel:
             homes_of = [t.held.placement for name, t in self.trained.items() if name in names]
             self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
 
-    def write(self, values: Mapping[str, Shards]) -> None:
-        """Buffers get what they hold after a step; none of those that are on other ranks comes here."""
-        for buffer, name in self.graph.writes.items():
-            for mine, new in zip(self.held[buffer]._shards, values.get(name, ()), strict=False):
-                mine.copy_(new)
+    def take(
+        self,
+        values: Mapping[str, Shards],
+        losses: Sequence[tuple[Placement, Shards]],
+        grads: Mapping[str, Shards] | None,
+        given: Mapping[str, Tensor],
+    ) -> None:
+        """A step counts, unless it is to change nothing: its buffers, and its gradients where it learns at its end."""
+        if grads is not None and self.skips(losses, grads):
+            return
+        with torch.no_grad():
+            for buffer, name in self.graph.writes.items():  # none of those that are on other ranks comes here
+                for mine, new in zip(self.held[buffer]._shards, values.get(name, ()), strict=False):
+                    mine.copy_(new)
+        if grads is not None:
+            self.learn(grads, given)
+        self.errors.commit()
 
     def hold(self) -> None:
         """Optimizers get the graph's parameters back from graphs of other shapes that they served meanwhile."""
