@@ -153,7 +153,7 @@ class AdoptedModel:
         self.errors.drop()  # what a step that failed has left
         if self.trained and self.optimizers:
             self.errors.check_asked(self.encodes)
-        found = {name: tuple([s.detach() for s in value._shards]) for name, value in self.held.items()}
+        found = {name: tuple(map(Tensor.detach, value._shards)) for name, value in self.held.items()}
         found["kept"] = self.errors  # type: ignore[assignment]  # errors of what was encoded
         return found
 
@@ -209,10 +209,9 @@ class AdoptedModel:
     def learn(self, grads: Mapping[str, Shards], given: Mapping[str, Tensor]) -> None:
         """Gradients to the parameters, and to arguments that want them."""
         self.hold()
-        for name, shards in grads.items():
-            if name not in self.trained:
-                plain = shards if self.scale is None else tuple([x / self.scale.value for x in shards])
-                _leave(given[name], plain, self.sources[name].home)
+        for name in [name for name in grads if name not in self.trained]:
+            plain = grads[name] if self.scale is None else tuple([x / self.scale.value for x in grads[name]])
+            _leave(given[name], plain, self.sources[name].home)
         self.update(grads)
 
     def update(self, grads: Mapping[str, Shards]) -> None:
@@ -246,7 +245,10 @@ class AdoptedModel:
                     each.give(shards, keep=not self.optimizers)
                 steps = list(self.optimizers)
             else:
-                brought = [(each, each.brought(shards)) for each, shards in come]
+                brought = [
+                    (each, shards if each.comes_there and each.host is None else each.brought(shards))
+                    for each, shards in come
+                ]
                 for each in self.offloaded:
                     assert each.host is not None
                     each.host.arrive()

@@ -9,7 +9,7 @@ between steps are global tensors made of the same memory.
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -59,18 +59,12 @@ def step_on_shards(optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]
         if made is None:
             return False
         shards = _known[optimizer] = made
-    if any(map(_has_grad, shards.all)):  # an eager backward has left something there
+    if shards.left():
         return False
     if any(group.get("fused") for group in optimizer.param_groups) and not shards.dense(grads):
         return False  # fused kernels read memory as it lies, without asking for strides
     shards.step(optimizer, grads)
     return True
-
-
-def _has_grad(x: GlobalTensor) -> bool:
-    leaf, whole = x._leaf, getattr(x, "_piece_of", None)
-    mine = x._shards[0].grad if leaf is None or leaf.direct else x._grad
-    return mine is not None or (whole is not None and _has_grad(whole))
 
 
 class _Shards:
@@ -81,6 +75,10 @@ class _Shards:
         self.all = [x for group in params for x in group]
         self.seen = [x._shards for x in self.all]
         self.groups = [[shard for x in group for shard in x._shards] for group in params]
+        self.flat = list(chain.from_iterable(self.groups))
+        self.several = [x for x in self.all if len(x._shards) > 1]
+        self.nothing = [(id(x), (None,) * len(x._shards)) for x in self.all]
+        self.watched = [y for x in self.all for y in (x, vars(x).get("_piece_of")) if y is not None]
         self.mine: dict[Tensor, Any] = defaultdict(dict)
         self.state = optimizer.state
         for x in self.all:
@@ -99,6 +97,8 @@ class _Shards:
         """The state has been handed out to users, or taken over from them: from here on changes to it are theirs."""
         self.held, self.parts = self._seen_now()
         self.unseen = [x for x in self.all if x not in self.state]
+        kept = [part for held in self.mine.values() for part in held.values() if isinstance(part, Tensor)]
+        self.memory = [*self.flat, *kept]
 
     def _seen_now(self) -> tuple[list[Any], list[Any]]:
         held = list(filter(None, map(self.state.get, self.all)))
@@ -125,18 +125,23 @@ class _Shards:
             return False
         return all(map(operator.is_, held, self.held)) and all(map(operator.is_, parts, self.parts))
 
+    def left(self) -> bool:
+        """Whether an eager backward has left a gradient."""
+        for x in self.watched:
+            leaf = x._leaf
+            if (x._shards[0].grad if leaf is None or leaf.direct else x._grad) is not None:
+                return True
+        return False
+
     def dense(self, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:
         """Whether shards, state and these gradients lie row by row, without gaps."""
-        parts = (part for held in self.mine.values() for part in held.values() if isinstance(part, Tensor))
-        given = (grad for each in grads.values() for grad in each)
-        return all(x.is_contiguous() for each in (parts, given, *self.groups) for x in each)
+        return all(map(Tensor.is_contiguous, chain(self.memory, *grads.values())))
 
     def step(self, optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> None:
         self._count_alike()
-        for x in self.all:
-            given: Iterable[Tensor | None] = grads.get(id(x)) or (None,) * len(x._shards)
-            for shard, grad in zip(x._shards, given, strict=True):
-                shard.grad = grad
+        given = chain.from_iterable([grads.get(key) or nothing for key, nothing in self.nothing])
+        for shard, grad in zip(self.flat, given, strict=True):
+            shard.grad = grad
         for group, shards in zip(optimizer.param_groups, self.groups, strict=True):
             group["params"] = shards
         optimizer.state = self.mine  # type: ignore[assignment]
@@ -148,15 +153,15 @@ class _Shards:
                 group["params"] = params
             for x in self.all:
                 x._moved = None
-                for shard in x._shards:
-                    shard.grad = None
+            for shard in self.flat:
+                shard.grad = None
         if any(x._shards[0] in self.mine for x in self.unseen):
             self._show()
 
     def _count_alike(self) -> None:
         """Steps that users made themselves were counted on the first rank that is owned here."""
-        for x in self.all:
-            if len(x._shards) > 1 and x._shards[0] in self.mine:
+        for x in self.several:
+            if x._shards[0] in self.mine:
                 first, *others = (self.mine[shard] for shard in x._shards)
                 for name, part in first.items():
                     if isinstance(part, Tensor) and not part.ndim:

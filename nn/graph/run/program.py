@@ -1,12 +1,12 @@
 """Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from ....boxing.graph.physical import Physical
+from ....boxing.graph.physical import Physical, Source
 from ....placement.errors import ShapeError
 from ....placement.world import owned
 from ..compiler.backends import Backend, Compiled
@@ -42,7 +42,8 @@ class Program:
         self.graph, self.backend, self.overlap = graph, backend, overlap
         self.stages = segments(graph)
         self._localiser = Localiser(graph)
-        self._seen = False
+        self._inputs = [source for source in graph.sources if source.kind == "input"]
+        self._unchecked: Sequence[Source] = graph.sources
 
     @cached_property
     def segments(self) -> CompiledSegments:
@@ -90,9 +91,7 @@ class Program:
 
     def _check(self, shards: Mapping[str, Shards]) -> None:
         """Inputs at each step, what does not change at the first."""
-        for source in self.graph.sources:
-            if self._seen and source.kind != "input":
-                continue
+        for source in self._unchecked:
             name, expected = source.value.name, self._expected[source.value.name]
             found = [tuple(x.shape) for x in shards.get(name, ())] if expected else []
             if found != expected:
@@ -101,7 +100,7 @@ class Program:
                     f"  {source.value.layout} gives the ranks owned here {expected}\n"
                     "  pass one tensor for each of them; a graph of other shapes has to be made anew"
                 )
-        self._seen = True
+        self._unchecked = self._inputs
 
     @cached_property
     def _expected(self) -> dict[str, list[tuple[int, ...]]]:

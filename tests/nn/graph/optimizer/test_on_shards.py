@@ -15,6 +15,7 @@ from sbpflow import B, S
 from sbpflow.nn.graph.optimizer import on_shards
 from sbpflow.nn.graph.optimizer.on_shards import ALONE
 from sbpflow.placement.errors import SbpError
+from tests.counts import calls
 from tests.nn.graph.alike import eager, same, same_model
 
 DATA = flow.placement("cpu:[0-3] as (data=4)")
@@ -254,3 +255,19 @@ def test_states_that_stay_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(3):
         train()
     assert len(optimizer.state) == 4
+
+
+def test_one_more_parameter_costs_a_step_few_calls() -> None:
+    """Of 17.5 a parameter, with what its layer computes, torch's own step makes ten; 44.5 were made."""
+
+    def made(layers: int) -> int:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        optimizer = optim.AdamW(model.parameters(), fused=True)
+        where, x = flow.placement("cpu", [0]), torch.ones(2, 4)
+        step = flow.compile(model, lambda model, x: model(x).square().sum(), optimizer, placement=where)
+        for _ in range(3):
+            step(x)
+        return calls(lambda: step(x))
+
+    few, many = made(4), made(20)
+    assert many - few <= 18 * 2 * 16
