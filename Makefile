@@ -12,9 +12,12 @@ demo: .venv/.ready
 	@echo; $(RUN) examples/pipeline.py --check
 	@echo; echo "to open: out/*.svg in a browser (pipeline.svg is the boxing graph), out/timeline.json at https://ui.perfetto.dev"
 
+# mypy goes on beside the tests; those that run alone come behind it, as one of them reads what it has learnt of torch.
 test: style
-	@echo "tests: pytest, doctests, the README's code, mypy"
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 --dist worksteal -m "not alone" --doctest-modules tests sbpflow
+	@echo "tests: pytest, doctests, the README's code; beside them mypy"
+	@mkdir -p .mypy_cache; $(RUN) -m mypy > .mypy_cache/found 2>&1 & types=$$!; trap 'kill $$types 2> /dev/null' INT TERM; \
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 --dist worksteal -m "not alone" --doctest-modules tests sbpflow; \
+	tests=$$?; wait $$types; types=$$?; cat .mypy_cache/found; [ $$tests = 0 ] && [ $$types = 0 ]
 	@$(RUN) -m pytest -q -m alone $$(grep -rl "mark.alone" tests --include='test_*.py')
 
 lint: style
