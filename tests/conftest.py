@@ -21,7 +21,7 @@ __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests s
 
 # A test of tens of seconds that comes last leaves the other core idle.
 LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", "test_kills.py"}
-GRACE = 2.0  # seconds a thread or process that was told to stop may still take
+GRACE = 20.0  # seconds a thread or process that was told to stop may still take
 
 
 def pytest_configure() -> None:

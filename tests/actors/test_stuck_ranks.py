@@ -11,7 +11,10 @@ import sbpflow as flow
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Firing
-from tests.actors.runtime.test_bus import Told, failing, runtime, survivors
+from sbpflow.actors.runtime import progress
+from sbpflow.actors.runtime.bus import bus
+from tests.actors.runtime.test_bus import Told, failing, runtime, stuck, survivors
+from tests.actors.ticks import Clock
 from tests.ranks import Fresh
 
 
@@ -34,13 +37,16 @@ def test_a_step_without_progress_tells_who_waits_on_every_rank(fresh: Fresh, ord
 def bereaved() -> Told:
     """Rank 2 dies, for whom nobody waits; rank 1 hangs, for whom rank 0 waits."""
     flow.init(timeout=60)
-    rank = flow.init().rank
+    rank, line, clock = flow.init().rank, bus(range(3)), Clock(0.1)
+    setattr(progress, "monotonic", clock)  # noqa: B010
 
     def work(firing: Firing) -> list[None]:
         if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1:
-            time.sleep(2.5)
+            while line.dead() is None:
+                time.sleep(0.01)
+            stuck(clock)
         return [None] if rank == 0 else []
 
     actors = (

@@ -1,4 +1,4 @@
-"""Actors that meet at every tick of the simulation: whether a runtime is as concurrent, without a look at a clock.
+"""Actors that meet at every tick of the simulation, and a clock of events: tests of runtimes that look at no other.
 
 In a simulated run all times are whole ticks. Whatever runs during the same tick waits here for each other, so a runtime
 in which one thing goes before another that the simulation does at the same time never comes to an end.
@@ -14,7 +14,7 @@ from sbpflow.actors.protocol.simulate import Simulation
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime.job import Work
 
-__all__ = ["LIMIT", "Meet", "meeting", "threads_meet"]
+__all__ = ["LIMIT", "Clock", "Meet", "meeting", "threads_meet"]
 
 LIMIT = 30.0  # seconds after which those who are awaited will not come
 Meet: TypeAlias = Callable[[int, int], None]  # with so many, at this tick
@@ -44,3 +44,23 @@ def threads_meet() -> Meet:
         barriers.setdefault(at, Barrier(parties)).wait(LIMIT)
 
     return meet
+
+
+class Clock:
+    """The time of the watch over steps. It stands until the test lets it go, and then goes on with each look: a busy
+    machine makes nothing late.
+
+    >>> clock = Clock(0.1)
+    >>> clock(), clock()
+    (0.0, 0.0)
+    >>> clock.goes = True
+    >>> clock(), clock()
+    (0.1, 0.2)
+    """
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now, self.goes = step, 0.0, False
+
+    def __call__(self) -> float:
+        self.now += self.step * self.goes
+        return self.now

@@ -19,6 +19,7 @@ from sbpflow import B, P
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import Ran, Simulation, simulate
 from sbpflow.actors.protocol.state import Firing
+from sbpflow.actors.runtime import progress
 from sbpflow.actors.runtime.answers import Answers
 from sbpflow.actors.runtime.bus import Bus, bus
 from sbpflow.actors.runtime.channel import Link, TensorLink, token
@@ -29,7 +30,7 @@ from sbpflow.actors.schedules.published import published
 from sbpflow.placement.errors import SbpflowError, ScheduleError
 from sbpflow.placement.world import store
 from tests.actors.runtime.test_runtime import random_network, words
-from tests.actors.ticks import LIMIT, Meet, meeting
+from tests.actors.ticks import LIMIT, Clock, Meet, meeting
 from tests.ranks import Ended, Fresh, Ranks
 
 Where: TypeAlias = dict[str, int | tuple[int, ...]]
@@ -275,12 +276,14 @@ def failing(ill: Ill, who: int, ordered: bool) -> Told:
             if ill == "waits and is interrupted":
                 store().wait(["interrupted"], timedelta(seconds=LIMIT))  # what the next one waits for comes after that
             if ill == "hangs":
-                time.sleep(2.5)
+                stuck(clock)
         return [None] if rank < 3 else []
 
     flow.init(timeout=60)
     rank = flow.init().rank or 0
-    limit = 1.0 if ill == "hangs" else LONG
+    limit, clock = 1.0 if ill == "hangs" else LONG, Clock(0.1)
+    if ill == "hangs":
+        setattr(progress, "monotonic", clock)  # noqa: B010
     running = runtime(simulate(relay(50)), devices(4), lambda part: {f"a{rank}": work}, ordered=ordered, timeout=limit)
     if ill == "waits and is interrupted" and rank == who + 1:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -297,6 +300,14 @@ def failing(ill: Ill, who: int, ordered: bool) -> Told:
     except SbpflowError as error:
         return told._replace(again=str(error))
     return told
+
+
+def stuck(clock: Clock) -> None:
+    """Nothing goes on here, until this rank's watch has told so; time passes on no other."""
+    clock.goes = True
+    line, end = bus(range(flow.init().size or 0)), time.monotonic() + LIMIT
+    while line.broken is None and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def together(who: int) -> Told:

@@ -1,5 +1,6 @@
 """The watch over a step: what is stuck is told by a thread that is not."""
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.state import Firing
+from sbpflow.actors.runtime import progress
 from sbpflow.actors.runtime.job import Work
 from sbpflow.actors.runtime.runtime import Runtime
 from sbpflow.placement.errors import ScheduleError
+from tests.actors.ticks import LIMIT, Clock
 
 
 def network(*queues: str) -> Network:
@@ -21,19 +24,24 @@ def network(*queues: str) -> Network:
     return Network(actors, (Register("x", 2),), "chain")
 
 
+CLOCK = Clock(0.01)
+
+
 def told(capfd: pytest.CaptureFixture[str]) -> str:
     """Text that comes to stderr while the thread that asks is the one that is stuck."""
-    text = ""
-    for _ in range(2000):
+    text, CLOCK.goes = "", True
+    for _ in range(int(LIMIT * 100)):
         time.sleep(0.01)
         text += capfd.readouterr().err
         if "who waits for whom" in text:
             break
+    CLOCK.goes = False
     return text
 
 
 @pytest.fixture(autouse=True)
-def limit() -> Iterator[None]:
+def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(progress, "monotonic", CLOCK)
     before = flow.init().timeout
     flow.init(timeout=0.1)
     yield
@@ -62,6 +70,27 @@ def test_a_stage_that_never_returns_is_told_while_it_does_not(
         assert "flow.init(timeout=)" in str(caught.value)
     with Runtime(network(*queues), quick) as runtime:
         runtime.run()
+
+
+def test_who_waits_for_the_stuck_one_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    second = threading.Event()
+
+    def make(firing: Firing) -> list[int]:
+        if firing.label == 1:
+            second.set()
+        return [1]
+
+    def hang(firing: Firing) -> None:
+        assert second.wait(LIMIT)
+        said.append(told(capfd))
+
+    with (
+        pytest.raises(ScheduleError, match=r"chain made no progress for 0.1 s; at work: r"),
+        Runtime(network("q", "r"), {"a": make, "b": hang}) as runtime,
+    ):
+        runtime.run()
+    assert "a (fired 2) waits for x: 0 of 1 free, by b" in said[0]
 
 
 HANGS: list[pytest.CaptureFixture[str]] = []

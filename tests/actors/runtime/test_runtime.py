@@ -285,17 +285,6 @@ def test_a_network_that_cannot_go_on_is_an_error_at_once() -> None:
         runtime.run()
 
 
-def test_a_step_without_progress_tells_who_waits(capfd: pytest.CaptureFixture[str]) -> None:
-    network = chain(queues=("q", "r"))
-    work: dict[str, Work] = idle(network) | {"b": lambda firing: time.sleep(0.8)}
-    with (
-        pytest.raises(ScheduleError, match=r"chain made no progress for 0.2 s; at work: r"),
-        Runtime(network, work, timeout=0.2) as runtime,
-    ):
-        runtime.run()
-    assert "a (fired 2) waits for x: 0 of 1 free, by b" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("blocked", ["a", "b"], ids=["in_its_work", "while_it_waits"])
 def test_an_interrupt_stops_everything(blocked: str) -> None:
     network = chain(firings=100_000, queues=("q", "r"))
