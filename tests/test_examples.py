@@ -81,23 +81,22 @@ def test_an_example_runs_in_one_process(path: Path, fresh: Fresh) -> None:
     check(path, end.stderr)
 
 
+@pytest.mark.sweep
 def test_an_example_runs_under_torchrun() -> None:
+    """The launcher is tests/placement/test_world.py's; each of its processes loads torch anew."""
     path = ROOT / "examples" / "pipeline.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     check(path, said([*launcher, str(path)]))
 
 
-@pytest.mark.sweep
-def test_an_example_runs_on_four_ranks(fresh: Fresh) -> None:
-    path = ROOT / "examples" / "zero.py"
-    ends = fresh(4, example, str(path), True, timeout=120.0)
-    assert [(end.answer, end.code) for end in ends] == [(Answer(), 0)] * 4, [end.stderr for end in ends]
-    check(path, "".join(end.stderr for end in ends))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("name", "size"), [("refit", 6), ("diloco", 4)])
-def test_weights_travel_between_real_ranks(fresh: Fresh, name: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("pipeline", 2),
+        *(pytest.param(*row, marks=pytest.mark.sweep) for row in [("zero", 4), ("refit", 6), ("diloco", 4)]),
+    ],
+)
+def test_an_example_runs_on_real_ranks(fresh: Fresh, name: str, size: int) -> None:
     path = ROOT / "examples" / f"{name}.py"
     ends = fresh(size, example, str(path), True, timeout=120.0)
     assert [(end.answer, end.code) for end in ends] == [(Answer(), 0)] * size, [end.stderr for end in ends]
