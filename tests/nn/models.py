@@ -97,7 +97,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def batches(model: str, rows: int, dtype: torch.dtype = torch.float64, count: int = 20) -> Iterator[Batch]:
+def batches(model: str, rows: int, dtype: torch.dtype = torch.float64, count: int = 8) -> Iterator[Batch]:
     """The same data whenever the same is asked."""
     draw = torch.Generator().manual_seed(1)
     for _ in range(count):

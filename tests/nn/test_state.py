@@ -33,7 +33,7 @@ def saved(value: Any, weights_only: bool) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def train(make: Maker, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[Tensor]:
+def train(make: Maker, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> list[Tensor]:
     x = make(X)
 
     def closure() -> Tensor:
@@ -256,8 +256,8 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("Adagrad", {"fused": True}),
     ("RMSprop", {"foreach": True, "centered": True, "momentum": 0.9}),
     ("NAdam", {"foreach": True}),
-    ("LBFGS", {}),
-    ("LBFGS", {"line_search_fn": "strong_wolfe"}),
+    ("LBFGS", {"max_iter": 4}),
+    ("LBFGS", {"max_iter": 4, "line_search_fn": "strong_wolfe"}),
 ]
 
 

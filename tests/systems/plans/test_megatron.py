@@ -1,5 +1,7 @@
 """Megatron-LM: columns then rows, two sums a layer either way; and sequence parallelism, that halves each of them."""
 
+from functools import cache
+
 import torch
 
 import sbpflow as flow
@@ -17,6 +19,7 @@ SEQUENCE = TENSOR + "layers.*.{norm1,norm2,out,down} -> tensor=S(1)\n"
 T, TOKENS, LARGE = 4, 256, 2048  # ranks, tokens, width
 
 
+@cache
 def bytes_a_layer(plan: str, tokens: int = TOKENS) -> int:
     """The bytes that all ranks send for one layer more, where it weighs more than the tokens that go through it."""
 
