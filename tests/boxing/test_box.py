@@ -105,6 +105,7 @@ def test_many_states_with_holes_keep_the_value(axes: tuple[int, ...], size: str)
         assert broken(sample(pairs, 2 * MANY, (axes, size)), keeps_the_value) == []
 
 
+@pytest.mark.sampled(7)
 @ON_ALL_GRIDS
 @pytest.mark.parametrize("shape", [(8, 12, 16), (5, 3, 7), (1, 2, 3), (3, 0, 2)], ids=str)
 def test_tensors_of_three_dims_keep_the_value(axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -113,6 +114,7 @@ def test_tensors_of_three_dims_keep_the_value(axes: tuple[int, ...], shape: tupl
         assert broken(pairs_of(layouts, 30, (axes, shape)), keeps_the_value) == []
 
 
+@pytest.mark.sampled(6)
 @ON_ALL_GRIDS
 @pytest.mark.parametrize("shape", [(), (1,), (7,)], ids=str)
 def test_tensors_of_no_dim_and_one_keep_the_value(axes: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -158,6 +160,7 @@ def test_addends_of_one_kind_become_addends_of_another(axes: tuple[int, ...], si
     assert broken(sample(pairs, 25, (axes, size)), keeps_the_value) == []
 
 
+@pytest.mark.sampled(5)
 @ON_ALL_GRIDS
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
 def test_shards_that_do_not_lie_in_one_piece_are_moved_alike(axes: tuple[int, ...], prices: str) -> None:
@@ -170,6 +173,7 @@ def moves_columns_first(src: Layout, dst: Layout) -> None:
     assert_means(box([shard.t().contiguous().t() for shard in shards], src, dst), dst, whole)
 
 
+@pytest.mark.sampled(5)
 @ON_ALL_GRIDS
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
 def test_no_rank_writes_into_what_another_holds(axes: tuple[int, ...], prices: str) -> None:

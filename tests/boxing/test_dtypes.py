@@ -58,6 +58,7 @@ def made(lies: Layout) -> tuple[list[Tensor], Tensor]:
     return shards, together(terms, lies.dtype)
 
 
+@pytest.mark.sampled(21)
 @IN_ALL_DTYPES
 @pytest.mark.parametrize("shape", [(8, 4), (5, 3)], ids=str)
 def test_a_move_is_exact_or_refused(dtype: torch.dtype, shape: tuple[int, int]) -> None:
@@ -120,6 +121,7 @@ def test_what_has_no_order_has_no_maximum(dtype: torch.dtype) -> None:
         layout(LINE, P("max"), (4,), dtype)
 
 
+@pytest.mark.sampled(48)
 @IN_ALL_DTYPES
 @pytest.mark.parametrize(("sbp", "target"), list(itertools.product(SPLITS_AND_B, repeat=2)), ids=str)
 def test_moving_changes_no_bit(dtype: torch.dtype, sbp: Sbp, target: Sbp) -> None:
@@ -168,6 +170,7 @@ def test_sums_over_two_axes_are_exact_too(dtype: torch.dtype, target: tuple[Sbp,
     assert all(torch.equal(t.double(), together(terms, dtype)) for t in box(out, dst, whole))
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64], ids=str)
 @BETWEEN_ALL
 def test_gradients_have_the_dtype_of_the_tensor(dtype: torch.dtype, sbp: Sbp, target: Sbp) -> None:

@@ -81,6 +81,7 @@ def test_the_transport_counts_what_every_plan_said(axes: tuple[int, ...], size: 
         assert broken(sample(every_pair(layouts), 3000, (axes, size)), sends_what_it_planned) == []
 
 
+@pytest.mark.sampled(8)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_what_one_rank_sends_another_receives(axes: tuple[int, ...], size: str) -> None:
@@ -121,6 +122,7 @@ def cold(src: Layout, dst: Layout) -> int:
 AXES = {(2, 2): 40_000, (2, 4): 40_000, (4, 4): 40_000, (2, 2, 2): 400_000}  # where two levels differ; else a third
 
 
+@pytest.mark.sampled(8)
 @ON_NETWORKS
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shape", [(48, 96), (33, 35)], ids=str)
@@ -283,6 +285,7 @@ def test_maxima_cross_placements_too(where: str, kind: Sbp) -> None:
     assert broken(pairs, sends_what_it_planned) == []
 
 
+@pytest.mark.sampled(6)
 @BETWEEN
 def test_nested_splits_cross_placements_in_any_order(where: str) -> None:
     p, q = ([*ordered(side, (11, 9)), *holed(side, (11, 9))] for side in WHERE[where])
@@ -326,6 +329,7 @@ HOSTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("shape", [(48, 96), (33, 35)], ids=str)
 def test_every_byte_enters_a_host_once(hosts: str, shape: tuple[int, int]) -> None:

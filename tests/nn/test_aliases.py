@@ -116,7 +116,7 @@ def otherwise(op: str, count: int, run: Callable[..., Any] = written) -> list[An
     return found
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("op", listed(OPS))
 def test_writing_shows_where_it_shows_on_one_device(op: str) -> None:
     assert not otherwise(op, 12)
@@ -128,6 +128,7 @@ def test_writing_shows_there_in_many_more_cases(op: str) -> None:
     assert not otherwise(op, 400)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("lie", [B, S(0), S(1)], ids=str)
 @pytest.mark.parametrize("order", ["rows", "transposed", "channels_last"])
@@ -148,7 +149,7 @@ def test_results_of_graphs_lie_in_memory_as_they_say(order: str, lie: Sbp, piece
 IN_GRAPHS = [op for op in listed(OPS) if "as_strided" not in op]  # which counts in the memory of a capture
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("op", IN_GRAPHS)
 def test_writing_in_a_graph_shows_where_it_shows_on_one_device(op: str) -> None:
     assert not otherwise(op, 2, in_a_graph)

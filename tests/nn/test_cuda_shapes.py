@@ -45,6 +45,7 @@ def copied(into: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) 
     return into
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dst", KINDS, ids=str)
 @pytest.mark.parametrize("src", KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -158,12 +158,14 @@ def check(run: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
         torch.testing.assert_close(mine, value, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.sampled(34)
 @ROWS
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_a_split_batch_is_that_of_one_device(name: str, rows: int) -> None:
     check(spread(name, rows, LINE, S(0), S(0)), alone(name, rows))
 
 
+@pytest.mark.sampled(20)
 @ROWS
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_a_loss_of_split_features_is_that_of_one_device(name: str, rows: int) -> None:
@@ -180,6 +182,7 @@ def test_a_loss_of_what_every_rank_has_is_that_of_one_device(name: str) -> None:
     check(spread(name, 5, LINE, B, S(0)), alone(name, 5))
 
 
+@pytest.mark.sampled(16)
 @ROWS
 @pytest.mark.parametrize("name", CLASSWISE)
 def test_a_loss_of_split_classes_is_that_of_one_device(name: str, rows: int) -> None:
@@ -268,6 +271,7 @@ def test_autocast_runs_losses_of_half_precision_in_single(said: str) -> None:
     assert not differs(cast)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     "said", ["x.amax()", "x.amin(0)", "x.logsumexp(0)", "x.log_softmax(0)", "x.max(0)[0]", "x.softmax(0)"]
 )

@@ -61,6 +61,7 @@ def test_a_wildcard_shards_a_model_with_a_counter_and_a_scalar(said: Any, where:
     assert trained(made) == pytest.approx(trained(model()), rel=1e-4)
 
 
+@pytest.mark.sampled(3)
 @WHERE
 @pytest.mark.parametrize("pattern", ["*", "line", "*.weight"])
 def test_a_graph_keeps_a_hint_for_many(pattern: str, where: flow.Placement) -> None:

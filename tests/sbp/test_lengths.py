@@ -29,7 +29,7 @@ def parted(n: int, draw: random.Random) -> tuple[int, ...]:
     return tuple(hi - lo for lo, hi in zip([0, *ends], [*ends, n], strict=True))
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("call", CALLS, ids=[f"{i}_{call[0]}" for i, call in enumerate(CALLS)])
 def test_a_rule_for_single_samples_holds_for_runs_of_them(call: tuple[Any, ...]) -> None:
     draw = random.Random(0)

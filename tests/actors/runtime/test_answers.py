@@ -63,6 +63,7 @@ def test_what_is_under_way_does_not_grow_with_micro_batches(name: str) -> None:
             assert under_way(tape_of(run_of(name, 4, 32), rank, 4, answered=False)) == 32
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("dualpipe")])  # two tasks at once
 def test_no_send_is_waited_for_before_it_must_have_been_taken(name: str) -> None:
     """Ranks that do nothing but what their lists say, each wait being for what another has taken, come to an end."""

@@ -16,6 +16,7 @@ def parts(name: str, p: int, m: int) -> dict[int, Partition]:
     return {rank: cut(run, {f"device {d}": d for d in range(p)}, rank) for rank in range(p)}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_actor_is_somewhere_and_every_send_has_its_receive(name: str) -> None:
     whole = network_of(published(name), published(name).shape(4, 8))

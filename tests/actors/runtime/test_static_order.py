@@ -70,6 +70,7 @@ def noted(
     return [(at, case, label, 0.0, 0.0, more) for at, case, label, _, _, more in ran], seen
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.sweep] if n >= 20 else []) for n in range(200)])
 @pytest.mark.parametrize("make", [random_network, rates])
 def test_a_tape_does_what_threads_do(make: Any, seed: int) -> None:

@@ -59,6 +59,7 @@ def noisy(net: Network, seed: int, share: float) -> Time:
     return lambda actor, case, label: usual(net, actor, case) * source.uniform(1 - share, 1 + share)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("dualpipe")])  # two at once
 def test_every_slot_comes_from_the_firing_on_the_same_micro_batch(name: str) -> None:
     net = network(name)
@@ -174,7 +175,7 @@ def test_the_bubble_of_1f1b_is_the_published_one(p: int, m: int) -> None:
     assert [step.bubble(rank) for rank in range(p)] == pytest.approx([(p - 1) / (m + p - 1)] * p)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 50.0])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_step_that_runs_as_simulated_parts_nowhere(name: str, unit: float) -> None:

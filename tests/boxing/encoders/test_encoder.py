@@ -26,7 +26,7 @@ def summed(addends: list[Tensor], encoder: Any, sbp: Any = B, *, kept: Any = Non
     return x.to_global(sbp=sbp, encoder=encoder, kept=kept).full_tensor()  # type: ignore[no-any-return]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("encoder", LEVELS, ids=str)

@@ -187,6 +187,7 @@ def test_plans_on_three_axes_are_on_average_within_a_tenth_of_the_bound(
     assert max(found) <= 1.5
 
 
+@pytest.mark.sampled(8)
 @ON_ALL_GRIDS
 @OF_ALL_SIZES
 def test_what_needs_nothing_is_sent_nothing(axes: tuple[int, ...], size: str) -> None:
@@ -203,6 +204,7 @@ def test_a_bound_is_between_layouts_of_one_tensor() -> None:
             lower_bound(layout(line, B, (4, 4)), other)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("ranks", ["cpu:[0-3]", "cpu:[4-7]", "cpu:[2-5]", "cpu:[0-7]", "cpu:[1]"])
 @OF_ALL_SIZES
 def test_no_plan_between_placements_is_below_the_bound(ranks: str, size: str) -> None:

@@ -12,6 +12,7 @@ ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
 ON_NETWORKS = pytest.mark.parametrize("prices", ["flat", "two_level", "cpu"])
 
 
+@pytest.mark.sampled(6)
 @ON_ALL_GRIDS
 @ON_NETWORKS
 def test_the_bytes_of_a_price_are_those_that_the_busiest_rank_receives(axes: tuple[int, ...], prices: str) -> None:

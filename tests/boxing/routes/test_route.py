@@ -145,6 +145,7 @@ def test_slow_links_carry_little(sbp: tuple[Sbp, Sbp], times: float) -> None:
     assert sum(step_time(a, b, links) for a, b in itertools.pairwise([src, *naive])) >= times * way.price.time
 
 
+@pytest.mark.sampled(6)
 @ON_ALL_GRIDS
 @ON_NETWORKS
 def test_without_addends_no_detour_is_faster(axes: tuple[int, ...], prices: str) -> None:

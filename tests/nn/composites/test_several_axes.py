@@ -60,6 +60,7 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use", ["two_axes", "addends_of_two"])
 @pytest.mark.parametrize("grid", ["(a=2, b=3)", "(b=3, a=2)", "(a=1, b=3)", "(c=2, a=2, b=2)"])
 def test_values_lie_on_each_axis_as_said_and_learn(use: str, grid: str) -> None:

@@ -73,6 +73,7 @@ def learn(mode: str, padding: int | None, weighed: bool) -> None:
         assert step(WORDS, LABELS).item() == pytest.approx(loss.item(), rel=1e-10)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("mode", "padding", "weighed"), KINDS)
 def test_bags_of_rows_train_in_a_pipeline(mode: str, padding: int | None, weighed: bool) -> None:
     learn(mode, padding, weighed)

@@ -61,6 +61,7 @@ def differentiated(x: Tensor) -> list[Tensor]:
     return [y.detach(), w.grad]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("lie", LIES, ids=str)
 @pytest.mark.parametrize("write", [base_then_view, view_then_base, one_row, view_of_view, several, differentiated])
 def test_writing_shows_on_both_sides(write: Callable[[Tensor], list[Tensor]], lie: Sbp) -> None:

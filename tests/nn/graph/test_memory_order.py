@@ -66,6 +66,7 @@ def held(model: nn.Module, x: Tensor, **how: Any) -> None:
     same_grads(model, one)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["code", "autograd"])
 @pytest.mark.parametrize("how", WAYS, ids=["one", "data", "grid", "micro"])
 def test_attention_over_pixels_twice_in_a_row_is_that_of_one_device(how: dict[str, Any], backend: str) -> None:
@@ -82,6 +83,7 @@ TURNS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", TURNS)
 @pytest.mark.parametrize("how", STRAIGHT, ids=["one", "data", "grid"])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "turned"])

@@ -73,6 +73,7 @@ def test_what_is_said_of_the_choice_is_said_of_the_step(
     assert report.solution.optimum >= report.solution.bound * (1 - 1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", [2, 8])
 @pytest.mark.parametrize(("samples", "width", "words"), [(4096, 64, 64), (16, 512, 64), (2048, 128, 4000)])
 def test_samples_are_shared_out_alike_as_one_and_as_many_micro_batches(

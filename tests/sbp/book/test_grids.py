@@ -44,7 +44,7 @@ def some_state(rng: random.Random, x: Tensor, axes: list[int]) -> State:
     return State(tuple(dims), tuple(sorted(partial)))
 
 
-@pytest.mark.sampled(55)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 2)], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
 def test_ways_hold_on_two_axes(call: tuple[Any, ...], sizes: tuple[int, ...]) -> None:

@@ -34,6 +34,7 @@ def order(run: actors.Simulation, stage: int) -> list[str]:
     return [str(ran) for ran in run.of(f"device {stage}")]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("stages", "most"), [(4, 3), (5, 4), (6, 4), (8, 5), (16, 9)])
 @pytest.mark.parametrize("time", [0.0, 0.5])
 def test_no_stage_keeps_more_than_half_of_what_the_first_did(stages: int, most: int, time: float) -> None:

@@ -50,6 +50,7 @@ def in_step(workers: int, rounds: int) -> list[Tensor]:
     return whole(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("seconds", [None, (1.0, 5.0, 0.3, 2.0)])
 def test_without_a_delay_it_is_data_parallel_to_the_bit(workers: int, seconds: Any) -> None:

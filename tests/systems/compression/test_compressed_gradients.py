@@ -322,6 +322,7 @@ def mse(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "encoder",
     [

@@ -30,7 +30,7 @@ def plain_bytes(x: Any, to: Any, **how: Any) -> int:
     return transport().sent.bytes.total() - before
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
 @pytest.mark.parametrize("encoder", BY_PIECES, ids=str)
 def test_sent_and_kept_are_the_sum_of_all_addends(encoder: E.Encoder, shape: tuple[int, ...], dim: int) -> None:

@@ -24,6 +24,7 @@ ENCODERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("to", ["B", "S(0)", "S(1)"])
 @pytest.mark.parametrize("encoder", ENCODERS, ids=str)
 def test_the_price_of_an_encoded_move_is_that_of_its_plans(encoder: E.Encoder, to: str) -> None:

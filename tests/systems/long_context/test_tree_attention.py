@@ -176,6 +176,7 @@ def test_keys_and_values_grow_over_decoding_host_by_host_and_stay_where_they_are
     decodes(use)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("hosts", "room", "batch"), [(5, 19, 1), (8, 20, 1), (4, 10, 8), (5, 3, 1)])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_cache_stays_in_the_pieces_that_the_hosts_compute_on_however_uneven(

@@ -20,6 +20,7 @@ def test_what_is_found_is_a_table_that_says_what_was_found(way: Any, split: bool
         assert Schedule.read(str(found.schedule)) == found.schedule
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2", "interleaved", "zb_v", "v_half", "v_min"])
 @pytest.mark.parametrize("hop", [0.0, 0.3])
 def test_nothing_published_is_better_at_its_memory(name: str, hop: float) -> None:

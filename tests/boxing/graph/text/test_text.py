@@ -286,6 +286,7 @@ def any_graph(pick: random.Random) -> Physical:
     )
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(60))
 def test_a_random_graph_is_read_back(seed: int) -> None:
     graph = any_graph(random.Random(seed))

@@ -143,6 +143,7 @@ def test_lists_of_tensors_that_an_optimizer_keeps(tmp_path: Path) -> None:
 MIXED = "grid cpu (data=4)\n**: data=S(0)\ncast ** to bf16\ncast {grads,states} ** to fp32"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("before", [MIXED, "grid cpu (data=2)"], ids=["mixed", "fp32"])
 @pytest.mark.parametrize("trained", [False, True], ids=["noted", "trained"])
 @pytest.mark.parametrize("after", [MIXED, "grid cpu (data=3)"], ids=["mixed", "fp32"])

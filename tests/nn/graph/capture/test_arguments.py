@@ -80,6 +80,7 @@ def written(model: nn.Module, x: Tensor, more: Any) -> Tensor:
     return loss
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("given", ["plain", "split", "whole", "transposed"])
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["straight", "micro-batches"])
 def test_what_a_step_writes_to_its_arguments_reaches_who_passed_them(given: str, options: dict[str, Any]) -> None:

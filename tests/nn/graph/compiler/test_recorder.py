@@ -123,6 +123,7 @@ def read(graph: fx.Graph) -> list[Any]:
     return lines
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("grads", [True, False])
 @pytest.mark.parametrize("name", [*FUNCTIONS])
 def test_the_graph_is_that_of_make_fx(name: str, grads: bool) -> None:

@@ -59,6 +59,7 @@ STATES: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("lengths", [(2, 2, 2, 2), (3, 1, 4), (1,) * 8], ids=str)
 @pytest.mark.parametrize("name", STATES)
 def test_the_rule_book_says_how_a_value_lies_along_time(name: str, lengths: tuple[int, ...]) -> None:

@@ -24,6 +24,7 @@ def test_the_integer_program_finds_the_best_of_small_graphs() -> None:
     assert met > GRAPHS // 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unit", [1e-6, 1.0], ids=["microseconds", "seconds"])
 @pytest.mark.parametrize("seed", range(3))
 def test_elimination_and_the_integer_program_agree(seed: int, unit: float) -> None:

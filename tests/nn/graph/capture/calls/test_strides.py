@@ -65,6 +65,7 @@ RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("how", WAYS, ids=["one", "data"])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "turned"])
