@@ -3,11 +3,8 @@
 import copy
 import gc
 import itertools
-import os
 import pickle
 import random
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +15,7 @@ import pytest
 import torch
 
 from sbpflow.placement import Placement, PlacementError, placement
+from tests.ranks import Fresh
 
 NAMES = ("data", "tensor", "pipe", "größe")
 
@@ -71,12 +69,15 @@ def test_text_and_ranks_and_copies_give_the_same_object(grid: Placement) -> None
     assert copy.deepcopy(grid) is copy.copy(grid) is grid
 
 
-def test_pickle_returns_home_from_another_process() -> None:
+def read_and_written(pickled: bytes) -> bytes:
+    return pickle.dumps(pickle.loads(pickled))
+
+
+def test_pickle_returns_home_from_another_process(fresh: Fresh) -> None:
     p = placement("cuda", [[4, 5], [0, 1]], names=("data", "tensor"))
-    code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)))"
-    path = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    there = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(p), stdout=-1, env=path, check=True)
-    assert pickle.loads(there.stdout) is p
+    (there,) = fresh(1, read_and_written, pickle.dumps(p))
+    assert there.answer is not None, there.stderr
+    assert pickle.loads(there.answer.value) is p
 
 
 def test_threads_that_ask_at_once_get_one_object() -> None:
