@@ -86,6 +86,7 @@ def test_a_plain_loss_of_the_whole_value_reaches_every_leaf() -> None:
     check(all_trained())
 
 
+@pytest.mark.sweep
 def test_a_plain_loss_of_the_whole_value_reaches_every_leaf_on_ranks(ranks4: Ranks) -> None:
     for found in ranks4(all_trained):
         check(found)

@@ -163,6 +163,7 @@ def processes() -> tuple[int, int]:
     return found[0][1], len(found)
 
 
+@pytest.mark.sweep
 def test_processes_do_the_same(ranks4: Ranks) -> None:
     answers = ranks4(processes)
     assert {count for _, count in answers} == {3}

@@ -79,6 +79,7 @@ def test_bags_of_rows_train_in_a_pipeline(mode: str, padding: int | None, weighe
     learn(mode, padding, weighed)
 
 
+@pytest.mark.sweep
 def test_bags_of_rows_train_in_a_pipeline_on_ranks(ranks4: Ranks) -> None:
     ranks4(learn, "mean", 0, False)
 

@@ -212,6 +212,7 @@ def trains_on_ranks() -> None:
     learns(staged(made("lstm")), (x, LENGTHS), made("lstm"), (x, LENGTHS), **how)
 
 
+@pytest.mark.sweep
 def test_real_ranks_train_recurrent_nets(ranks4: Ranks) -> None:
     ranks4(trains_on_ranks)
 

@@ -364,6 +364,7 @@ def trained() -> Sequence[float]:
     return [step(x).item() for _ in range(2)]
 
 
+@pytest.mark.sweep
 def test_on_real_ranks(ranks4: Ranks) -> None:
     found = ranks4(trained)
     assert found == [found[0]] * 4

@@ -192,6 +192,7 @@ def test_a_history_of_autograd_goes_nowhere() -> None:
     assert "evict 0" in raised.value.__notes__[0]
 
 
+@pytest.mark.sweep
 def test_real_ranks_do_the_same(ranks4: Ranks) -> None:
     for rank, (plain, levelled) in enumerate(zip(ranks4(trained, False), ranks4(trained, True), strict=True)):
         assert max(plain.alive.values()) == 4 - rank

@@ -94,6 +94,7 @@ def test_it_is_the_same_each_time(schedule: str | Schedule) -> None:
     assert all(map(torch.equal, trained(schedule), trained(schedule)))
 
 
+@pytest.mark.sweep
 def test_four_processes_train_as_one(ranks4: Ranks) -> None:
     expected = trained("pipemare_corrected")
     for found in ranks4(trained, "pipemare_corrected"):

@@ -67,6 +67,7 @@ def _goes_on(path: str) -> list[Tensor]:
     return whole(Run().load(Path(path)).on(2, 3).model)
 
 
+@pytest.mark.sweep
 def test_processes_go_on_as_one(ranks4: Ranks, tmp_path: Path) -> None:
     expected = whole(Run().on(0, 3).model)
     for found in ranks4(_goes_on, str(tmp_path / "at")):

@@ -81,6 +81,7 @@ def test_the_bound_of_the_delay_is_that_of_one(delay: int) -> None:
     assert max(several.delays) == delay
 
 
+@pytest.mark.sweep
 def test_four_processes_are_two_servers_and_two_workers(ranks4: Ranks) -> None:
     expected = trained([2, 3])
     for found in ranks4(trained, [2, 3]):

@@ -90,6 +90,7 @@ def test_frozen_layers_run_once_a_sample_and_losses_are_those_without() -> None:
     assert size == 24 * 8 * 8
 
 
+@pytest.mark.sweep
 def test_two_processes_as_one(ranks4: Ranks) -> None:
     expected = run()
     for forwards, size, weights in ranks4(run):

@@ -84,6 +84,7 @@ def on_a_rank() -> tuple[list[float], list[Tensor], int]:
     return losses, [p.to_local().detach().clone() for p in weights(model).values()], sent_bytes(step, 4)
 
 
+@pytest.mark.sweep
 def test_processes_compute_what_one_that_plays_all_ranks_does(ranks4: Ranks) -> None:
     found = ranks4(on_a_rank)
     model = net()

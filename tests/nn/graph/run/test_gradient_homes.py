@@ -122,6 +122,7 @@ def trained(rest: str) -> tuple[list[Tensor], dict[int, tuple[int, int]]]:
     return [p.full_tensor().detach() for p in model.parameters()], held  # type: ignore[attr-defined]
 
 
+@pytest.mark.sweep
 def test_real_ranks_train_alike(ranks4: Ranks) -> None:
     one = layers(4)
     ones = adamw(one)
