@@ -4,37 +4,17 @@ grid (data=*, tensor=4) on 16 ranks               cpu:[0-15] as (data=4, tensor=
 grid (data=8, expert=4 folds data)                the same, and cpu:[0-7] as (data=2, expert=4), the same ranks
 """
 
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
-from ...placement import Placement, placement
+from ...placement import placement
 from ...placement.device import card_here
 from ...placement.errors import PlacementError, SbpflowError
 from ...placement.world import world
+from .language.axes import GridAxis, Grids
 from .language.plan_text import PlanText
-from .language.statements import Grid, GridAxis
+from .language.statements import Grid
 
 __all__ = ["Grids", "grids_of"]
-
-
-@dataclass(frozen=True)
-class Grids:
-    """The placement, and the axes that fold others, by their names."""
-
-    whole: Placement
-    folds: dict[str, GridAxis]
-
-    @cached_property
-    def axes(self) -> tuple[str, ...]:
-        """All axes that lines of a plan may name."""
-        return (*(self.whole.names or ()), *self.folds)
-
-    def size(self, axis: str) -> int:
-        """The ranks along an axis."""
-        if axis in self.folds:
-            return int(self.folds[axis].size)
-        return self.whole.shape[self.whole.axis(axis)]
 
 
 def grids_of(plan: PlanText, ranks: int | None = None, device: str | None = None) -> Grids:

@@ -11,20 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from ...boxing.encoders.named import encoder_of
 from ...sbp import Sbp
 from ..graph.options import GivenOptions
 from ..model.annotate import place, shard
-from ..model.balance import pipeline
-from ..model.cast import cast
-from ..model.compress import compress
 from ..model.flows import flow
 from ..model.folds import fold
-from ..model.inside import inside
-from ..model.offload import offload
-from ..model.recompute.recomputation import Recomputing, recompute
-from .assignment import Assignment, Axes, NotedLine, outermost
-from .language.statements import Compress, Inside, Kind, Offload, Recompute, Statement
+from ..model.recompute.recomputation import Recomputing
+from .assignment import Assignment
+from .language.statements import Kind, Statement
+from .language.statements.statement import Axes, outermost
 
 __all__ = ["kept_notes", "noted", "options_of", "take_back"]
 
@@ -91,33 +86,22 @@ def _is_note(key: str, value: object) -> bool:
 
 def options_of(made: Assignment) -> GivenOptions:
     """The options of the whole step that a plan says, as a graph takes them."""
-    options: GivenOptions = {"placement": made.grids.whole}
-    if made.memory is not None:
-        options["memory"] = made.memory
-    if made.pipe is not None:
-        options["schedule"] = made.pipe.schedule
-        options["micro_batches"] = made.pipe.micro_batches or 1
-        if made.pipe.slices is not None:
-            options["slices"] = made.pipe.slices
+    options: Any = {"placement": made.grids.whole, **made.options}
     if made.inputs:
         options["inputs"] = {name: _entries(axes) for name, axes in made.inputs.items()}
-    return options
+    said: GivenOptions = options
+    return said
 
 
 def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
     """All that is to be noted, in order, each with the line that says it."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    grid = made.grids.whole
     if made.pipe is None and not made.places:
-        yield None, partial(place, model, grid)  # what follows a folded module is back on the grid
-    for path, line in made.places.items():
-        yield line, partial(place, modules[path], grid.at(**{line.axis: line.at}))
+        yield None, partial(place, model, made.grids.whole)  # what follows a folded module is back on the grid
+    for path, (line, _) in made.places.items():
+        yield line, partial(line.note, model, [path], made.grids)
     if made.pipe is not None:
-        pipe = made.pipe
-        stages = [grid.at(**{pipe.over: at}) for at in range(made.grids.size(pipe.over))]
-        layers = [modules[path] for path in made.layers]
-        chunks = dict(pipe.marks).get("v", 0)
-        yield pipe, partial(pipeline, layers, stages, pipe.schedule, chunks=chunks, worth=1.0)
+        yield made.pipe[0], partial(made.pipe[0].note, model, [*made.layers], made.grids)
     for path in outermost(made.folded):
         how = made.grids.folds[made.folded[path]]
         yield None, partial(fold, modules[path], str(how.folds), how.name, int(how.size))
@@ -125,25 +109,8 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
     for (path, side), axes in made.flows.items():
         said: dict[str, Any] = {side: _entries(axes)}
         yield _last(axes), partial(flow, modules[path], **said)
-    for mark, names in made.marks:
-        yield mark, partial(_mark, model, modules, mark, names)
-
-
-def _mark(model: nn.Module, modules: dict[str, nn.Module], line: NotedLine, names: list[str]) -> None:
-    """Note a line about when and in which form values live, or how a module computes."""
-    patterns = [name or "*" for name in names]  # the model itself has no name
-    if isinstance(line, Recompute):
-        recompute([modules[name] for name in names], keep=line.keep, only=line.only)
-    elif isinstance(line, Inside):
-        inside([modules[name] for name in names], use=line.use, over=line.over)
-    elif isinstance(line, Compress):
-        compress(model, dict.fromkeys(patterns, encoder_of(line.by)), over=line.over, kind=line.what)
-    elif isinstance(line, Offload):
-        ahead = line.ahead if line.what == "saved" else None  # states stay where they are: nothing is brought back
-        offload(model, patterns, what=line.what, to=line.to, ahead=ahead)
-    else:
-        for kind in line.kinds:
-            cast(model, dict.fromkeys(patterns, line.type), kind=kind)
+    for line, names in made.marks:
+        yield line, partial(line.note, model, names, made.grids)
 
 
 def _rests(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:

@@ -189,7 +189,7 @@ class _Trying:
             return TriedPlan(one, why=why)
         if self.cases is None:
             return None
-        if self.limit is not None and opened.checked is not None and meaning.memory is None:
+        if self.limit is not None and opened.checked is not None and "memory" not in meaning.options:
             about = self.cases.holds(meaning) * opened.checked.memory
             if about * NEARLY > self.limit:
                 return TriedPlan(one, why=f"about {volume(about)} at least of {volume(self.limit)}")

@@ -1,8 +1,9 @@
 """The language of plans: texts, lines and statements; no model and no device.
 
-statements         the lines of a plan, as values that print as they are written
-plan.lark, terms, words   the grammar, what its terms are as values, and the words that it knows
-syntax, syntax_error      one line -> its statement, and where its parts stand; or what is wrong there
+axes, terms        signatures over axes; words and phrases as values
+statements         a file for each kind of line: the value, how it is written and read, what it does to a model
+plan.lark, syntax  the grammar that statements share; one line -> its statement, and where its parts stand
+syntax_error       what is wrong with a line that is none
 lines, read        a text -> its lines; errors that show them
 plan_text          a text with its lines
 diff               two plans side by side

@@ -6,25 +6,7 @@ from difflib import SequenceMatcher
 from typing import Literal, TypeAlias
 
 from .plan_text import PlanText
-from .statements import (
-    Cast,
-    Compress,
-    ExpectAtMost,
-    ExpectGathered,
-    Flow,
-    Grid,
-    Input,
-    Inside,
-    Limit,
-    Offload,
-    Pipe,
-    Place,
-    Recompute,
-    Rest,
-    Seek,
-    Statement,
-    TakePlan,
-)
+from .statements import Statement
 
 __all__ = ["DiffRow", "PlanDiff", "diff"]
 
@@ -111,36 +93,10 @@ def _rows(a: Sequence[Statement], b: Sequence[Statement]) -> Iterator[DiffRow]:
 
 
 def _same_subject(a: Statement, b: Statement) -> bool:
-    """Whether two say something of the same thing, so that one is the other changed."""
-    if isinstance(a, Rest | Cast) and isinstance(b, Rest | Cast) and not {*a.kinds} & {*b.kinds}:
-        return False
-    return _subject(a) == _subject(b)
+    """Whether two say something of the same thing, so that one is the other changed; of several kinds, of one of
+    them."""
+    return type(a) is type(b) and all(_meet(getattr(a, name), getattr(b, name)) for name in a.form.subject)
 
 
-def _subject(statement: Statement) -> tuple[object, ...]:
-    """The thing that a statement says something of."""
-    kind = type(statement)
-    match statement:
-        case Flow(path=path, of=of):
-            return kind, path, of
-        case Offload(path=path, what=what) | Compress(path=path, what=what):
-            return kind, path, what
-        case (
-            Rest(path=path)
-            | Cast(path=path)
-            | Pipe(path=path)
-            | Place(path=path)
-            | Recompute(path=path)
-            | Inside(path=path)
-        ):
-            return kind, path
-        case Input(name=name):
-            return kind, name
-        case TakePlan(what=what):
-            return kind, what
-        case ExpectAtMost(what=what):
-            return kind, what
-        case Grid() | Limit() | Seek() | ExpectGathered():
-            return (kind,)
-        case _:  # moves that are expected: over which axis, where
-            return kind, statement.over, statement.a_layer, statement.direction
+def _meet(a: object, b: object) -> bool:
+    return not {*a}.isdisjoint(b) if isinstance(a, tuple) and isinstance(b, tuple) else a == b

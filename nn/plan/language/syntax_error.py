@@ -6,11 +6,28 @@ from difflib import get_close_matches
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from ...model.path_syntax import TextFault
-from .words import EXAMPLES, MORE_WORDS, WORDS
+from . import statements
 
-__all__ = ["expected"]
+__all__ = ["SPACES", "examples", "expected"]
 
 SPACES = " \t\r\f\v\xa0"  # that plan.lark ignores
+
+# Terminals of plan.lark, as they are called where one is missing; others are words that stand for themselves.
+WORDS = {
+    "$END": "the end of the line", "COLON": "':'", "COMMA": "','", "EQUAL": "'='", "HOLE": "'?'",
+    "INT": "a whole number", "INTO": "'<-'", "LESS": "'<='", "LPAR": "'('", "NAME": "an axis", "NUMBER": "a number",
+    "OUT": "'->'", "PATH": "a path", "RPAR": "')'", "SBP": "a signature such as S(0)", "UNIT": "a unit such as GiB",
+    "WORD": "a name",
+}  # fmt: skip
+
+
+def examples() -> dict[str, str]:
+    """A line of each kind, by the words that it begins with, or the sign that it has."""
+    return {
+        head: line
+        for kind in statements.STATEMENTS
+        for head, line in zip(kind.form.heads, kind.form.examples, strict=False)
+    }
 
 
 def expected(code: str, error: UnexpectedInput) -> TextFault:
@@ -22,7 +39,8 @@ def expected(code: str, error: UnexpectedInput) -> TextFault:
     if known is not None:
         return known
     found = re.match(r"[\w.*-]+|<=|->|<-|.", code.rstrip(SPACES)[at:], re.DOTALL)
-    here = [MORE_WORDS.get((word.lower(), name)) or WORDS[name] for name in sorted(allowed)]
+    said = WORDS | _words(word.lower())
+    here = [said.get(name, repr(name.lower())) for name in sorted(allowed)]
     wanted = _listed(here or [WORDS["$END"]]) if at > start else "a statement"
     meant = get_close_matches(found[0].lower(), re.findall(r"'([^' ]+)", " ".join(here)), 1, 0.7) if found else []
     return TextFault(
@@ -32,6 +50,12 @@ def expected(code: str, error: UnexpectedInput) -> TextFault:
     )
 
 
+def _words(word: str) -> dict[str, str]:
+    """The words for terminals in lines that begin so."""
+    kinds = [kind for kind in statements.STATEMENTS if kind.form.heads[0].split()[0] == word]
+    return {name: said for kind in kinds for name, said in kind.form.words.items()}
+
+
 def _allowed(error: UnexpectedInput) -> set[str]:
     """The terminals that could stand there."""
     names = set[str]()
@@ -39,7 +63,7 @@ def _allowed(error: UnexpectedInput) -> set[str]:
         names = set(error.accepts or error.expected)
     elif isinstance(error, UnexpectedCharacters):
         names = set(error.allowed or ())
-    return names & WORDS.keys()
+    return {name.lstrip("_") for name in names if name == "$END" or name.isidentifier()}
 
 
 def _place(code: str, error: UnexpectedInput) -> int:
@@ -51,10 +75,11 @@ def _place(code: str, error: UnexpectedInput) -> int:
 
 def _misread(code: str, start: int, word: str, at: int, allowed: set[str]) -> TextFault | None:
     """A mistake that is known, of which more can be said than what was expected."""
-    if word.lower() not in EXAMPLES and allowed & {"COLON", "INTO", "OUT"}:  # it was taken for a path
-        meant = get_close_matches(word.lower(), [each for each in EXAMPLES if each.isalpha()], 1, 0.7)
+    known = examples()
+    if word.lower() not in known and allowed & {"COLON", "INTO", "OUT"}:  # it was taken for a path
+        meant = get_close_matches(word.lower(), [each for each in known if each.isalpha()], 1, 0.7)
         if meant:
-            return TextFault(start, f"no line begins with {word[:40]!r}", f"did you mean {EXAMPLES[meant[0]]!r}?")
+            return TextFault(start, f"no line begins with {word[:40]!r}", f"did you mean {known[meant[0]]!r}?")
     lone = re.search(r"\b([SBP])\s*$", code[:at]) if allowed == {"EQUAL"} else None
     if lone is not None:
         return TextFault(lone.start(), f"this {lone[1]} is of no axis", "name the axis, as in data=S(0)")
@@ -65,7 +90,8 @@ def _example(code: str, word: str) -> str:
     """A line like one that is none."""
     second = " ".join(code.lower().replace("<", " <").split()[:2])
     sign = next((sign for sign in ("->", "<-", ":") if sign in code), ":")
-    return EXAMPLES.get(second) or EXAMPLES.get(word) or EXAMPLES[sign]
+    known = examples()
+    return known.get(second) or known.get(word) or known[sign]
 
 
 def _listed(words: list[str]) -> str:

@@ -1,13 +1,11 @@
-"""Terms: what single words of a plan mean, each checked, with the nearest word where it is not known."""
+"""Terms: words and phrases of a plan as values, each checked, with the nearest word where it is not known."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
-from typing import TypeAlias
-
-from lark import Token
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ....placement.errors import PlacementError, SbpError
 from ....placement.ranks import check_name
@@ -15,25 +13,43 @@ from ....sbp import Broadcast, Partial, Sbp, Split
 from ....sbp.text import parse
 from ...model.path_syntax import TextFault
 from ...model.paths import PathPattern
-from .statements import UNITS
-from .words import KINDS
+from .axes import AxisEntries
+
+if TYPE_CHECKING:  # lark takes long to load; its token is a text
+    from lark import Token
+else:
+    Token = str
 
 __all__ = [
+    "SHARED",
     "Columns",
+    "Kind",
+    "Kinds",
+    "Signature",
+    "Token",
     "axis_of",
-    "bytes_of",
+    "bytes_text",
     "column",
-    "entry_of",
     "fraction",
     "kinds_of",
+    "kinds_text",
     "known_word",
+    "once",
     "path_of",
     "whole",
 ]
 
 MOST = 10**9  # ranks, micro-batches, layers
+UNITS = {
+    "TiB": 2**40, "TB": 10**12, "GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6, "KiB": 2**10, "KB": 10**3, "B": 1,
+}  # fmt: skip
 
-Columns: TypeAlias = dict[str, int]
+Kind: TypeAlias = Literal["weights", "grads", "states"]
+Kinds: TypeAlias = tuple[Kind, ...]
+KINDS: Kinds = get_args(Kind)
+
+Columns: TypeAlias = dict[str, int]  # of parts of a line, by what they are
+Signature: TypeAlias = tuple[AxisEntries, Columns]
 
 
 def known_word(token: Token, word: str, known: Collection[str], what: str, at: int | None = None) -> str:
@@ -43,6 +59,13 @@ def known_word(token: Token, word: str, known: Collection[str], what: str, at: i
     close = get_close_matches(word, known, 2, 0.5)
     fix = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known)}"
     raise TextFault(column(token) if at is None else at, f"{word[:60]!r} is no {what}", fix)
+
+
+def once(spans: Columns, part: str, token: Token, what: str) -> None:
+    """Note where a part stands; there may be one of it."""
+    if part in spans:
+        raise TextFault(column(token), f"{what} stands twice", "leave one out")
+    spans[part] = column(token)
 
 
 def column(token: Token) -> int:
@@ -67,8 +90,9 @@ def fraction(token: Token) -> Fraction:
     return Fraction(str(token))
 
 
-def path_of(token: Token) -> str:
+def path_of(token: Token, spans: Columns) -> str:
     """A path whose pattern is one."""
+    spans["path"] = column(token)
     try:
         PathPattern(str(token)).check()
     except TextFault as fault:
@@ -76,7 +100,7 @@ def path_of(token: Token) -> str:
     return re.sub(r"\s+", "", token)
 
 
-def kinds_of(token: Token | None, spans: Columns, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+def kinds_of(token: Token | None, spans: Columns, extra: tuple[str, ...] = ()) -> Any:
     """Kinds of values in braces or one alone; weights where nothing is said."""
     if token is None:
         return ("weights",)
@@ -94,6 +118,12 @@ def kinds_of(token: Token | None, spans: Columns, extra: tuple[str, ...] = ()) -
     return given
 
 
+def kinds_text(kinds: Kinds) -> str:
+    if kinds == ("weights",):
+        return ""
+    return f"{kinds[0]} " if len(kinds) == 1 else f"{{{','.join(kinds)}}} "
+
+
 def axis_of(token: Token, spans: Columns, part: str = "") -> str:
     try:
         check_name(str(token))
@@ -105,11 +135,11 @@ def axis_of(token: Token, spans: Columns, part: str = "") -> str:
     return str(token)
 
 
-def entry_of(token: Token) -> Sbp | None:
+def _entry_of(token: Token) -> Sbp | None:
     """A signature of an axis; None is the planner's."""
     if token == "?":
         return None
-    read = _signature(str(token))
+    read = _sbp(str(token))
     if read is None:
         what = f"{token.strip()[:60]!r} is no signature of an axis"
         raise TextFault(column(token), what, "write S(0), B, P, P(max) or ?")
@@ -117,7 +147,7 @@ def entry_of(token: Token) -> Sbp | None:
 
 
 @lru_cache(256)
-def _signature(text: str) -> Sbp | None:
+def _sbp(text: str) -> Sbp | None:
     try:
         read = parse(re.sub(r"^[sbp](?!\w)", lambda head: head[0].upper(), text))
     except SbpError:
@@ -125,10 +155,37 @@ def _signature(text: str) -> Sbp | None:
     return read if isinstance(read, Split | Broadcast | Partial) else None
 
 
-def bytes_of(value: Token, unit: Token) -> int:
-    """A size in bytes, rounded down."""
+def _signature_of(*entries: tuple[Token, Token]) -> Signature:
+    spans: Columns = {}
+    found = []
+    for name, entry in entries:
+        if f"axis:{name}" in spans:
+            raise TextFault(column(name), f"the axis {str(name)!r} stands twice", "give each axis one signature")
+        found.append((axis_of(name, spans), _entry_of(entry)))
+        spans[f"entry:{name}"] = column(entry)
+    return tuple(found), spans
+
+
+def _size_of(value: Token, unit: Token) -> tuple[Token, int]:
+    """A size in bytes, rounded down, behind the number that is written."""
     name = next((name for name in UNITS if name.lower() == unit.lower()), str(unit))
     many = int(fraction(value) * UNITS[known_word(unit, name, UNITS, "unit of memory")])
     if not 0 < many < 2**53:
         raise TextFault(column(value), f"a size of {many} bytes", "give one as in 70 GiB")
-    return many
+    return value, many
+
+
+def bytes_text(number: int) -> str:
+    """As few letters as say it exactly: 70 GiB, 1500 MB, 12345 B."""
+    for unit, size in UNITS.items():
+        if number and number % size == 0:
+            return f"{number // size} {unit}"
+    return f"{number} B"
+
+
+# What the rules of plan.lark make of their parts.
+SHARED: dict[str, Callable[..., Any]] = {
+    "signature": _signature_of,
+    "hole": lambda token: (None, {"entry": column(token)}),
+    "size": _size_of,
+}

@@ -1,81 +1,10 @@
-"""Lines of plans that are right: each with its value, and other ways to write some."""
+"""Lines of plans that are right: the examples of all statements, each with its value, and other ways to write some."""
 
-from sbpflow import B, P, S
-from sbpflow.nn.plan.language.statements import (
-    Cast,
-    Compress,
-    ExpectAtMost,
-    ExpectGathered,
-    ExpectMoves,
-    Flow,
-    Grid,
-    GridAxis,
-    Input,
-    Inside,
-    Limit,
-    Offload,
-    Pipe,
-    Place,
-    Recompute,
-    Rest,
-    Seek,
-    Statement,
-    TakePlan,
-)
+from sbpflow import S
+from sbpflow.nn.plan.language.statements import STATEMENTS, Statement
 
 DATA = (("data", S(0)),)
-EACH: dict[str, Statement] = {
-    "grid (data=2, tensor=4)": Grid((GridAxis("data", 2), GridAxis("tensor", 4))),
-    "grid cuda (pipe=8, data=*, tensor=?)": Grid(
-        (GridAxis("pipe", 8), GridAxis("data", "*"), GridAxis("tensor", "?")), "cuda"
-    ),
-    "grid (data=8, expert=4 folds data)": Grid((GridAxis("data", 8), GridAxis("expert", 4, "data"))),
-    "grid cuda:[0-7] as (data=2, tensor=4)": Grid(placement="cuda:[0-7] as (data=2, tensor=4)"),
-    "**: data=S(0)": Rest("**", DATA),
-    "states **: data=S(0)": Rest("**", DATA, ("states",)),
-    "{grads,states} h.[2:8].{up,down}: data=B, tensor=S(-1)": Rest(
-        "h.[2:8].{up,down}", (("data", B), ("tensor", S(-1))), ("grads", "states")
-    ),
-    "model.layers.*.mlp.*: ?": Rest("model.layers.*.mlp.*", None),
-    "h.0.weight: tensor=?": Rest("h.0.weight", (("tensor", None),)),
-    "model.norm -> tensor=S(1)": Flow("model.norm", (("tensor", S(1)),)),
-    'head -> tensor=P, data=P("max")': Flow("head", (("tensor", P), ("data", P("max")))),
-    "model.layers.*.mlp.experts <- expert=S(0)": Flow("model.layers.*.mlp.experts", (("expert", S(0)),), "input"),
-    "head <- ?": Flow("head", None, "input"),
-    "input tokens <- data=S(0), context=S(1)": Input("tokens", (*DATA, ("context", S(1)))),
-    "take ep_plan over expert": TakePlan("ep_plan", "expert"),
-    "place model.vision at pipe=0": Place("model.vision", "pipe", 0),
-    "pipe h over pipe by 1f1b": Pipe("h", "pipe"),
-    "pipe h over pipe by interleaved v=3, 64 micro-batches": Pipe("h", "pipe", "interleaved", (("v", 3),), 64),
-    "pipe h over pipe by terapipe, 8 micro-batches, 4 slices": Pipe("h", "pipe", "terapipe", (), 8, 4),
-    "recompute h.*": Recompute("h.*"),
-    "recompute h.[0:63] keep mm, attention": Recompute("h.[0:63]", ("mm", "attention")),
-    "recompute h.* only gelu": Recompute("h.*", (), ("gelu",)),
-    "offload states ** to cpu": Offload("**"),
-    "offload saved h.[8:] to disk ahead 2": Offload("h.[8:]", "saved", "disk", 2),
-    "cast ** to bf16": Cast("**", "bf16"),
-    "cast {grads,states} ** to fp32": Cast("**", "fp32", ("grads", "states")),
-    "cast head to fp8_rowwise": Cast("head", "fp8_rowwise"),
-    "inside h.*.attn use ring over context": Inside("h.*.attn", "ring", ("context",)),
-    "compress h.** by sign(rows=True) over data": Compress("h.**", "sign(rows=True)", "data"),
-    "compress ** by topk(fraction=0.1)": Compress("**", "topk(fraction=0.1)"),
-    "compress hops h.4 by int8()": Compress("h.4", "int8()", what="hops"),
-    "inside h.*.mlp use summa over row, col": Inside("h.*.mlp", "summa", ("row", "col")),
-    "limit memory 70 GiB": Limit(70 * 2**30),
-    "limit memory 12345 B": Limit(12345),
-    "seek pipe, data, micro-batches": Seek(("pipe", "data", "micro-batches")),
-    "expect 2 all_gather and 2 reduce_scatter over tensor a layer forward": ExpectMoves(
-        ((2, "all_gather"), (2, "reduce_scatter")), "tensor", True, "forward"
-    ),
-    "expect no all_gather over data": ExpectMoves(((0, "all_gather"),), "data"),
-    "expect at most 4 all_reduce": ExpectMoves(((4, "all_reduce"),), at_most=True),
-    "expect 1 all_to_all backward": ExpectMoves(((1, "all_to_all"),), direction="backward"),
-    "expect gathered at once <= 2 layers": ExpectGathered(2),
-    "expect memory <= 40 GiB": ExpectAtMost("memory", 40 * 2**30),
-    "expect time <= 0.2 s": ExpectAtMost("time", 0.2),
-    "expect time <= 0.123456789 s": ExpectAtMost("time", 0.123456789),
-    "expect time <= 1.1 of other.plan": ExpectAtMost("time", 1.1, "other.plan"),
-}
+EACH: dict[str, Statement] = {text: kind(*said) for kind in STATEMENTS for text, said in kind.form.examples.items()}
 
 # Other ways to write the same, all of them harmless.
 SAME = {

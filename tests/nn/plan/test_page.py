@@ -1,13 +1,13 @@
 """The plans of published techniques, the page about the language and the gallery: all of them read."""
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sbpflow import Plan
-from sbpflow.nn.plan.language.statements import Statement
-from sbpflow.nn.plan.language.words import EXAMPLES
+from sbpflow.nn.plan.language.statements import STATEMENTS
+from sbpflow.nn.plan.language.syntax_error import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 GALLERY = sorted((ROOT / "examples/plans").glob("*.plan"))
@@ -60,16 +60,26 @@ def test_published_techniques_are_plans(name: str) -> None:
 
 
 def test_every_example_that_an_error_shows_is_right() -> None:
-    said = [Plan.read(text).statements[0] for text in EXAMPLES.values()]
-    assert {type(each) for each in said} == set(Statement.__args__)
-    assert [str(each) for each in said] == list(EXAMPLES.values())
+    said = [Plan.read(text).statements[0] for text in examples().values()]
+    assert {type(each) for each in said} == {*STATEMENTS}
+    assert [str(each) for each in said] == [*examples().values()]
 
 
-def test_every_statement_has_an_example_in_the_docs() -> None:
-    table = (ROOT / "docs/plans.md").read_text().partition("## Statements\n")[2].partition("\n## ")[0]
-    rows = [row.split(" | ") for row in re.findall(r"^\| (?!statement).*", table, re.MULTILINE)]
-    shown = [Plan.read(text).statements[0] for row in rows for text in re.findall(r"`([^`]+)`", row[1])]
-    assert {type(each) for each in shown} == set(Statement.__args__)
+def table() -> Iterator[str]:
+    """The rows of the statements, a kind of them each."""
+    yield from ("| statement | an example | says |", "|---|---|---|")
+    names = [form.heads[0].split()[0] if form.heads[0][0].isalpha() else kind.__name__.lower() for kind, form in FORMS]
+    for before, name, (_, form) in zip(["", *names], names, FORMS, strict=False):
+        shown = ", ".join(f"`{text}`" for text in [*form.examples][: len(form.heads)])
+        yield f"| {'' if name == before else name} | {shown} | {form.says} |".replace("|  |", "| |")
+
+
+FORMS = [(kind, kind.form) for kind in STATEMENTS]
+
+
+def test_the_table_in_the_docs_is_made_of_the_examples() -> None:
+    page = (ROOT / "docs/plans.md").read_text()
+    assert "\n".join(table()) in page, f"docs/plans.md has to have\n\n{chr(10).join(table())}\n"
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: str(path.stem))

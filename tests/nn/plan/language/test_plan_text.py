@@ -61,7 +61,7 @@ def test_errors_of_a_statement_point_at_its_part() -> None:
         "a.plan, lines 3 and 5: they differ\n  3 | grid (data = 2)\t# two ranks # or more\n      ^\n"
         "  5 |   **:  data=S(0)\n        ^"
     )
-    assert "line 5" in str(plan.wrong(Rest("**", rest.entries), "path", "equal ones are found too"))  # type: ignore[union-attr]
+    assert "line 5" in str(plan.wrong(Rest("**", rest.entries), "path", "equal ones are found too"))  # type: ignore[attr-defined]
     with pytest.raises(SbpError, match="plan: no line says limit memory 1 B"):
         raise Plan.read("").wrong(Limit(1), "limit", "none")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sbpflow import B, Plan
-from sbpflow.nn.plan.language.statements import Cast, Flow, Recompute, Rest, Statement
+from sbpflow.nn.plan.language.statements import STATEMENTS, Cast, Flow, Recompute, Rest, Statement
 from tests.nn.plan.good import DATA, EACH, SAME
 
 
@@ -14,8 +14,10 @@ def test_a_line_reads_as_a_value_that_prints_as_the_line(text: str) -> None:
     assert str(found) == text
 
 
-def test_every_kind_of_statement_is_here() -> None:
-    assert {type(each) for each in EACH.values()} == set(Statement.__args__)
+@pytest.mark.parametrize("kind", STATEMENTS)
+def test_each_way_to_begin_a_line_has_an_example(kind: type[Statement]) -> None:
+    for head, text in zip(kind.form.heads, [*kind.form.examples][: len(kind.form.heads)], strict=True):
+        assert text.startswith(f"{head} ") if head[0].isalpha() else f"{head} " in text
 
 
 @pytest.mark.parametrize("text", SAME, ids=repr)

@@ -1,0 +1,35 @@
+"""The statements of plans, a kind a file: how its lines are written and read, and how a model follows them.
+
+A new one is a file beside these, and its name in STATEMENTS: the grammar, errors of the syntax, the table in
+docs/plans.md and the tests' lines are made from that. The base of all is in statement.py.
+
+A path in a line is a pattern of names: `*` is any part of one name, `**` any number of names, {a,b} one of several,
+[2:8] a range of numbers.
+"""
+
+from ..axes import AxisEntries, GridAxis
+from ..terms import Kind
+from .cast import Cast
+from .compress import Compress
+from .expect import ExpectAtMost, ExpectGathered, ExpectMoves
+from .flow import Flow, Input
+from .grid import Grid
+from .inside import Inside
+from .limit import Limit, Seek
+from .offload import Offload
+from .pipe import Pipe
+from .place import Place
+from .recompute import Recompute
+from .rest import Rest
+from .statement import Statement
+from .take import TakePlan
+
+__all__ = [
+    "STATEMENTS", "AxisEntries", "Cast", "ExpectAtMost", "ExpectGathered", "ExpectMoves", "Flow", "Grid", "GridAxis",
+    "Input", "Kind", "Limit", "Offload", "Recompute", "Rest", "Seek", "Statement", "TakePlan",
+]  # fmt: skip
+
+STATEMENTS: tuple[type[Statement], ...] = (
+    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Recompute, Offload, Cast, Inside, Compress, Limit, Seek,
+    ExpectMoves, ExpectGathered, ExpectAtMost,
+)  # fmt: skip

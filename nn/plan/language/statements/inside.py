@@ -1,0 +1,52 @@
+"""The statement `inside`: a named way to compute what modules do."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import nn
+
+from ....model.inside import inside
+from ..axes import Grids
+from ..terms import Columns, Token, axis_of, column, path_of
+from .statement import Assigning, LineForm, Statement
+
+__all__ = ["Inside"]
+
+
+@dataclass(frozen=True)
+class Inside(Statement):
+    """A named way to compute what modules do."""
+
+    path: str
+    use: str
+    over: tuple[str, ...]
+
+    form = LineForm(
+        heads=("inside",),
+        grammar=r"""
+inside: _INSIDE PATH _USE WORD "over"i NAME ("," NAME)*
+_USE.2: /use(?!\S)/i
+""",
+        words={"WORD": "the name of a way to compute"},
+        examples={
+            "inside model.layers.*.self_attn use ring over context": ("model.layers.*.self_attn", "ring", ("context",)),
+            "inside h.*.mlp use summa over row, col": ("h.*.mlp", "summa", ("row", "col")),
+        },
+        says="a named way to compute, over an axis or several, as in `use summa over row, col` "
+        "([which there are](composites.md))",
+    )
+
+    @classmethod
+    def read(cls, at: Columns, path: Token, use: Token, *over: Token) -> Self:
+        at["use"] = column(use)
+        return cls(path_of(path, at), str(use), tuple(axis_of(axis, at, "over") for axis in over))
+
+    def __str__(self) -> str:
+        return f"inside {self.path} use {self.use} over {', '.join(self.over)}"
+
+    def assign(self, to: Assigning) -> None:
+        to.mark(self, to.met_modules(self, self.path))
+        to.known(self, *self.over)
+
+    def note(self, model: nn.Module, names: list[str], grids: Grids) -> None:
+        inside([model.get_submodule(name) for name in names], use=self.use, over=self.over)
