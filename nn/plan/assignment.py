@@ -6,12 +6,14 @@ the last counts, axis by axis. What a line means by itself, its statement says.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...placement.errors import SbpError, SbpflowError
 from ...sbp import Split
+from ..graph.optimizer.adopt import owner_of
 from ..model.flows import FlowError
 from .grids import Grids
 from .language.plan_text import PlanText
@@ -69,10 +71,10 @@ class Assignment(Meaning):
         return frozenset(part.union(filter(self.whole, self.parameters)))
 
 
-def assignment(plan: PlanText, model: nn.Module, grids: Grids) -> Assignment:
-    """The meaning of a plan's lines for a model; nothing is changed."""
+def assignment(plan: PlanText, model: nn.Module, grids: Grids, optimizers: Iterable[Optimizer] = ()) -> Assignment:
+    """The meaning of a plan's lines for a model that these optimizers train; nothing is changed."""
     made = Assignment(grids, plan=plan)
-    to = Assigning(model, made)
+    to = Assigning(model, made, partial(_stepped, [*optimizers]))
     try:
         for statement in plan.statements:
             for line in _stands_for(statement, to, made):
@@ -81,6 +83,17 @@ def assignment(plan: PlanText, model: nn.Module, grids: Grids) -> Assignment:
         raise made.fault(fault) from None
     _Checking(made, to.reach).check()
     return made
+
+
+def _stepped(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    """The optimizers that have stepped parameters, by the ids of these; some make states before a first step."""
+    held = ((type(each).__name__, value, state) for each in optimizers for value, state in each.state.items())
+    return {id(owner_of(value)): name for name, value, state in held if state and not _is_new(state)}
+
+
+def _is_new(state: Mapping[str, object]) -> bool:
+    step = state.get("step")
+    return not step.is_meta and not step.any() if isinstance(step, Tensor) else step == 0
 
 
 def _stands_for(statement: Statement, to: Assigning, made: Assignment) -> Iterable[Statement]:

@@ -55,6 +55,7 @@ class Checked:
         lines = [
             f"{self.plan.name or 'plan'}: {duration(self.seconds)} a step, {volume(self.memory)} on the fullest rank",
             *(f"  {m.direction:9} {m.count:5} {m.route}: {volume(m.bytes)}, {duration(m.seconds)}" for m in self.moves),
+            *([f"  frozen {self.report.frozen}"] if self.report.frozen else ()),
             *(f"  {line}" for line in self.report.idle),
             *(f"  {finding}" for finding in self.findings),
         ]
@@ -150,7 +151,8 @@ def planned_step(
     `captures` are those of other plans for the same model, batch and loss."""
     args, kwargs = arguments(batch)
     with kept_notes(model):
-        made = assignment(plan, model, grids_of(plan, ranks))
+        given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ()
+        made = assignment(plan, model, grids_of(plan, ranks), given)
         noted(made, model)
         listed: Any = optimizer if optimizer is not None else _usual(model)
         how = model, loss_fn or _usual_loss, listed, options_of(made), captures

@@ -46,7 +46,7 @@ class _Compiled(Graph, CompiledGraph[M, Args, Result]):
         is given here; a plan is in the place of the one before. Returns the step."""
         self._refuse_move()
         beside: GivenOptions = {**self.beside, **options}
-        made, said = _planned(as_plan(plan), self.model, beside)
+        made, said = _planned(as_plan(plan), self.model, beside, self._optimizers())
         self._moved_to(Options.of(said, str(self._options.name)), lost)
         self.given, self.beside = made, beside
         return self
@@ -140,17 +140,19 @@ def compile(
     if optimizer is not None and loss_fn is None:
         raise SbpError("compile has an optimizer and no loss\n  give it loss_fn(model, *batch) -> loss")
     plan = as_plan(options.pop("plan", None))
-    made, said = _planned(plan, model, options)
+    made, said = _planned(plan, model, options, listed)
     graph: _Compiled[Any, ..., Any] = _Compiled(model, loss_fn, optimizer, said)
     graph.given, graph.beside = made, options
     return graph
 
 
-def _planned(plan: PlanText | None, model: nn.Module, options: GivenOptions) -> tuple[Assignment | None, GivenOptions]:
+def _planned(
+    plan: PlanText | None, model: nn.Module, options: GivenOptions, optimizers: Iterable[Optimizer]
+) -> tuple[Assignment | None, GivenOptions]:
     """A plan noted on a model, and the options with what it says of these."""
     if plan is None:
         return None, {**options}
-    made = assignment(plan, model, grids_of(plan))
+    made = assignment(plan, model, grids_of(plan), optimizers)
     said = options_of(made)
     for name in said.keys() & {name for name, value in options.items() if value is not None}:
         raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")

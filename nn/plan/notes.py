@@ -25,7 +25,7 @@ __all__ = ["kept_notes", "noted", "options_of", "take_back"]
 
 PLAN = "_sbpflow_plan"  # of the model itself: what its notes were before a plan
 
-Before = list[tuple[nn.Module, dict[str, Any]]]
+Before = list[tuple[nn.Module, dict[str, Any], dict[str, bool]]]  # with the parameters that it has, and which train
 
 
 def noted(made: Assignment, model: nn.Module) -> None:
@@ -42,7 +42,7 @@ def noted(made: Assignment, model: nn.Module) -> None:
                 raise made.wrong(statement, "", str(error)) from error
     except BaseException:
         _restore(known)
-        _restore(before)
+        _restore(before, trains=True)
         raise
     model.__dict__[PLAN] = known
 
@@ -63,18 +63,25 @@ def kept_notes(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        _restore(before)
+        _restore(before, trains=True)
 
 
 def _notes(model: nn.Module) -> Before:
     def of(part: nn.Module) -> dict[str, Any]:
         return {key: value for key, value in part.__dict__.items() if _is_note(key, value)}
 
-    return [(part, of(part)) for part in model.modules()]
+    def trains(part: nn.Module) -> dict[str, bool]:
+        return {name: value.requires_grad for name, value in part._parameters.items() if value is not None}
+
+    return [(part, of(part), trains(part)) for part in model.modules()]
 
 
-def _restore(before: Before) -> None:
-    for part, notes in before:
+def _restore(before: Before, *, trains: bool = False) -> None:
+    """Put notes back; what is frozen stays so, unless the parameters are to train as before too."""
+    for part, notes, trained in before:
+        for name, value in part._parameters.items() if trains else ():
+            if value is not None and value.requires_grad is not trained.get(name, value.requires_grad):
+                value.requires_grad_(trained[name])
         for key in [key for key, value in part.__dict__.items() if _is_note(key, value)]:
             del part.__dict__[key]
         part.__dict__.update(notes)

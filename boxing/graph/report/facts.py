@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...figures import duration
+from ...figures import duration, volume
 from ..blocks import Blocks
 from ..measures import Course, Held
 from ..move_prices import MovePrices
@@ -146,9 +146,10 @@ class GraphFacts:
 
     @property
     def recomputed(self) -> tuple[int, int]:
-        """How many ops the backward runs again, and in how many regions."""
-        regions = [s.origin.recompute for s in self.graph.steps if isinstance(s, Op) and s.origin.recompute]
-        return len(regions), len(set(regions))
+        """How many ops the backward runs again, and in how many regions: those that a gradient goes through."""
+        ops = [step for step in self.graph.steps if isinstance(step, Op) and step.origin.recompute]
+        through = {op.origin.recompute for op in ops if any(value.grad for value in op.outputs)}
+        return sum(op.origin.recompute in through for op in ops), len(through)
 
     @property
     def compute(self) -> float | None:
@@ -175,6 +176,16 @@ class GraphFacts:
         """Those of the graph's values; one with the same ranks as another, turned, is that one."""
         found = list(dict.fromkeys(value.layout.placement for value in self.graph.values.values()))
         return [str(place) for at, place in enumerate(found) if not any(other.turn_to(place) for other in found[:at])]
+
+    @cached_property
+    def frozen(self) -> str:
+        """The parameters that get no gradients, in a line, where others get some."""
+        held = [source.value for source in self.graph.sources if source.kind == "parameter"]
+        still = [value for value in held if not value.grad]
+        if not 0 < len(still) < len(held):
+            return ""
+        size = volume(sum(value.layout.nbytes for value in still))
+        return f"{len(still)} of {len(held)} parameters, {size}: no gradients, no states"
 
     @cached_property
     def roles(self) -> list[Role]:

@@ -18,6 +18,7 @@ def full(facts: GraphFacts) -> Iterator[str]:
     yield f"  choice  {facts.solution or 'unknown'}"
     yield ""
     yield from _memory(facts.memory)
+    yield from ([f"frozen: {facts.frozen}"] if facts.frozen else ())
     yield from (f"idle: {line}" for line in facts.idle)
     sent = [row for row in facts.moves if not row.free]
     free = sum(row.count for row in facts.moves if row.free)

@@ -20,6 +20,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         f"  time    {time_line(facts)}",
         f"  choice  {facts.solution or 'unknown'}",
         *_memory(facts.memory),
+        *([f"  frozen  {facts.frozen}"] if facts.frozen else ()),
         *(f"  idle    {line}" for line in facts.idle),
     ]
     moves = [

@@ -13,6 +13,7 @@ from .cast import Cast
 from .compress import Compress
 from .expect import ExpectAtMost, ExpectGathered, ExpectMoves
 from .flow import Flow, Input
+from .freeze import Freeze
 from .grid import Grid
 from .inside import Inside
 from .limit import Limit, Seek
@@ -30,6 +31,6 @@ __all__ = [
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (
-    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Recompute, Offload, Cast, Inside, Compress, Limit, Seek,
-    ExpectMoves, ExpectGathered, ExpectAtMost,
+    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Recompute, Offload, Cast, Freeze, Inside, Compress, Limit,
+    Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
 )  # fmt: skip

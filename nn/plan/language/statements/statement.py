@@ -6,7 +6,7 @@ Each kind of statement is a frozen dataclass in a file of its own, which has all
                   which parts of a model it meets, and what it notes on them
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -92,8 +92,9 @@ class Meaning:
 class Assigning:
     """The model that a plan's lines are assigned to: which of its parts they meet, and what they come to."""
 
-    def __init__(self, model: nn.Module, made: Meaning) -> None:
+    def __init__(self, model: nn.Module, made: Meaning, stepped: Callable[[], Mapping[int, str]]) -> None:
         self.model, self.made, self.grids = model, made, made.grids
+        self.stepped = stepped  # the optimizers that have trained parameters, by the ids of these
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.reach: dict[int, list[str]] = {}  # by the id of a line, the parameters that it meets
