@@ -7,36 +7,21 @@
 nothing moved
 """
 
-import contextlib
-import functools
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ..placement.user_lines import ASKED, is_ours, user_line
 from .plan import BoxingPlan
 
 __all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "is_ours", "user_line"]
 
-ROOMS = str(Path(__file__).resolve().parent.parent)
-PRIVATE = (
-    *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
-    f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
-    contextlib.__file__,
-    functools.__file__,  # what is worked out when it is first asked for
-    threading.__file__,
-)
 _open: list["Moves"] = []
-_asked: list[str] = []  # from where threads were set to work
 _purpose: list[str] = []  # what a move is for that no user asked for
 _inside: list[nn.Module] = []  # the modules that are being called while records are open
 
@@ -90,7 +75,7 @@ class Moves(list[Moved]):
         return "\n".join([*map(str, self), f"{len(self)} moves: {self.bytes} bytes to a rank, {sent} sent in all"])
 
 
-@contextlib.contextmanager
+@contextmanager
 def record() -> Iterator[Moves]:
     """Collect every boxing until the block ends; records may be nested, and each sees all."""
     moves = Moves()
@@ -104,17 +89,17 @@ def record() -> Iterator[Moves]:
             hook.remove()
 
 
-@contextlib.contextmanager
+@contextmanager
 def asked() -> Iterator[None]:
     """The user's line: what threads move meanwhile was asked for here."""
     if not _open:
         yield
         return
-    _asked.append(user_line())
+    ASKED.append(user_line())
     try:
         yield
     finally:
-        _asked.pop()
+        ASKED.pop()
 
 
 @contextmanager
@@ -170,29 +155,3 @@ def note(op: str, plan: BoxingPlan, by: Asker | None = None) -> None:
         moved = Moved(op, plan, *(by or Asker(user_line(), _layer())))
         for moves in _open:
             moves.append(moved)
-
-
-def user_line(frame: FrameType | None = None) -> str:
-    """The innermost line outside this package and torch, as file:line; of the caller, or of a frame of any thread.
-
-    >>> user_line().rpartition(":")[2].isdigit()
-    True
-    """
-    frame = frame or sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    if _asked and is_ours(frame.f_code.co_filename):
-        return _asked[-1]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-_known: dict[str, bool] = {}
-
-
-def is_ours(path: str) -> bool:
-    """Whether a file is of this package, torch, or what these call back from."""
-    known = _known.get(path)
-    if known is None:
-        whole = str(Path(path).resolve()) if not path.startswith("<") else path
-        known = _known[path] = whole.startswith(PRIVATE)
-    return known

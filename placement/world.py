@@ -18,6 +18,7 @@ import torch
 from .device import card_here, family
 from .errors import PlacementError, TransportError
 from .grid import Placement
+from .user_lines import user_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -227,9 +228,11 @@ def device(placement: Placement, rank: int) -> torch.device:
     """Where a rank that this process owns keeps its tensors; simulated ranks share the cards there are."""
     kind = family(placement.type)
     if not kind.here:
+        host = type(placement)("cpu", placement.flat, placement.shape, placement.names)
         raise PlacementError(
             f"{placement!r} needs {kind.title}, which torch does not find here\n"
-            f'  use placement("cpu", ...), or see what is missing with python -m sbpflow doctor'
+            f"  asked for at {user_line()}; a step on it can be planned without, as by graph.plan(...)\n"
+            f"  to run it here, use {host!r}; python -m sbpflow doctor tells what is missing"
         )
     return kind.device(rank if world().rank is None else None)
 

@@ -65,6 +65,23 @@ def test_its_tensors_ask_for_it(xpu: DeviceFamily) -> None:
         device(flow.placement("xpu", range(2)), 0)
 
 
+@pytest.mark.skipif(family("cuda").here, reason="this machine has such a card")
+def test_what_needs_a_missing_card_names_the_line_and_where_it_can_run() -> None:
+    model = nn.Linear(64, 8)
+    graph = flow.compile(
+        model, lambda m, x: m(x).mean(), None, placement=flow.placement("cuda:[0-3] as (data=2, tensor=2)")
+    )
+    with pytest.raises(flow.PlacementError, match="needs CUDA") as raised, torch.no_grad():
+        graph(torch.zeros(32, 64))
+    _, line, way = str(raised.value).splitlines()
+    assert f"{__file__}:{raised.traceback[0].lineno + 1}" in line
+    host = eval(way[way.index("placement(") : way.index(";")], {"placement": flow.placement})
+    with torch.no_grad():
+        assert (
+            flow.compile(model, lambda m, x: m(x).mean(), None, placement=host)(torch.zeros(32, 64)).placement is host
+        )
+
+
 def test_a_gpu_is_taken_for_the_first_kind_of_card(xpu: DeviceFamily) -> None:
     with pytest.raises(flow.PlacementError, match="known are cpu, cuda, xpu; did you mean 'cuda'"):
         flow.placement("gpu", range(2))

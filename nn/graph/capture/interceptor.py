@@ -6,6 +6,7 @@ What it cannot put on the tape it refuses, with the user's line: values that are
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from ...model.recompute.attention_core import CoreCall, cores
 from ...model.recompute.kept_ops import kernels_of
 from ...model.recompute.recomputation import Recomputing
 from ...tensors.memory_formats import as_laid
+from .calls.described_card import DescribedCard
 from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
 from .calls.running_stats import statistics
@@ -78,10 +80,17 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
     """Puts every call on the tape. `literal` is told of tensors that are written down in the program."""
 
     def __init__(
-        self, tape: Tape, known: Known, literal: Callable[[Tensor, Tensor], None], *, real: bool = False
+        self,
+        tape: Tape,
+        known: Known,
+        literal: Callable[[Tensor, Tensor], None],
+        *,
+        real: bool = False,
+        card: DescribedCard | None = None,
     ) -> None:
         super().__init__()
         self.real = real  # whether kernels of this machine are those that will run
+        self.card = card
         self.tape, self.known, self.literal = tape, known, literal
         self.module = self.block = self.region = ""
         self.regions = 0
@@ -278,19 +287,16 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
 
     def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Have autocast say its casts aloud: it calls them and the op anew, which come by here again."""
-        key = next(
-            (
-                FAMILIES[kind].autocast
-                for kind in {t.device.type for t in tensors_in([args, kwargs])}
-                if kind in FAMILIES and torch.is_autocast_enabled(kind)
-            ),
-            None,
-        )
+        kinds = {self.card.kind.name} if self.card else {t.device.type for t in tensors_in([args, kwargs])}
+        on = (FAMILIES[kind].autocast for kind in kinds if kind in FAMILIES and torch.is_autocast_enabled(kind))
+        key = next(on, None)
         if key is None or torch._C._dispatch_tls_is_dispatch_key_excluded(key):
             return None
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), str(key).rpartition(".")[2]):
+            under = torch._C.DispatchKeySet(key)
+            run = self.card.cast(func, args, kwargs) if self.card else partial(func.redispatch, under, *args, **kwargs)
             with self:
-                return (func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs),)
+                return (run(),)
         if func._can_decompose() and self._casts(func, key, args, kwargs):
             with self:
                 return (func.decompose(*args, **kwargs),)

@@ -28,6 +28,7 @@ from ...eager.capture import quiet
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
+from .calls.described_card import DescribedCard
 from .calls.strides import part_of_memory, started
 from .declared import Declared
 from .interceptor import Interceptor
@@ -110,12 +111,12 @@ class _Tracing:
     ) -> None:
         self.function = function
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        # Without a card torch ends the process as soon as fakes of its tensors meet autograd.
-        self.device = device if family(device).here else "cpu"
+        self.card = None if family(device).here else DescribedCard(family(device))
+        self.device = device if self.card is None else "cpu"
         with self.fakes:
             self.held = ModuleState(modules, self.device, self._is_mine, function)
         self.tape = Tape()
-        self.watch = Interceptor(self.tape, self.known, self.literal, real=self.device == device)
+        self.watch = Interceptor(self.tape, self.known, self.literal, real=self.card is None, card=self.card)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
         self.watch.eights = eights_of(modules)
@@ -166,6 +167,8 @@ class _Tracing:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
+            if self.card is not None:
+                stack.enter_context(self.card.heard(self.fakes))
             if self.clocks is not None:
                 stack.enter_context(self.clocks.watched())
             try:
