@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..placement.user_lines import ASKED, is_ours, user_line
+from ..placement.errors import ASKED, is_ours, user_line
 from .plan import BoxingPlan
 
 __all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "is_ours", "user_line"]

@@ -32,13 +32,13 @@ class DeviceFamily:
 
     @property
     def module(self) -> Any:
-        """Torch's module for this kind, such as torch.cuda."""
-        return getattr(torch, self.name)
+        """Torch's module for this kind, such as torch.cuda; None where this torch has none."""
+        return getattr(torch, self.name, None)
 
     @property
     def here(self) -> bool:
         """Whether torch finds such a device on this machine."""
-        return not self.card or bool(self.module.is_available())
+        return not self.card or (self.module is not None and bool(self.module.is_available()))
 
     @property
     def count(self) -> int:

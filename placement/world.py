@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .device import card_here, family
-from .errors import PlacementError, TransportError
+from .errors import PlacementError, TransportError, user_line
 from .grid import Placement
-from .user_lines import user_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -372,7 +372,7 @@ def _moves_to(type_: str) -> Any:
     return lambda x, device=None, non_blocking=False, memory_format=None: _moved_to(x, type_)
 
 
-for _name in FAMILIES:
+for _name in filter(partial(hasattr, torch.Tensor), FAMILIES):
     answers(getattr(torch.Tensor, _name))(_moves_to(_name))
 
 

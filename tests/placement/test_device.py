@@ -1,6 +1,10 @@
 """Device families: a kind of device more is a row more, and one that this machine lacks can be planned for."""
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +98,71 @@ def test_the_host_draws_by_torchs_own_generator() -> None:
     first = torch.rand(3)
     family("cpu").set_random_state(before)
     assert torch.equal(torch.rand(3), first)
+
+
+ROW = """
+        DeviceFamily("npu", "an NPU", True, "hccl", torch._C.DispatchKey.AutocastPrivateUse1, 25 * 2**20, "h100x8"),
+"""
+CLUSTER = """
+name = "npux4"
+levels = [{ name = "node", size = 4, latency = 1e-6, bandwidth = 1e11 }]
+device = { name = "NPU", type = "npu", memory = 64e9, memory_bandwidth = 1e12, flops = { float32 = 1e14 } }
+"""
+PLAN = """
+grid npu (pipe=2, data=2)
+input ** <- data=S(0)
+pipe layers over pipe by 1f1b, 4 micro-batches
+offload states ** to cpu
+"""
+SCRIPT = """
+import torch
+torch.utils.rename_privateuse1_backend("npu")
+from torch import nn
+import sbpflow as flow
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.drop = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)), nn.Dropout(0.1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.drop(layer(x)) + torch.rand(64, device=x.device)
+        return x.square().mean()
+
+with torch.device("meta"):
+    model, x = Model(), torch.empty(16, 64)
+print(flow.plan(model, x, plan=open("npu.plan").read(), cluster="npu.toml"))
+print(flow.Plan.load("npu.plan").check(model, x))
+with flow.use_cluster("npu.toml"):
+    step = flow.compile(Model(), lambda model, x: model(x), None, placement=flow.placement("npu", range(4)))
+    planned = step.plan(torch.zeros(16, 64))
+    print(planned.explain())
+    planned.draw("step.dot")
+print(open("step.dot").read())
+try:
+    step(torch.zeros(16, 64))
+except flow.PlacementError as error:
+    print(error)
+"""
+
+
+def test_a_new_kind_of_device_is_one_row_in_one_file(tmp_path: Path) -> None:
+    for room in (*ROOMS, "sbpflow"):
+        shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    table = tmp_path / "placement" / "device.py"
+    before, rows, after = table.read_text("utf-8").partition("    for row in (\n")
+    table.write_text(before + rows + ROW + after, "utf-8")
+    for name, text in {"npu.toml": CLUSTER, "npu.plan": PLAN, "script.py": SCRIPT}.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    run = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    for told in ("grid npu (pipe=2, data=2)", "on npu:[0-3]", "digraph", "needs an NPU", 'use placement("cpu:[0-3]")'):
+        assert told in run.stdout

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from .....placement.device import DeviceFamily
-from .....placement.user_lines import is_ours
+from .....placement.errors import is_ours
 from .....sbp.call import map_tensors
 from ....eager.capture import CallWatch
 
