@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..placement.structure import leaves, mapped
 from .layout import Layout
 from .state import Factors, Spans, State, Window
 
@@ -34,9 +35,7 @@ __all__ = [
     "fill",
     "frozen",
     "in_order",
-    "leaves",
     "map_tensors",
-    "mapped",
     "numbered",
     "refilled",
     "refs_in",
@@ -64,45 +63,6 @@ class Indices(NamedTuple):
 
     def of(self, spans: Sequence[tuple[int, int]]) -> list[int]:
         return [end for span in spans for end in span]
-
-
-def leaves(value: Any, kind: Any) -> list[Any]:
-    """The leaves of this kind (or of these) in an argument or result: lists, tuples and dicts taken apart, in order.
-
-    >>> leaves(([1, "x"], {"k": 2}), int)
-    [1, 2]
-    """
-    if isinstance(value, kind):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [leaf for part in value for leaf in leaves(part, kind)]
-    return []
-
-
-def mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A structure of lists, tuples and dicts with all that is of this kind in it replaced.
-
-    >>> mapped([1, ("x", 2)], int, str)
-    ['1', ('x', '2')]
-    """
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, tuple):
-        parts = [mapped(part, kind, change) for part in value]
-        plain = type(value) is tuple
-        return tuple(parts) if plain else _named(type(value), parts)
-    if isinstance(value, list):
-        return [mapped(part, kind, change) for part in value]
-    if isinstance(value, dict):
-        return {name: mapped(part, kind, change) for name, part in value.items()}
-    return value
-
-
-def _named(kind: Any, parts: list[Any]) -> Any:
-    """torch's result tuples take one sequence, Python's named tuples their fields."""
-    return kind(*parts) if hasattr(kind, "_make") else kind(parts)
 
 
 def frozen(value: Any) -> Hashable:

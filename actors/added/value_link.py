@@ -1,11 +1,11 @@
 """Registers between processes whose values nobody planned: each message is led by one that says what it holds.
 
 The first of the two has a fixed size, so that it can be posted ahead; the second is asked for when the first has come.
-A value is a tensor, or tuples, lists and dicts of such, with whatever else pickle takes between them.
+A value is a tensor, or a structure of such, with whatever else pickle takes between them.
 """
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ...boxing.exchange.transport import waits
 from ...placement.errors import ScheduleError
+from ...placement.structure import mapped
 from ..runtime.channel import Carrier, UnderWay, tag_of
 
-__all__ = ["ValueLink", "free", "mapped_tensors"]
+__all__ = ["ValueLink", "free"]
 
 ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
 
@@ -98,7 +99,7 @@ def packed(value: Any) -> tuple[Tensor, Tensor]:
         place, at = at, at + -(-x.nbytes // ALIGNED) * ALIGNED
         return TensorPlace((place, tuple(x.shape), x.dtype))
 
-    said = pickle.dumps(mapped_tensors(value, put))
+    said = pickle.dumps(mapped(value, Tensor, put))
     begin = -(-len(said) // ALIGNED) * ALIGNED
     data = torch.zeros(begin + at, dtype=torch.uint8)
     data[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
@@ -121,17 +122,4 @@ def unpacked(sizes: Tensor, data: Tensor) -> Any:
             return torch.empty(shape, dtype=dtype)
         return rest[place : place + numel * dtype.itemsize].view(dtype).view(shape)
 
-    return mapped_tensors(found, take, TensorPlace)
-
-
-def mapped_tensors(value: Any, put: Callable[[Any], Any], kind: type = Tensor) -> Any:
-    """A value with something else in the place of each tensor."""
-    if isinstance(value, kind):
-        return put(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped_tensors(each, put, kind) for each in value))
-    if isinstance(value, tuple | list):
-        return type(value)(mapped_tensors(each, put, kind) for each in value)
-    if isinstance(value, Mapping):
-        return {name: mapped_tensors(each, put, kind) for name, each in value.items()}
-    return value
+    return mapped(found, TensorPlace, take)

@@ -6,7 +6,7 @@ thread of its link: before that the slot that it reads is not free.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...placement.device import family, on_stream, recorded, side_stream
+from ...placement.structure import leaves
 from ..protocol.state import Firing
 from .bus import Bus
 from .channel import Broken, Link, UnderWay, bytes_of
@@ -35,7 +36,7 @@ class Later(NamedTuple):
     def on(self, stream: Any) -> Any:
         """The value for work on this stream; its memory is not given away before that has read it."""
         stream.wait_event(self.event)
-        for tensor in _tensors(self.value):
+        for tensor in leaves(self.value, Tensor):
             if not tensor.is_cpu:
                 tensor.record_stream(stream)
         return self.value
@@ -160,14 +161,3 @@ class CardLink:
                 message.wait()
             there = _later(value(), stream)
         return [StreamMessages(bytes_of(works))], lambda: there
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+from ...placement.structure import mapped
 from ...sbp import Layout
-from ...sbp.call import frozen, mapped
+from ...sbp.call import frozen
 from .physical import Back, Box, GraphStep, Op, Physical, Source, Var
 
 __all__ = ["Blocks", "Repetition", "Stages", "repeated"]

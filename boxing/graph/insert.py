@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
+from ...placement.structure import mapped
 from ...sbp import Layout
-from ...sbp.call import Ref, in_order, mapped, refs_in
+from ...sbp.call import Ref, in_order, refs_in
 from ...sbp.joint.along_split import Spread
 from ...sbp.joint.options import Option
 from ...sbp.joint.pins import is_pin_alone

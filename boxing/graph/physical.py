@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ...placement import Cluster, Placement, use_cluster
+from ...placement.structure import leaves
 from ...sbp import Layout
-from ...sbp.call import in_order, leaves
+from ...sbp.call import in_order
 from ...sbp.logical import OffloadPlace, Origin, Round
 from ..encoding import Encoding, MoveEncoder, encoded_plans
 from ..plan import BoxingPlan, plan

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ...actors.added.addition import Opening
-from ...actors.added.value_link import ValueLink, free, mapped_tensors
+from ...actors.added.value_link import ValueLink, free
 from ...actors.protocol.network import Actor
 from ...actors.protocol.state import Firing, Slot
 from ...actors.runtime.channel import Carrier, Link
 from ...actors.runtime.job import check_given
 from ...actors.runtime.partition import RegisterEnd
 from ...placement.errors import ScheduleError
+from ...placement.structure import mapped
 from ...placement.world import world
 from ..graph.compiler.generated_calls import Shards
 from ..graph.microbatch.batch import PieceKind
@@ -122,7 +123,7 @@ class AddedWork:
             link.hand(firing.label, values[port])
             values[port] = None
         # What another rank reads is its own, as it would be in another process.
-        return [mapped_tensors(v, _own) if port in self.copies else v for port, v in enumerate(values)]
+        return [mapped(v, Tensor, _own) if port in self.copies else v for port, v in enumerate(values)]
 
     def carried(self, port: int, slots: tuple[Slot, ...], kinds: Sequence[PieceKind], routes: int) -> tuple[Slot, ...]:
         if port not in self.takes:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError, ShapeError
+from ...placement.structure import leaves, mapped
 from ...sbp import B, S, Sbp, Split, State
-from ...sbp.call import Indices, Ref, in_order, leaves, map_tensors, mapped, tensors_in
+from ...sbp.call import Indices, Ref, in_order, map_tensors, tensors_in
 from ...sbp.logical import AxisSwap, AxisTurn, Fixed, LogicalOp, Round, Seen, Stripes
 from ...sbp.state import Window
 from ...sbp.text import Pin

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ...placement.errors import SbpError
-from ...sbp.call import Ref, fill, mapped, refs_in, tensors_in
+from ...placement.structure import mapped
+from ...sbp.call import Ref, fill, refs_in, tensors_in
 from ...sbp.logical import Logical, LogicalOp
 from ..model.inside import CompositeSite, CompositeUse, Left
 from .axis import Axis, AxisValue

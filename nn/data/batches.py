@@ -1,6 +1,5 @@
 """Batches: what this process has read of one, as global tensors of all of it."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,38 +7,23 @@ from torch import Tensor
 
 from ...boxing.exchange.execute import token
 from ...placement.errors import DtypeError, ShapeError
+from ...placement.structure import replaced, walk
 from ...placement.world import device, owned
 from ..tensors.tensor import GlobalTensor, wrap
 from .reading import Read
 from .shares import BatchShares
 
-__all__ = ["global_batch", "leaves"]
+__all__ = ["global_batch", "values_by_path"]
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
+def values_by_path(value: Any) -> dict[str, Any]:
     """The values of a batch by where they stand in it."""
-    if isinstance(value, Mapping):
-        parts = {str(name): part for name, part in value.items()}
-    elif isinstance(value, list | tuple):
-        parts = {str(at): part for at, part in enumerate(value)}
-    else:
-        return {path: value}
-    return {name: x for key, part in parts.items() for name, x in leaves(part, f"{path}.{key}".strip(".")).items()}
+    return {".".join(map(str, keys)): x for keys, x in walk(value, None)}
 
 
 def global_batch(read: Read, shares: BatchShares) -> Any:
     """The batch with a global tensor in the place of each tensor."""
-    return _put(read.value, "", lambda path, x: _global(path, x, read, shares))
-
-
-def _put(value: Any, path: str, put: Callable[[str, Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _put(part, f"{path}.{name}".strip("."), put) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_put(part, f"{path}.{at}".strip("."), put) for at, part in enumerate(value)]
-        named = isinstance(value, tuple) and hasattr(value, "_fields")
-        return type(value)(*parts) if named else type(value)(parts)
-    return put(path, value)
+    return replaced(read.value, lambda path, x: _global(path, x, read, shares), kind=None)
 
 
 def _global(path: str, value: Any, read: Read, shares: BatchShares) -> GlobalTensor | None:

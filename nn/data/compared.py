@@ -9,7 +9,7 @@ from ...placement.errors import SbpError
 from ...placement.world import owned, world
 from ...sbp.signature import Split
 from ..tensors.agreement import checksum, told
-from .batches import leaves
+from .batches import values_by_path
 from .reading import Read
 from .shares import BatchShares
 
@@ -33,7 +33,7 @@ def same_samples(read: Read, shares: BatchShares, values: bool) -> None:
     """Refuse a batch that differs between ranks in shapes or dtypes or, if told to look, in rows that several have."""
     if len(owned(shares.placement)) != 1:
         return
-    tensors = {path: x for path, x in leaves(read.value).items() if isinstance(x, Tensor)}
+    tensors = {path: x for path, x in values_by_path(read.value).items() if isinstance(x, Tensor)}
     kinds = {path: (str(x.dtype), tuple(x.shape[1:])) for path, x in tensors.items()}
     in_parts = read.part is not None  # of a sample, which may be of different lengths
     sums = [checksum(x) for x in tensors.values()] if values and len(read.rows) else []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError, SbpflowError
+from ...placement.structure import ATOMS, leaves
 from ...sbp.call import map_tensors
 from ..tensors.factories import whole_everywhere
 from ..tensors.meeting import adopt, looks, meeting, name_of
@@ -33,7 +34,6 @@ from .recipe import ByGrad, Recipe, Single, WrongRule, wants_grad
 __all__ = ["dispatch", "forget"]
 
 
-_ATOMS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, complex}
 _recipes: dict[Any, Recipe] = {}
 # Pointwise functions, whose numbers decide nothing: an optimizer's steps have another one each time.
 _any_float: set[Any] = set()
@@ -64,7 +64,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs
                     key.append(part._layout)
                 else:
                     _note(part, key, func)
-        elif kind in _ATOMS:  # 1, 1.0 and True are equal as keys, so are 0.0 and -0.0; a NaN is no other's equal
+        elif kind in ATOMS:  # 1, 1.0 and True are equal as keys, so are 0.0 and -0.0; a NaN is no other's equal
             key.append(kind)
             if kind is not float or func not in _any_float:
                 key.append(a if a and a == a else str(a))
@@ -102,6 +102,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs
 
 def collected(args: Any, kwargs: Any) -> list[GlobalTensor]:
     """The global tensors among the arguments, in order."""
+    # Asked of the arguments of every call, so not by `leaves`, as far as they are plain.
     found: list[GlobalTensor] = []
     for a in args if not kwargs else (*args, *kwargs.values()):
         kind = a.__class__
@@ -111,8 +112,8 @@ def collected(args: Any, kwargs: Any) -> list[GlobalTensor]:
             found += collected(a, None)
         elif kind is dict:
             found += collected(a.values(), None)
-        elif isinstance(a, list | tuple):
-            found += collected(a, None)
+        elif kind not in ATOMS:
+            found += leaves(a, GlobalTensor)
     return found
 
 
@@ -123,7 +124,7 @@ def _note(a: Any, key: list[Any], func: Any) -> None:
         key.append(a._layout)
     elif a is None or kind is int:
         key.append(a)
-    elif kind in _ATOMS:
+    elif kind in ATOMS:
         key.append(kind)
         if kind is not float or func not in _any_float:
             key.append(a if a and a == a else str(a))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import SbpError
+from ...placement.structure import ATOMS
 from ...placement.world import owned
 from ...sbp import Layout
 from ...sbp.call import map_tensors, refilled, tensors_in
@@ -322,14 +323,13 @@ def each_rank(args: Any, kwargs: Any, shards: Sequence[tuple[Tensor, ...]]) -> A
 
 
 def _put(value: Any, shards: Iterator[Tensor]) -> Any:
+    # Asked of every argument of every call on every rank, so not by `mapped`, as far as it is plain.
     kind = value.__class__
     if kind is GlobalTensor:
         return next(shards)
     if kind is list or kind is tuple:
         return kind([_put(part, shards) for part in value])
-    if isinstance(value, list | tuple | dict | Tensor):
-        return map_tensors(value, lambda _: next(shards))
-    return value
+    return value if kind in ATOMS else map_tensors(value, lambda _: next(shards))
 
 
 def assembled(results: Sequence[Any], outputs: Outputs, tensors: Sequence[GlobalTensor]) -> Any:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ...boxing.graph.physical import Var, vars_in
 from ...boxing.record import asked
+from ...placement.structure import mapped
 from ...placement.world import world
 from ...sbp import B
-from ...sbp.call import mapped
 from ...sbp.logical import Source
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import cutter

@@ -18,6 +18,7 @@ from ...boxing.graph.physical import Physical
 from ...boxing.graph.text.text import to_text
 from ...placement import Placement
 from ...placement.errors import SbpError, ScheduleError
+from ...placement.structure import replaced
 from ...sbp import Layout
 from ...sbp.call import refs_in
 from ...sbp.joint.demands import Rounds
@@ -27,7 +28,6 @@ from ...sbp.logical import Logical
 from ...sbp.state import Runs
 from ..model.annotate import LayerMoves, chunk_of, placement_of
 from .capture.arguments import tensors_by_path
-from .capture.pytree import replaced
 from .choose.choose import Decided
 from .memory.account import account, held_by_rank
 from .microbatch.along import along, said

@@ -16,9 +16,10 @@ from ...boxing.graph.physical import Value, Var, vars_in
 from ...boxing.graph.text.text import fingerprint
 from ...boxing.kept import KeptErrors
 from ...placement.errors import SbpError, ScheduleError
+from ...placement.structure import mapped
 from ...placement.world import device, owned, world
 from ...sbp import Layout
-from ...sbp.call import mapped, tensors_in
+from ...sbp.call import tensors_in
 from ...sbp.logical import Logical
 from ..model.reading import begin_reading, end_reading
 from ..tensors.agreement import same, told

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sbpflow.sbp.call import Ref, fill, frozen, in_order, leaves, numbered, refs_in, renumbered, tensors_in
+from sbpflow.placement.structure import leaves
+from sbpflow.sbp.call import Ref, fill, frozen, in_order, numbered, refs_in, renumbered, tensors_in
 
 X, Y = torch.zeros(2), torch.ones(3)
 Pair = namedtuple("Pair", "left right")

@@ -11,8 +11,8 @@ from lark import Token
 
 from ....placement import Placement, placement
 from ....placement.errors import SbpflowError
+from ....placement.structure import mapped
 from ....sbp import B, Layout, P, S, Sbp, State, layout
-from ....sbp.call import mapped
 from ....sbp.logical import OffloadPlace
 from ....sbp.schema import named_op, suggest
 from ....sbp.signature import Reduction

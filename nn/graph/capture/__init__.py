@@ -4,7 +4,7 @@ trace runs the function: module_state has put fakes in the place of parameters, 
 optimizers, the interceptor sees every ATen call and puts it on the tape, which says writes in place without them
 (inplace). layer_reuse traces one of repeated layers, which likeness finds.
 
-arguments, pytree       tensors of a call by path; structures around them
+arguments               tensors of a call by path, and what a step is made anew for
 declared                factories with a placement, and `to_global`, inside of a step
 own_backward, packed    autograd Functions, packed sequences
 calls                   single ops: what norms write, what a recomputed region keeps, what torch itself says of a call

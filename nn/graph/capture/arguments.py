@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from difflib import get_close_matches
 from itertools import accumulate, takewhile
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ....boxing import box
 from ....placement.errors import SbpError
+from ....placement.structure import parts, replaced, walk
 from ....placement.world import device, owned
 from ....sbp import Layout
 from ....sbp.call import frozen
@@ -24,7 +24,6 @@ from ...tensors.moves import shards_as
 from ...tensors.tensor import GlobalTensor
 from .calls.strides import part_of_memory
 from .packed import repacked, unpacked
-from .pytree import replaced
 
 __all__ = [
     "WrittenArguments",
@@ -42,25 +41,11 @@ __all__ = [
 def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of arguments by where they stand: `0`, `1.mask`, `labels`."""
     found: dict[str, Tensor] = {}
-
-    def look(path: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            found[path] = value
-        elif isinstance(value, list | tuple):
-            for at, part in enumerate(value):
-                look(f"{path}.{at}", part)
-        elif isinstance(value, Mapping):
-            for name, part in value.items():
-                look(f"{path}.{name}", part)
-        elif is_dataclass(value) and not isinstance(value, type):
-            for name, part in vars(value).items():
-                look(f"{path}.{name}", part)
-
     for name, value in (*zip(map(str, range(len(args))), args, strict=True), *kwargs.items()):
         if type(value) is Tensor:  # most are: one call less
             found[name] = value
         else:
-            look(name, value)
+            found.update({".".join(map(str, keys)): x for keys, x in walk(value, Tensor, (name,))})
     return found
 
 
@@ -205,10 +190,8 @@ def _key(value: Any) -> Hashable:
         return "tensor", value.shape, value.dtype, memory_order(value), memory_gaps(value), value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
-    if isinstance(value, Mapping):
-        return (type(value), *[(frozen(name), _key(part)) for name, part in value.items()])
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        return (type(value), *[(name, _key(part)) for name, part in vars(value).items()])
+    if (inside := parts(value)) is not None:
+        return (type(value), *[(frozen(name), _key(part)) for name, part in inside])
     try:
         hash(value)
     except TypeError:

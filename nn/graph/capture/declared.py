@@ -6,7 +6,7 @@ A captured tensor is the whole one, without values; where it lives and how it li
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.errors import SbpError
+from ....placement.structure import mapped
 from ....sbp import SbpLike, layout
 from ...model.flows import FlowError, Side, flow_of
 from ...tensors.factories import declared_by
 from .arguments import tensors_by_path
 from .interceptor import Interceptor
-from .pytree import replaced
 from .tape import Tape
 
 __all__ = ["Declared"]
@@ -53,9 +53,7 @@ class Declared:
         self.tape.origin = self.watch.here()
         with self.watch.paused():
             flows = {id(x): self.tape.flow(x, replace(pin, what=what)) for x in met.values() if x.shape == first.shape}
-        parts = [*value[0], *value[1].values()] if side == "input" else [value]
-        objects = any(is_dataclass(part) for part in parts)
-        return replaced(value, lambda _, x: flows.get(id(x), x), objects=objects)
+        return mapped(value, Tensor, lambda x: flows.get(id(x), x))
 
     @contextmanager
     def heard(self) -> Iterator[None]:

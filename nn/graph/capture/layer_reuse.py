@@ -18,6 +18,7 @@ from torch.nn.modules import module as calls
 from torch.nn.modules.module import _has_any_global_hook
 
 from ....boxing.record import following
+from ....placement.structure import replaced
 from ....sbp.logical import LogicalOp, Origin
 from ...eager.capture import autocast_state
 from ...model.flows import flow_of
@@ -25,7 +26,6 @@ from .declared import Declared
 from .interceptor import Interceptor
 from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name
 from .module_state import ModuleState
-from .pytree import replaced
 from .tape import Tape, View
 
 __all__ = ["Repeats", "like"]

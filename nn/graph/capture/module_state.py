@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....placement.errors import SbpError
+from ....placement.structure import part_at, walk
 from ....sbp.layout import dense_strides, memory_gaps, memory_order
 from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
@@ -145,34 +146,23 @@ class ModuleState:
         return Constant(f"cache of {name} {id(real)}", real, lambda: real, "in a cache of calls") if name else None
 
     def constants(self) -> dict[int, Constant]:
-        """The tensors among the attributes of modules, by identity, also those in lists and dicts."""
+        """The tensors among the attributes of modules, by identity, also those in structures."""
         found: dict[int, Constant] = {}
         for module, own, _ in self._before:
             for name, value in own.items():
-                if name not in ("_parameters", "_buffers", "_modules"):
-                    for keys, real in _tensors(value, (name,)):
+                if name not in ("_parameters", "_buffers", "_modules") and not name.endswith("_hooks"):
+                    for keys, real in walk(value, Tensor, (name,)):
                         path = _join(self.paths[id(module)], ".".join(map(str, keys)))
                         if id(real) not in self.by_real:
                             found.setdefault(id(real), Constant(path, real, _reader(module, keys)))
         return found
 
 
-def _tensors(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(value, Tensor):
-        yield keys, value
-    elif isinstance(value, list | tuple):
-        for at, part in enumerate(value):
-            yield from _tensors(part, (*keys, at))
-    elif type(value) is dict and not keys[0].endswith("_hooks"):
-        for name, part in value.items():
-            yield from _tensors(part, (*keys, name))
-
-
 def _reader(module: nn.Module, keys: tuple[Any, ...]) -> Callable[[], Tensor]:
     def read() -> Tensor:
         value: Any = module.__dict__.get(keys[0])
         for key in keys[1:]:
-            value = value[key]
+            value = part_at(value, key)
         found: Tensor = value
         return found
 

@@ -9,7 +9,7 @@ layers and `pad_packed_sequence` know how to use. Anything else that asks for pa
     what a step is given a packed argument is padded before the step, and packed again inside
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError, ShapeError
+from ....placement.structure import mapped
 from ....sbp.recurrent import KINDS
 from ...eager.recurrent import stacked
 
@@ -38,23 +39,12 @@ class Padded(NamedTuple):
 
 def padded(value: Any) -> Any:
     """Arguments with what is packed in them padded."""
-    return _replaced(value, PackedSequence, lambda x: Padded(*pad_packed_sequence(x, batch_first=True)))
+    return mapped(value, PackedSequence, lambda x: Padded(*pad_packed_sequence(x, batch_first=True)))
 
 
 def repacked(value: Any) -> Any:
     """The same arguments inside of a step."""
-    return _replaced(value, Padded, lambda x: packed(x.values, x.lengths, True, False))
-
-
-def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """All of a kind changed in plain lists, tuples and dicts; what else holds tensors stays itself."""
-    if isinstance(value, kind):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)([_replaced(part, kind, change) for part in value])
-    if type(value) is dict:
-        return {name: _replaced(part, kind, change) for name, part in value.items()}
-    return value
+    return mapped(value, Padded, lambda x: packed(x.values, x.lengths, True, False))
 
 
 def unpacked(result: Any) -> Any:

@@ -19,13 +19,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError
+from ....placement.structure import replaced
 from ....sbp.call import map_tensors, tensors_in
 from ...model.cast import Types, Works, short, works_of
 from .inplace import written
 from .interceptor import Interceptor
 from .module_state import ModuleState
 from .packed import Rows
-from .pytree import replaced
 from .tape import Tape
 
 __all__ = ["Precision"]

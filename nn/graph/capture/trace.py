@@ -22,6 +22,7 @@ from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.device import family
 from ....placement.errors import SbpError
+from ....placement.structure import is_simple, replaced
 from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
@@ -37,7 +38,6 @@ from .layer_reuse import Repeats
 from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
-from .pytree import is_simple, replaced
 from .surroundings.clocks import Clocks
 from .surroundings.draws import Draws, warn_of_draws
 from .surroundings.settings import Settings

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....placement.structure import mapped
 from ....sbp import Layout
-from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, mapped, refs_in
+from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, refs_in
 from ....sbp.joint.options import answer_of
 from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source

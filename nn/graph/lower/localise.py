@@ -13,9 +13,10 @@ from ....boxing.graph.memory_order import MemoryOrder, strides_in
 from ....boxing.graph.physical import Op, Physical, Value, Var
 from ....placement import Placement
 from ....placement.device import family
+from ....placement.structure import mapped
 from ....placement.world import device
 from ....sbp import Layout
-from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, mapped, tensors_in
+from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, tensors_in
 from ....sbp.joint.fixed import fixed_way
 from ....sbp.joint.options import way_of
 from .last_used import LastUsed

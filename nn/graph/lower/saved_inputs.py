@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ....boxing.graph.physical import Physical
-from ....sbp.call import Indices, fill, frozen, mapped, tensors_in
+from ....placement.structure import mapped
+from ....sbp.call import Indices, fill, frozen, tensors_in
 from .last_used import LastUsed
 from .localise import metas, renamed
 from .segments import Segment

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, mapped, refs_in
+from ....placement.structure import mapped
+from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, refs_in
 from ....sbp.layout import Layout, RunLayout, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors, Spans, State

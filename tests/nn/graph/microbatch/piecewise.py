@@ -15,7 +15,8 @@ from sbpflow.nn.graph.microbatch.along import along
 from sbpflow.nn.graph.microbatch.batch import Batch, evaluated, weight_of
 from sbpflow.nn.graph.microbatch.micro import Micro
 from sbpflow.nn.graph.microbatch.peel import peeled
-from sbpflow.sbp.call import Ref, fill, mapped, refs_in, tensors_in
+from sbpflow.placement.structure import mapped
+from sbpflow.sbp.call import Ref, fill, refs_in, tensors_in
 from sbpflow.sbp.state import State
 from tests.nn.graph.interpret import Ran, named
 from tests.nn.graph.same import traced
