@@ -12,12 +12,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
 
 from .cluster import default_cluster
-from .device import card_here
+from .device import FAMILIES, card_here
 
 __all__ = ["Finding", "findings", "report"]
 
@@ -68,7 +69,9 @@ def _hardware() -> Iterator[Finding]:
     yield Finding("cores", True, f"{_cores()} usable, torch computes on {torch.get_num_threads()} threads")
     card = card_here()
     if card is None:
-        yield Finding("gpu", False, "none seen by torch", '"cpu" placements work; "cuda" needs a CUDA build of torch')
+        cards = [kind for kind in FAMILIES.values() if kind.card]
+        needs = "".join(f'; "{kind.name}" needs a {kind.title} build of torch' for kind in cards)
+        yield Finding("gpu", False, "none seen by torch", f'"cpu" placements work{needs}')
     for k, about in enumerate(card.properties() if card else ()):
         yield Finding(f"gpu {k}", True, f"{about.name}, {about.total_memory / 2**30:.1f} GiB")
     if os.path.isdir(SHARED_MEMORY):
@@ -83,9 +86,10 @@ def _backends() -> Iterator[Finding]:
         return
     gloo = "carries CPU tensors between processes"
     yield Finding("gloo", dist.is_gloo_available(), gloo, "not in this torch; install the usual build from PyPI")
-    nccl, gpu = dist.is_nccl_available(), card_here() is not None
-    fix = "not in this torch; install a CUDA build" if gpu else "not in this torch, and without a GPU not needed"
-    yield Finding("nccl", nccl, "carries CUDA tensors between processes", fix)
+    for kind in filter(attrgetter("card"), FAMILIES.values()):
+        fix = f"; install a {kind.title} build" if kind.here else ", and without a GPU not needed"
+        found = dist.is_backend_available(kind.backend)
+        yield Finding(kind.backend, found, f"carries {kind.title} tensors between processes", f"not in this torch{fix}")
     yield Finding("mpi", dist.is_mpi_available(), "never used by sbpflow", "not in this torch, and not needed")
 
 

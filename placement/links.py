@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .cluster import Cluster
+from .device import family
 from .grid import Placement
 
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
@@ -47,7 +48,7 @@ class Links(NamedTuple):
     def of(cls, placement: Placement, cluster: Cluster) -> "Links":
         links = cls(placement.shape, lambda axes: cluster.link(placement, axes))
         # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
-        return links if placement.type == "cpu" else links._replace(reductions=("all_reduce",))
+        return links if not family(placement.type).card else links._replace(reductions=("all_reduce",))
 
     @property
     def without_latency(self) -> "Links":

@@ -25,18 +25,8 @@ __all__ = ["ATOMS", "is_simple", "leaves", "mapped", "part_at", "parts", "replac
 # What has no parts, whatever hangs at it.
 _OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 ATOMS = {
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.memory_format,
-    torch.layout,
-}
+    int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout
+}  # fmt: skip
 Change = Callable[[str, Any], Any]
 
 
@@ -145,7 +135,7 @@ class _Replacing:
     def __init__(self, change: Change, objects: bool, kind: Any) -> None:
         self.change, self.objects, self.kind = change, objects, kind
         self.known: dict[int, tuple[Any, Any]] = {}  # an object may be in several places, or in itself
-        self.count = 0  # leaves that are another now
+        self.count = 0  # what is another now
 
     def visit(self, value: Any, path: str) -> Any:
         if self.kind is not None and isinstance(value, self.kind):
@@ -163,18 +153,17 @@ class _Replacing:
         return made
 
     def _object(self, value: Any, path: str, inside: dict[str, Any]) -> Any:
-        known = self.known.get(id(value))
-        if known is None:
+        if id(value) not in self.known:
             made, before = copy.copy(value), self.count
-            self.known[id(value)] = known = value, made
-            changed = {name: self.visit(part, _join(path, name)) for name, part in inside.items()}
+            self.known[id(value)] = value, made
+            for name, part in inside.items():
+                if (other := self.visit(part, _join(path, name))) is not part:
+                    object.__setattr__(made, name, other)  # a frozen one has no other way
             if self.count == before:
-                self.known[id(value)] = known = value, value  # nothing in it but what it was
-            else:
-                for name, part in changed.items():
-                    if part is not inside[name]:
-                        object.__setattr__(made, name, part)  # a frozen one has no other way
-        return known[1]
+                self.known[id(value)] = value, value  # nothing in it but what it was
+        found = self.known[id(value)][1]
+        self.count += found is not value
+        return found
 
 
 def _container(value: Any, made: dict[Any, Any]) -> Any:
@@ -184,10 +173,6 @@ def _container(value: Any, made: dict[Any, Any]) -> Any:
         return made
     if isinstance(value, tuple):  # torch's results take one sequence, as tuples do
         return kind._make(made.values()) if hasattr(kind, "_make") else kind(list(made.values()))
-    if isinstance(value, list):
-        copied = copy.copy(value)
-        copied[:] = made.values()
-        return copied
     if dataclasses.is_dataclass(value):  # transformers' outputs are dicts and dataclasses at once
         return kind(**made)
     if not hasattr(kind, "__setitem__"):

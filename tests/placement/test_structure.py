@@ -217,6 +217,11 @@ def test_an_object_is_copied_once_wherever_it_is_and_in_itself() -> None:
     assert (one.x, node.x) == ("0.x", torch.ones(1))
     assert leaves([node], Tensor) == []
 
+    shared = Open([torch.ones(1)])
+    first, second = replaced([shared, Open(shared)], lambda path, x: path)
+    assert first is second.x
+    assert first.x == ["0.x.0"]
+
     ring = Open(torch.ones(1))
     ring.rest = ring
     assert len(leaves(ring, Tensor)) == 1

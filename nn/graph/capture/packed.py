@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ....boxing.record import user_line
 from ....placement.errors import SbpError, ShapeError
-from ....placement.structure import mapped
+from ....placement.structure import leaves, mapped
 from ....sbp.recurrent import KINDS
 from ...eager.recurrent import stacked
 
@@ -49,10 +49,8 @@ def repacked(value: Any) -> Any:
 
 def unpacked(result: Any) -> Any:
     """The result of a step, in which nothing may be packed."""
-    if isinstance(result, PackedSequence) and isinstance(result.data, Rows):
+    if any(isinstance(x.data, Rows) for x in leaves(result, PackedSequence)):
         _refuse("a result")
-    for part in result.values() if isinstance(result, dict) else result if isinstance(result, list | tuple) else ():
-        unpacked(part)
     return result
 
 

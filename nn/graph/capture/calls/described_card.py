@@ -32,8 +32,8 @@ class DescribedCard(TorchFunctionMode):
         super().__init__()
         self.kind = kind
         self.moves = getattr(Tensor, kind.name, None)
-        here = getattr(Tensor, f"is_{kind.name}", None)
-        self.asks = getattr(here, "__get__", None), Tensor.is_cpu.__get__
+        asks = [getattr(Tensor, f"is_{name}", None) for name in (kind.name, _HOST.type)]
+        self.asks = [getattr(each, "__get__", None) for each in asks]  # as modes are told of properties
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
