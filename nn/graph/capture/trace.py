@@ -8,7 +8,7 @@ Nothing is computed, no random number drawn, and the modules are afterwards what
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -167,10 +167,8 @@ class _Tracing:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)
-            if self.card is not None:
-                stack.enter_context(self.card.heard(self.fakes))
-            if self.clocks is not None:
-                stack.enter_context(self.clocks.watched())
+            stack.enter_context(nullcontext() if self.card is None else self.card.heard(self.fakes))
+            stack.enter_context(nullcontext() if self.clocks is None else self.clocks.watched())
             try:
                 result = self.function(*given, **named)
             except Exception as error:
