@@ -27,6 +27,7 @@ _OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodTyp
 ATOMS = {
     int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout
 }  # fmt: skip
+_OURS = __name__.removesuffix("placement.structure")  # whose dataclasses, such as layouts in a call, are values
 Change = Callable[[str, Any], Any]
 
 
@@ -45,7 +46,7 @@ def parts(value: Any, *, objects: bool = False) -> Iterable[tuple[Any, Any]] | N
     if isinstance(value, _OPAQUE):
         return None
     held = getattr(value, "__dict__", {})
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not type(value).__module__.startswith(_OURS):
         names = [field.name for field in dataclasses.fields(value)]
         return ({name: getattr(value, name) for name in names if hasattr(value, name)} | held).items()
     return held.items() if objects and held else None

@@ -227,6 +227,12 @@ def test_an_object_is_copied_once_wherever_it_is_and_in_itself() -> None:
     assert len(leaves(ring, Tensor)) == 1
 
 
+def test_a_layout_in_a_call_is_a_value() -> None:
+    of = flow.layout(flow.placement("cpu", range(2)), flow.S(0), (4,))
+    assert leaves([of], (tuple, int)) == []
+    assert mapped([of], int, str)[0] is of
+
+
 def test_what_is_packed_stays_whole() -> None:
     held = PackedSequence(torch.ones(3), torch.tensor([2, 1]))
     assert leaves(Open(held), PackedSequence) == [held]
