@@ -41,7 +41,7 @@ def types(graph: Physical) -> dict[str, set[torch.dtype]]:
     return found
 
 
-def named(model: Step, x: Tensor) -> Tensor:
+def named(model: Step, x: Tensor) -> Any:
     y = (
         model.first(x.cuda(non_blocking=True))
         + torch.rand(64, device="cuda")
@@ -58,7 +58,7 @@ def test_a_step_may_name_the_card() -> None:
 def test_tensors_say_that_they_are_on_it() -> None:
     asked: list[Any] = []
 
-    def course(model: Step, x: Tensor) -> Tensor:
+    def course(model: Step, x: Tensor) -> Any:
         asked.extend([x.device, x.is_cuda, x.is_cpu, model.first.weight.device.type])
         with torch.device(x.device):
             more = torch.ones(8)
@@ -70,7 +70,7 @@ def test_tensors_say_that_they_are_on_it() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_autocast_casts_as_on_the_card() -> None:
-    def course(model: Step, x: Tensor) -> Tensor:
+    def course(model: Step, x: Tensor) -> Any:
         with torch.autocast("cuda", torch.bfloat16):
             y = model.norm(model.first(x))
             with torch.autocast(x.device.type, enabled=False):
@@ -83,7 +83,7 @@ def test_autocast_casts_as_on_the_card() -> None:
 
 
 def test_its_own_type_is_what_autocast_takes_there() -> None:
-    def course(model: Step, x: Tensor) -> Tensor:
+    def course(model: Step, x: Tensor) -> Any:
         with torch.autocast("cuda"):
             return model.last(x)
 
@@ -91,7 +91,7 @@ def test_its_own_type_is_what_autocast_takes_there() -> None:
 
 
 def test_autocast_of_the_host_leaves_it_alone() -> None:
-    def course(model: Step, x: Tensor) -> Tensor:
+    def course(model: Step, x: Tensor) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             return model.last(x)
 
