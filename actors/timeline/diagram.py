@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from ...boxing.picture.draw import picture
+from ...boxing.picture.palette import FONT, INK, LINE
 from ..protocol.network import Network
 from ..protocol.protocol import NEXT, MessageKind, Phase
 from .preview_chart import KINDS, SHADES
 
 __all__ = ["diagram", "draw", "drawn", "table"]
 
-FONT = "Helvetica,Arial,sans-serif"
+NODE = f'shape=box, style="rounded,filled", color="{LINE}", fontname="{FONT}", fontcolor="{INK}"'
 PLAIN = ("#eef1f4",)  # what is of no kind
 FILLS: dict[Phase, str] = {"waiting": "#eef1f4", "ready": "#fff3b8", "running": "#d3f3d0", "ended": "#e3d8ff"}
 
@@ -20,13 +21,12 @@ def diagram() -> str:
     for (phase, kind), led in NEXT.items():
         for to in led:
             ways.setdefault((phase, to), []).append(kind)
-    node = f'shape=box, style="rounded,filled", color="#7d8590", fontname="{FONT}", fontsize=13, fontcolor="#1f2328"'
-    edge = f'color="#7d8590", fontname="{FONT}", fontsize=11, fontcolor="#7d8590", arrowsize=0.8'
+    edge = f'color="{LINE}", fontname="{FONT}", fontsize=11, fontcolor="{LINE}", arrowsize=0.8'
     return "\n".join(
         [
             "digraph {",
             "  graph [layout=dot, rankdir=LR, bgcolor=transparent, pad=0.2, nodesep=0.7, ranksep=1.1]",
-            f"  node [{node}, width=1.1]",
+            f"  node [{NODE}, fontsize=13, width=1.1]",
             f"  edge [{edge}]",
             *(f'  {phase} [fillcolor="{FILLS[phase]}"]' for phase in dict.fromkeys(phase for phase, _ in NEXT)),
             *(f'  {a} -> {b} [label="{", ".join(kinds)}"]' for (a, b), kinds in ways.items()),
@@ -38,12 +38,11 @@ def diagram() -> str:
 
 def drawn(network: Network) -> str:
     """A network: queues as frames, actors in them, and registers as arrows with their marks; a legend says the rest."""
-    node = f'shape=box, style="rounded,filled", color="#7d8590", fontname="{FONT}", fontsize=12, fontcolor="#1f2328"'
-    edge = f'color="#7d8590", fontname="{FONT}", fontsize=9, fontcolor="#57606a", arrowsize=0.7'
+    edge = f'color="{LINE}", fontname="{FONT}", fontsize=9, fontcolor="#57606a", arrowsize=0.7'
     lines = [
         "digraph {",
         f'  graph [layout=dot, rankdir=LR, bgcolor=transparent, pad=0.2, fontname="{FONT}", fontsize=11]',
-        f'  node [{node}, fillcolor="#eef1f4"]',
+        f'  node [{NODE}, fontsize=12, fillcolor="#eef1f4"]',
         f"  edge [{edge}]",
     ]
     for number, queue in enumerate(network.queues):

@@ -25,6 +25,12 @@ class Held:
     host: int = 0
     disk: int = 0
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of each kind in the total, as they are not all held at once."""
+        sizes = {kind: getattr(self, kind) for kind in ("parameters", "gradients", "states", "activations")}
+        return {kind: size * self.total / (sum(sizes.values()) or 1) for kind, size in sizes.items()}
+
 
 @dataclass(frozen=True)
 class Course:

@@ -2,5 +2,6 @@
 
 draw         a plan as a graph
 matrix       all moves between signatures
+svg          elements, and what charts share
 palette      colours of moves, for every picture and table
 """

@@ -17,22 +17,19 @@ from typing import Any, NamedTuple, Protocol
 from ...placement import Placement
 from ...placement.errors import MissingError
 from ...placement.links import Price
+from ...placement.notebook import COLOURS
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
 from ..figures import duration, volume
 from ..plan import BoxingPlan
 from ..routes.moves import Move
-from .palette import FAMILIES, family
+from .palette import FAMILIES, FONT, INK, LINE, family
 
-__all__ = ["DrawnPlan", "axis_graph", "install", "picture", "plan_graph", "written"]
+__all__ = ["DrawnPlan", "axis_graph", "install", "picture", "plan_graph", "quoted", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
-FONT = "Helvetica,Arial,sans-serif"
 SANS = ("Helvetica", "Arial", "Segoe UI", "DejaVu Sans", "Liberation Sans", "Noto Sans", "FreeSans")  # of a png
 EM = 0.08  # inches that a character of 10 points takes at most, on average
-DARK = "#1f2328"
-LINE = "#7d8590"  # lines and plain text: readable on white and on near black
-PIECES = ("#cfe3ff", "#ffe0bd", "#d3f3d0", "#e3d8ff", "#ffd3d3", "#fff3b8", "#c9f0e2", "#f6d5ec")  # who holds the same
 MANY = 16  # placements of more ranks are drawn without their ranks
 
 
@@ -211,16 +208,16 @@ def _graph(body: Sequence[str], label: str) -> str:
     head = [
         "digraph {",
         f'  graph [layout=neato, bgcolor=transparent, pad=0.2, fontname="{FONT}", fontsize=11, fontcolor="{LINE}"]',
-        f"  graph [label={_quoted(label)}, labelloc=b]",
+        f"  graph [label={quoted(label)}, labelloc=b]",
         f'  node [shape=box, style="rounded,filled", color="{LINE}"]',
-        f'  node [fontname="{FONT}", fontsize=10, fontcolor="{DARK}"]',
+        f'  node [fontname="{FONT}", fontsize=10, fontcolor="{INK}"]',
         f'  edge [color="{LINE}", arrowsize=0.8]',
     ]
     return "\n".join([*head, *body, "}", ""])
 
 
 def _node(name: str, x: float, y: float, lines: Sequence[str], look: str) -> str:
-    return f'  {name} [pos="{x:.2f},{y:.2f}!", label={_quoted(*lines)}, {look}]'
+    return f'  {name} [pos="{x:.2f},{y:.2f}!", label={quoted(*lines)}, {look}]'
 
 
 def _chip(name: str, x: float, y: float, kind: str, *lines: str) -> str:
@@ -230,9 +227,10 @@ def _chip(name: str, x: float, y: float, kind: str, *lines: str) -> str:
     return _node(name, x, y, lines, f'color="{look.fill}", fillcolor="{look.fill}", fontcolor="{look.ink}", {size}')
 
 
-def _quoted(*lines: str) -> str:
-    """A DOT string of these lines; a backslash or a quote in them stands for itself."""
-    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
+def quoted(*lines: str, left: bool = False) -> str:
+    """A DOT string of these lines, centred or to the left; a backslash or a quote in them stands for itself."""
+    plain = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"' + ("".join(f"{line}\\l" for line in plain) if left else "\\n".join(plain)) + '"'
 
 
 def _cost(nbytes: int, seconds: float) -> str:
@@ -254,7 +252,7 @@ def _cells(layout: Layout) -> list[list[RankBox]]:
     """A row of ranks for each place on all axes but the last."""
     place = layout.placement
     held = dict.fromkeys(layout.spans(rank) for rank in place.flat)
-    fills = {spans: PIECES[k % len(PIECES)] for k, spans in enumerate(held)}
+    fills = {spans: COLOURS[k % len(COLOURS)] for k, spans in enumerate(held)}
     cells = [
         RankBox((f"rank {rank}", _piece(layout, rank), *_term(layout, rank)), fills[layout.spans(rank)])
         for rank in place.flat

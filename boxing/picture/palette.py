@@ -1,8 +1,14 @@
 """Colours and short names of moves by their kind, in pictures and tables."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["FAMILIES", "SHORT", "Family", "family"]
+__all__ = ["FAMILIES", "FONT", "IDLE", "INK", "LINE", "SHORT", "Family", "dark", "families", "family"]
+
+FONT = "Helvetica,Arial,sans-serif"
+INK = "#1f2328"  # text on colours
+LINE = "#7d8590"  # lines and plain text: readable on white and on near black
+IDLE = "#7d859026"  # the ground of a row
 
 
 class Family(NamedTuple):
@@ -27,6 +33,17 @@ SHORT = {
     "all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_reduce_once": "AR1",
     "all_to_all": "A2A", "exchange": "EX", "halo": "HALO", "halo_sum": "HALO+", "transfer": "TR",
 }  # fmt: skip
+
+
+def dark(rules: str) -> str:
+    """Rules of CSS for who reads on a dark page."""
+    return f"@media (prefers-color-scheme:dark){{{rules}}}"
+
+
+def families(rule: Callable[[str, str, str], str]) -> str:
+    """The rules of CSS that name, ink and fill of each family give, by day and in the dark."""
+    night = "".join(rule(name, look.night_ink, look.night) for name, look in FAMILIES.items())
+    return "".join(rule(name, look.ink, look.fill) for name, look in FAMILIES.items()) + dark(night)
 
 
 def family(kind: str) -> str:

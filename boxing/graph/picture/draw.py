@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from ....placement.errors import MissingError
 from ...picture.draw import picture
-from ...picture.palette import FAMILIES
+from ...picture.palette import FAMILIES, dark
 from ..move_prices import MovePrices
 from ..physical import Physical
 from .dot import graph_dot
@@ -86,7 +86,7 @@ def _style() -> str:
         rules.append(_rule(f".node.{name}", look.night, look.night, look.night_ink))
         rules.append(f".node.{name}.dashed :is(path,polygon,polyline){{stroke:{look.night_ink}}}")
         rules.append(_rule(f".node.{name}.note", NIGHT["note"][0], look.night_ink, NIGHT["note"][2]))
-    return f"@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
+    return dark("".join(rules))
 
 
 def _rule(of: str, fill: str, line: str, ink: str) -> str:

@@ -41,8 +41,7 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
     if memory is None:
         yield "memory: unknown"
         return
-    most = max((held.total for held in memory.ranks.values()), default=0)
-    full = memory.limit or most or 1
+    full = memory.limit or memory.fullest or 1
     yield f"memory of a rank{f', of {volume(memory.limit)}' if memory.limit else ''}"
     rows = []
     for rank, held in memory.ranks.items():

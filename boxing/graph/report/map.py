@@ -8,6 +8,8 @@ from html import escape
 
 from ....sbp import Broadcast, Partial, Sbp
 from ...figures import counted, volume
+from ...picture import svg
+from ...picture.palette import dark
 from ..measures import Held
 from .facts import GraphFacts, MemoryReport
 from .roles import Role, together
@@ -21,9 +23,11 @@ LETTER = 6.3  # pixels of a letter of 12, on average at most
 PARTS = {"parameters": "#4c8fdd", "gradients": "#e08a3c", "states": "#9a6fe0", "activations": "#3fae83"}
 SPLIT = ("#cfe3ff", "#a6ccff", "#7fb3f7")  # by the dim, then the last
 WHOLE, ADDENDS, NONE = "#eef1f4", "#ffd3d3", "none"
+KEPT = {**{f"S({dim})": fill for dim, fill in enumerate(SPLIT)}, "B": WHOLE, "P": ADDENDS}
+EDGE = "#7d859066"
 STYLE = (  # in a page rules count for all of it, so that they name the map
-    "<style>.map text{fill:#1f2328}.map .pale{fill:#59636e}@media (prefers-color-scheme:dark){"
-    ".map text{fill:#e6edf3}.map .pale{fill:#9198a1}.map .in{fill:#1f2328}}</style>"
+    ".map text{fill:#1f2328}.map .pale{fill:#59636e}"
+    + dark(".map text{fill:#e6edf3}.map .pale{fill:#9198a1}.map .in{fill:#1f2328}")
 )
 
 
@@ -37,7 +41,7 @@ def drawn_map(facts: GraphFacts) -> str:
     names = [listed(group) for group in shown]
     wide = round(LETTER * max(map(len, ["modules", *names]), default=0)) + 110
     bars = _ranks(facts.memory)
-    body = [f'<text x="{LEFT}" y="22" font-size="15">{escape(facts.graph.name)}</text>']
+    body = [svg.element("style", STYLE), svg.text(LEFT, 22, facts.graph.name, font_size=15)]
     y = 40
     if shown and axes:
         body += _heads(axes, wide, y)
@@ -46,46 +50,42 @@ def drawn_map(facts: GraphFacts) -> str:
             body += _row(group, name, axes, wide, y)
             y += HIGH + GAP
         if len(groups) > len(shown):
-            body.append(f'<text class="pale" x="{LEFT}" y="{y + 14}">and {len(groups) - len(shown)} smaller</text>')
+            body.append(_pale(LEFT, y + 14, f"and {len(groups) - len(shown)} smaller"))
             y += HIGH
-        body += _key(y + 8)
+        body += _key(KEPT, "how the weights are kept on each axis", y + 8, stroke=EDGE)
         y += 44
     width = LEFT * 2 + max(wide + (CELL + GAP) * len(axes), 420)
     if bars and facts.memory is not None:
         body += _memory(bars, facts.memory, y)
         y += 44 + 20 * len(bars)
         width = max(width, LEFT * 2 + BAR + 190)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="map" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
-        f'font-family="Helvetica,Arial,sans-serif" font-size="12">'
-    )
-    return "\n".join([head, STYLE, *body, "</svg>"])
+    return svg.drawing(width, y, *body, class_="map")
+
+
+def _pale(x: float, y: float, words: str, **look: str | float) -> str:
+    return svg.text(x, y, words, class_="pale", **look)
 
 
 def _heads(axes: Sequence[str], wide: int, y: int) -> Iterator[str]:
-    yield f'<text class="pale" x="{LEFT}" y="{y + 12}">modules</text>'
-    yield f'<text class="pale" x="{LEFT + wide - 8}" y="{y + 12}" text-anchor="end">weights</text>'
-    for k, axis in enumerate(axes):
-        yield f'<text class="pale" x="{LEFT + wide + k * (CELL + GAP)}" y="{y + 12}">{escape(axis)}</text>'
+    yield _pale(LEFT, y + 12, "modules")
+    yield _pale(LEFT + wide - 8, y + 12, "weights", text_anchor="end")
+    yield from (_pale(LEFT + wide + k * (CELL + GAP), y + 12, axis) for k, axis in enumerate(axes))
 
 
 def _row(group: Sequence[Role], name: str, axes: Sequence[str], wide: int, y: int) -> Iterator[str]:
     first = group[0]
-    many = f' <tspan class="pale">x {first.count}</tspan>' if first.count > 1 else ""
-    tip = ", ".join(role.module for role in group)
-    yield f'<g><title>{escape(tip)}</title><text x="{LEFT}" y="{y + 16}">{escape(name)}{many}</text></g>'
+    many = " " + svg.element("tspan", f"x {first.count}", class_="pale") if first.count > 1 else ""
+    named = svg.element("text", escape(name) + many, x=LEFT, y=y + 16)
+    yield svg.tipped(", ".join(role.module for role in group), named)
     weights = counted(sum(role.numel for role in group))
-    yield f'<text class="pale" x="{LEFT + wide - 8}" y="{y + 16}" text-anchor="end">{weights}</text>'
+    yield _pale(LEFT + wide - 8, y + 16, weights, text_anchor="end")
     for k, axis in enumerate(axes):
         word, x = first.on(axis), LEFT + wide + k * (CELL + GAP)
         if word:
             sbp = first.sbp[first.axes.index(axis)] if first.sbp else None
-            said = word if sbp is None else f"{sbp}  {word}"
-            yield (
-                f'<rect x="{x}" y="{y}" width="{CELL}" height="{HIGH}" rx="4" fill="{_fill(sbp)}" stroke="#7d859066"/>'
-                f'<text{"" if sbp is None else " class=" + chr(34) + "in" + chr(34)} x="{x + 8}" y="{y + 16}">'
-                f"{escape(said)}</text>"
-            )
+            yield svg.rect(x, y, CELL, HIGH, rx=4, fill=_fill(sbp), stroke=EDGE)
+            said, look = (word, {}) if sbp is None else (f"{sbp}  {word}", {"class_": "in"})
+            yield svg.text(x + 8, y + 16, said, **look)
 
 
 def _fill(sbp: Sbp | None) -> str:
@@ -96,14 +96,9 @@ def _fill(sbp: Sbp | None) -> str:
     return ADDENDS if isinstance(sbp, Partial) else SPLIT[min(sbp.dim, len(SPLIT) - 1)]
 
 
-def _key(y: int) -> Iterator[str]:
-    words = ("S(0)", SPLIT[0]), ("S(1)", SPLIT[1]), ("S(2)", SPLIT[2]), ("B", WHOLE), ("P", ADDENDS)
-    x = LEFT
-    for word, fill in words:
-        yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}" stroke="#7d859066"/>'
-        yield f'<text class="pale" x="{x + 19}" y="{y + 11}">{word}</text>'
-        x += 34 + round(LETTER * len(word))
-    yield f'<text class="pale" x="{x}" y="{y + 11}">how the weights are kept on each axis</text>'
+def _key(fills: Mapping[str, str], behind: str, y: int, **look: str) -> Iterator[str]:
+    entries = [*(([fill], word) for word, fill in fills.items()), ([], behind)]
+    return svg.legend(entries, LEFT, y, {"class_": "pale"}, size=14, letter=LETTER, rx=3, **look)
 
 
 def _ranks(memory: MemoryReport | None) -> Mapping[str, Held]:
@@ -119,27 +114,18 @@ def _ranks(memory: MemoryReport | None) -> Mapping[str, Held]:
 def _memory(bars: Mapping[str, Held], memory: MemoryReport, y: int) -> Iterator[str]:
     """A bar in parts for each rank, against the limit or the fullest."""
     most = max(held.total for held in bars.values())
-    scale = BAR / max(most, memory.limit or 0, 1)
-    x = LEFT
-    for part, fill in PARTS.items():
-        yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}"/>'
-        yield f'<text class="pale" x="{x + 19}" y="{y + 11}">{part}</text>'
-        x += 34 + round(LETTER * len(part))
+    scale, left = (BAR - 100) / max(most, memory.limit or 0, 1), LEFT + 100
     limit = f"of {volume(memory.limit)} at most" if memory.limit else "memory of each rank at its peak"
-    yield f'<text class="pale" x="{x}" y="{y + 11}">{limit}</text>'
+    yield from _key(PARTS, limit, y)
     y += 24
     for name, held in bars.items():
-        sizes = {part: getattr(held, part) for part in PARTS}
-        shrink = held.total / (sum(sizes.values()) or 1)  # they are not all held at once
-        x_at = LEFT + 100.0
-        yield f'<text class="pale" x="{LEFT}" y="{y + 12}">{name}</text>'
-        for part, fill in PARTS.items():
-            long = sizes[part] * shrink * scale * (BAR - 100) / BAR
-            tip = f"<title>{part}: {volume(sizes[part])}</title>"
-            yield f'<rect x="{x_at:.1f}" y="{y}" width="{long:.1f}" height="15" fill="{fill}">{tip}</rect>'
-            x_at += long
-        yield f'<text x="{x_at + 8:.0f}" y="{y + 12}">{volume(held.total)}</text>'
+        x = float(left)
+        yield _pale(LEFT, y + 12, name)
+        for part, share in held.shares.items():
+            yield svg.rect(x, y, share * scale, 15, f"{part}: {volume(getattr(held, part))}", fill=PARTS[part])
+            x += share * scale
+        yield svg.text(round(x + 8), y + 12, volume(held.total))
         y += 20
     if memory.limit:
-        at = LEFT + 100 + memory.limit * scale * (BAR - 100) / BAR
-        yield f'<path d="M{at:.1f} {y - 20 * len(bars) - 4}V{y}" stroke="#a3191f" stroke-width="2"/>'
+        way = f"M{left + memory.limit * scale:.1f} {y - 20 * len(bars) - 4}V{y}"
+        yield svg.element("path", d=way, stroke="#a3191f", stroke_width=2)

@@ -6,7 +6,7 @@ from html import escape
 from typing import NamedTuple
 
 from ...figures import duration, user_path, volume
-from ...picture.palette import FAMILIES, family
+from ...picture.palette import families, family
 from ..move_table import CollectiveKind, MoveRow
 from ..picture.draw import svg
 from .facts import GraphFacts, MemoryReport
@@ -17,9 +17,9 @@ from .summary import away
 __all__ = ["page"]
 
 STYLE = """
-:root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--pale:#59636e;--line:#d1d9e0;--soft:#f6f8fa;--bar:#0b4f9e}
+:root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--pale:#59636e;--line:#d1d9e0;--soft:#f6f8fa;--over:#a3191f}
 @media (prefers-color-scheme:dark){
-:root{--paper:#0d1117;--ink:#e6edf3;--pale:#9198a1;--line:#3d444d;--soft:#161b22;--bar:#a9cdff}}
+:root{--paper:#0d1117;--ink:#e6edf3;--pale:#9198a1;--line:#3d444d;--soft:#161b22;--over:#ffb0b0}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1280px;padding:24px;background:var(--paper);color:var(--ink);
 font:14px/1.5 Helvetica,Arial,sans-serif}
@@ -41,12 +41,13 @@ th[data-to="1"]::after{content:" \\25B2"}th[data-to="-1"]::after{content:" \\25B
 border:1px solid var(--line);border-radius:4px}
 .memory .limit{position:absolute;top:0;bottom:0;width:2px;background:var(--ink)}
 th.n{text-align:right}
-.over{color:#a3191f;font-weight:600}@media (prefers-color-scheme:dark){.over{color:#ffb0b0}}
+.over{color:var(--over);font-weight:600}
 .key i{display:inline-block;width:12px;height:12px;border-radius:3px;margin:0 5px 0 14px;vertical-align:-1px}
 .picture{overflow:auto;max-height:85vh;border:1px solid var(--line);border-radius:8px;padding:8px}
 .picture svg{display:block;margin:auto;max-width:100%;height:auto}
 .picture.full svg{max-width:none}
 """
+CHIPS = families(lambda name, ink, fill: f".chip.{name}{{background:{fill};color:{ink}}}")
 SORT = """
 for (const head of document.querySelectorAll("th")) head.onclick = () => {
   const table = head.closest("table"), at = head.cellIndex, to = head.dataset.to === "-1" ? 1 : -1;
@@ -93,7 +94,7 @@ def page(facts: GraphFacts) -> str:
         '<h2 id="picture">Picture</h2>',
         *_picture(facts),
     ]
-    head = f'<meta charset="utf-8"/><title>{name}</title><style>{STYLE}{_chips()}</style>'
+    head = f'<meta charset="utf-8"/><title>{name}</title><style>{STYLE}{CHIPS}</style>'
     script = f"<script>//<![CDATA[{SORT}//]]></script>"
     return "\n".join(
         ['<!DOCTYPE html>\n<html lang="en"><head>', head, "</head><body>", *body, script, "</body></html>\n"]
@@ -134,18 +135,15 @@ def _memory(memory: MemoryReport | None) -> Iterator[str]:
     if memory is None:
         yield '<p class="pale">Unknown.</p>'
         return
-    most = max((held.total for held in memory.ranks.values()), default=0)
-    full = max(memory.limit or 0, most) or 1
+    full = max(memory.limit or 0, memory.fullest) or 1
     key = "".join(f'<i style="background:{colour}"></i>{part}' for part, colour in PARTS.items())
     yield f'<p class="pale key">Limit: {volume(memory.limit) if memory.limit else "unknown"}.{key}</p>'
     yield '<div class="memory">'
     for rank, held in memory.ranks.items():
-        sizes = {part: getattr(held, part) for part in PARTS}
-        # The parts are not all held at once: they share what there is at most.
-        scale = 100 * held.total / full / (sum(sizes.values()) or 1)
         bars = "".join(
-            f'<i title="{part}: {volume(n)}" style="width:{n * scale:.2f}%;background:{PARTS[part]}"></i>'
-            for part, n in sizes.items()
+            f'<i title="{part}: {volume(getattr(held, part))}" '
+            f'style="width:{100 * share / full:.2f}%;background:{PARTS[part]}"></i>'
+            for part, share in held.shares.items()
         )
         over = memory.limit is not None and held.total > memory.limit
         if memory.limit is not None and memory.limit < full:
@@ -257,10 +255,3 @@ def _cell(cell: TableCell) -> str:
     return (
         f"<td>{cell.html}</td>" if cell.number is None else f'<td class="n" data-v="{cell.number:g}">{cell.html}</td>'
     )
-
-
-def _chips() -> str:
-    """The colours of the families, by day and by night."""
-    day = "".join(f".chip.{n}{{background:{look.fill};color:{look.ink}}}" for n, look in FAMILIES.items())
-    night = "".join(f".chip.{n}{{background:{look.night};color:{look.night_ink}}}" for n, look in FAMILIES.items())
-    return f"{day}@media (prefers-color-scheme:dark){{{night}}}"

@@ -9,8 +9,9 @@ import pytest
 from sbpflow.actors.protocol.simulate import Ran, simulate
 from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import published
-from sbpflow.actors.timeline.chart import LETTER, WIDE
+from sbpflow.actors.timeline.chart import WIDE
 from sbpflow.actors.timeline.timeline import Timeline
+from sbpflow.boxing.picture.svg import LETTER
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

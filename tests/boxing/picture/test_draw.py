@@ -65,7 +65,7 @@ def test_an_axis_shows_six_pairs() -> None:
 
 
 def test_quotes_and_backslashes_stand_for_themselves() -> None:
-    assert draw._quoted('P("max")', "a\\b") == r'"P(\"max\")\na\\b"'
+    assert draw.quoted('P("max")', "a\\b") == r'"P(\"max\")\na\\b"'
     assert r"(P(\"max\"), B)" in graph('(P("max"), B)', "(B, B)")
 
 
