@@ -6,19 +6,17 @@ Everything has a class (`op`, `gather`, ...), so that a page may colour it again
 from collections.abc import Iterator, Sequence
 
 from ...figures import duration, volume
-from ...picture.palette import FAMILIES
+from ...picture.draw import quoted
+from ...picture.palette import FAMILIES, FONT, INK, LINE
 from ..move_prices import MovePrices
 from ..physical import Op, Physical
 from .legend import all_told, legend_chips
-from .overview import overview
 from .paint import paint
-from .scene import Scene, SceneEdge, SceneNode, look_of, some
+from .scene import Scene, SceneEdge, SceneNode, look_of, some, tokens
 
-__all__ = ["graph_dot"]
+__all__ = ["SCREEN", "graph_dot", "overview"]
 
-FONT = "Helvetica,Arial,sans-serif"
-DARK = "#1f2328"
-LINE = "#7d8590"  # lines and plain text: readable on white and on near black
+SCREEN = 40  # nodes that are seen at once
 EM = 0.079  # inches that a character of 10 points takes at most, on average: fonts differ between machines
 LISTED, ACROSS, WIDEST = 8, 4, 9.0  # moves in the legend, at most in a row of it, and inches of a row
 LOOKS = {
@@ -45,7 +43,6 @@ def graph_dot(
     one module alone, completely and with its borders. Blocks that are alike are drawn once, from three on.
     """
     brief = not full and focus is None
-    prices = prices or MovePrices(graph)
     shallow = brief and depth is None
     what = overview(graph, prices) if shallow else paint(graph, depth, focus, overview=brief, prices=prices)
     places = list(dict.fromkeys(node.place for node in what.nodes.values() if node.place))
@@ -61,10 +58,21 @@ def graph_dot(
         *_frame(what, places),
         *_abreast(what, places, full=full),
         *_loose(what),
-        *_legend(graph, prices, levels),
+        *_legend(graph, what.prices, levels),
         *edges,
     ]
     return "\n".join([*_head(title), *body, "}", ""])
+
+
+def overview(graph: Physical, prices: MovePrices | None = None) -> Scene:
+    """The deepest picture of about a screen, or that of outermost modules."""
+    deepest = max((len(tokens(step.origin.module)) for step in graph.steps), default=0)
+    made = paint(graph, overview=True, prices=prices)
+    for depth in range(deepest, 0, -1):
+        if len(made.nodes) <= SCREEN:
+            break
+        made = paint(graph, depth, overview=True, prices=made.prices)
+    return made
 
 
 def _levels(what: Scene) -> dict[str, int]:
@@ -92,10 +100,10 @@ def _head(title: Sequence[str]) -> Iterator[str]:
     yield "digraph {"
     yield "  graph [rankdir=TB, newrank=true]"  # ranks across frames, or edges between frames would go upwards
     yield f'  graph [bgcolor=transparent, pad=0.2, nodesep=0.22, ranksep=0.26, fontname="{FONT}"]'
-    yield f'  graph [fontsize=14, fontcolor="{LINE}", labelloc=t, labeljust=l, label={_quoted(title, left=True)}]'
+    yield f'  graph [fontsize=14, fontcolor="{LINE}", labelloc=t, labeljust=l, label={quoted(*title, left=True)}]'
     yield f'  node [shape=box, style="rounded,filled", color="{LINE}", fillcolor="#ffffff"]'
     yield '  node [height=0.3, margin="0.12,0.05"]'
-    yield f'  node [fontname="{FONT}", fontsize=10, fontcolor="{DARK}"]'
+    yield f'  node [fontname="{FONT}", fontsize=10, fontcolor="{INK}"]'
     yield f'  edge [color="{LINE}", fontname="{FONT}", fontsize=9, fontcolor="{LINE}", arrowsize=0.6]'
 
 
@@ -111,11 +119,11 @@ def _abreast(what: Scene, places: Sequence[str], *, full: bool) -> Iterator[str]
         points = [f'"abreast {k}"' for k in range(len(tops))]
         yield f"  {{ rank=same; node [style=invis, shape=point]; {' -> '.join(points)} [style=invis] }}"
         for point, top in zip(points, tops, strict=True):
-            yield f"  {point} -> {_quoted([top])} [style=invis, weight=10]"
+            yield f"  {point} -> {quoted(top)} [style=invis, weight=10]"
         # The others begin where the first one ends, or what it hands on would have to climb.
         firsts = {node.name for node in what.nodes.values() if node.place == places[0] and not full}
         hands_on = [e.tail for e in what.edges if e.tail in firsts and e.head == tops[1] and not e.back]
-        row = "; ".join(_quoted([name]) for name in [*hands_on[:1], *tops[1:]])
+        row = "; ".join(quoted(name) for name in [*hands_on[:1], *tops[1:]])
         yield f"  {{ rank=same; {row} }}"
 
 
@@ -146,9 +154,9 @@ def _modules(
             if len(row) > 1:  # written in their own frame, or they would be drawn outside of it
                 look = "[style=dotted, arrowhead=none, class=side]"
                 one, more = (row[:2], row[1:]) if narrow else (row, [])  # one beside it, and others below that
-                yield f"{pad}{{ rank=same; {' -> '.join(_quoted([name]) for name in one)} {look} }}"
+                yield f"{pad}{{ rank=same; {' -> '.join(quoted(name) for name in one)} {look} }}"
                 if len(more) > 1:
-                    yield f"{pad}{' -> '.join(_quoted([name]) for name in more)} {look}"
+                    yield f"{pad}{' -> '.join(quoted(name) for name in more)} {look}"
         else:
             inner.setdefault(node.path[: len(path) + 1], []).append(node)
     for k, (below, members) in enumerate(inner.items()):
@@ -165,12 +173,12 @@ def _loose(what: Scene) -> Iterator[str]:
 
 
 def _node(node: SceneNode) -> str:
-    tip = f", tooltip={_quoted(node.tip.split(chr(10)))}" if node.tip else ""
+    tip = f", tooltip={quoted(*node.tip.split(chr(10)))}" if node.tip else ""
     small = node.note or node.look == "note"
     points = 9 if small else 11 if node.look == "module" else 10
     look = f"{_look(node.look, node.dashed, node.note)}, width={_width(node.lines, points):.2f}"
     classes = " ".join([node.look, *["dashed"] * node.dashed, *["note"] * node.note])
-    return f'{_quoted([node.name])} [label={_quoted(node.lines)}, class="{classes}", {look}{tip}]'
+    return f'{quoted(node.name)} [label={quoted(*node.lines)}, class="{classes}", {look}{tip}]'
 
 
 def _width(lines: Sequence[str], points: int = 10) -> float:
@@ -192,14 +200,14 @@ def _edge(edge: SceneEdge, levels: dict[str, int], *, apart: bool) -> str:
     do not say what stands above what."""
     words = "xlabel" if apart else "label"  # a label would be a stop on the way, which is found beside everything
     look = [f"{words}={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
-    look += [f"tooltip={_quoted(edge.tip.split(chr(10)))}"] if edge.tip else []
+    look += [f"tooltip={quoted(*edge.tip.split(chr(10)))}"] if edge.tip else []
     if edge.back:
         look += ["dir=back", "style=dashed", "class=back"]
     if apart:
         look.append("constraint=false")
     elif not edge.back and levels[edge.tail] == levels[edge.head] + 1:
         look.append("weight=6")
-    return f"  {_quoted([edge.tail])} -> {_quoted([edge.head])} [{', '.join(look)}]"
+    return f"  {quoted(edge.tail)} -> {quoted(edge.head)} [{', '.join(look)}]"
 
 
 def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iterator[str]:
@@ -230,7 +238,7 @@ def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iter
     chips.append((tuple(words), f'shape=plaintext, style=solid, fontcolor="{LINE}"'))
     width = max(_width(lines) for lines, _ in chips)
     for k, (lines, look) in enumerate(chips):
-        yield f'    "legend {k}" [label={_quoted(lines, left=True)}, {look}, width={width:.2f}]'
+        yield f'    "legend {k}" [label={quoted(*lines, left=True)}, {look}, width={width:.2f}]'
     across = min(ACROSS, max(2, round(WIDEST / width)))
     for k in range(0, len(chips), across):
         names = [f'"legend {n}"' for n in range(k, min(k + across, len(chips)))]
@@ -239,16 +247,10 @@ def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iter
         yield f'    "legend {k - across}" -> "legend {k}" [style=invis]'
     yield "  }"
     first = max(levels, key=lambda name: levels[name])
-    yield f'  "legend {(len(chips) - 1) // across * across}" -> {_quoted([first])} [style=invis]'
+    yield f'  "legend {(len(chips) - 1) // across * across}" -> {quoted(first)} [style=invis]'
 
 
 def _roomy(*lines: str) -> str:
     """Lines with spaces around them, as other fonts may be wider than the one that Graphviz thinks of."""
     rooms = [" " * (2 + len(line) // 5) for line in lines]
-    return _quoted([room + line + room for room, line in zip(rooms, lines, strict=True)])
-
-
-def _quoted(lines: Sequence[str], left: bool = False) -> str:
-    """A DOT string of these lines, centred or to the left; a backslash or a quote in them stands for itself."""
-    plain = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
-    return '"' + ("".join(f"{line}\\l" for line in plain) if left else "\\n".join(plain)) + '"'
+    return quoted(*(room + line + room for room, line in zip(rooms, lines, strict=True)))

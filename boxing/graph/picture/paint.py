@@ -47,7 +47,8 @@ def paint(
 ) -> Scene:
     """The picture of a graph, cut at a depth of modules, or of one module with its borders.
 
-    In an overview two equal blocks are one already, and views and what is never read are out of sight.
+    In an overview two equal blocks are one already, and views and what is never read are out of sight. Moves cost what
+    their routes do, unless `prices` say otherwise.
     """
     if depth is not None and depth < 1:
         raise SbpError(f"depth={depth}: modules are cut at a level from 1 on\n  leave depth out to draw every op")
@@ -60,7 +61,7 @@ class _Painter:
     def __init__(
         self, graph: Physical, depth: int | None, focus: str | None, overview: bool, prices: MovePrices
     ) -> None:
-        self.graph, self.depth, self.scene, self.prices = graph, depth, Scene(), prices
+        self.graph, self.depth, self.scene, self.prices = graph, depth, Scene(prices), prices
         self.blocks = Blocks(graph, overview=overview)
         whole = focus is None or not self.blocks.around(focus)
         self.stages = Stages(graph) if whole and overview else None

@@ -11,7 +11,7 @@ from ....sbp.traits import traits
 from ...figures import duration, user_path, volume
 from ...picture.palette import family
 from ...plan import BoxingPlan
-from ..move_prices import MovePart
+from ..move_prices import MovePart, MovePrices
 from ..move_table import CollectiveKind, ways_of
 from ..physical import Box, GraphStep, Op, Physical
 
@@ -53,11 +53,12 @@ class SceneEdge:
 
 @dataclass
 class Scene:
-    """Nodes and edges in the order of the graph, and the titles of modules that are drawn as frames.
+    """Nodes and edges in the order of the graph, the titles of modules that are drawn as frames, and what moves cost.
 
     `ways` are the edges in the making: tail, head, back and side of each, with its texts and tips.
     """
 
+    prices: MovePrices
     nodes: dict[str, SceneNode] = field(default_factory=dict)
     ways: dict[tuple[str, str, bool, bool], tuple[dict[str, None], dict[str, None]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)

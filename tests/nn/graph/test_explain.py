@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow.boxing.graph.picture.dot import graph_dot
+from sbpflow.boxing.graph.picture.dot import graph_dot, overview
 from sbpflow.boxing.graph.picture.legend import legend_chips
-from sbpflow.boxing.graph.picture.overview import overview
 from sbpflow.boxing.graph.picture.paint import paint
 from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.plan.check import Checked

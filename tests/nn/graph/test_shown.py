@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.measures import Held
-from sbpflow.boxing.graph.picture.dot import graph_dot
-from sbpflow.boxing.graph.picture.overview import overview
+from sbpflow.boxing.graph.picture.dot import graph_dot, overview
 from sbpflow.boxing.graph.report.facts import MemoryReport
 from sbpflow.boxing.graph.report.map import PARTS
 from sbpflow.boxing.graph.report.report import Report

@@ -12,9 +12,8 @@ import pytest
 
 from sbpflow.boxing.graph.blocks import Blocks
 from sbpflow.boxing.graph.physical import Box, Op, Physical, Var
-from sbpflow.boxing.graph.picture.dot import graph_dot
+from sbpflow.boxing.graph.picture.dot import SCREEN, graph_dot, overview
 from sbpflow.boxing.graph.picture.draw import draw, svg
-from sbpflow.boxing.graph.picture.overview import SCREEN, overview
 from sbpflow.boxing.graph.picture.paint import paint
 from sbpflow.boxing.graph.picture.scene import SceneEdge, numbered
 from sbpflow.boxing.picture import draw as pictures
