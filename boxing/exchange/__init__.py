@@ -3,6 +3,6 @@
 execute      a plan on the shards of this process, move by move; buffer: boxes of a shard
 refill       many tensors written into the shards of others
 transport    from rank to rank in one process; dist: between processes,
-             by collectives, point_to_point, or shared_memory
+             by collectives, sends and receives, or shared_memory
 watch        no rank waits for one that never comes; streams: CUDA streams on the side
 """

@@ -20,9 +20,10 @@ from torch import Tensor
 from ...placement.ledger import Ledger
 from ...placement.world import at_close, process_group, store, world
 from ...sbp.signature import Reduction
-from ..exchange import collectives, point_to_point
 from ..plan import BoxingPlan
 from ..record import purpose, user_line
+from . import collectives
+from .buffer import finish, keep, landing, pack, plain
 from .shared_memory import Mail, Shared
 from .transport import MANY, Arrived, Errand, Exchange, Given, Posting, Sent, Turn, lane_here, waits
 from .watch import Watch
@@ -58,7 +59,7 @@ class Dist:
         aside = background or lane_here()  # mailboxes are of one thread
         if self.mail is not None and self.here.native is None and not aside and self.mail.serves(exchange):
             return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
-        return self._posted(exchange, lambda: point_to_point.post(self.pg, self.sent, exchange))
+        return self._posted(exchange, lambda: _posted_singly(self.pg, self.sent, exchange))
 
     def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> "Wire | Arrived | None":
         """One collective where the backend's are used and it can reduce the dtype."""
@@ -145,6 +146,28 @@ class Post(NamedTuple):
                 return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
         except RuntimeError as error:
             raise self.watch.failure(turn, error) from error
+
+
+def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:
+    """Sends and receives by global rank, under a tag that only the same turn of the same plan carries.
+
+    What lies in one run of the result is received in place; what the rank keeps is copied while the wire is busy.
+    """
+    rank, program, buffer, reduction, turn = exchange
+    tag = crc32(b"%d %d %d" % (turn.fingerprint, turn.number, turn.key)) & 0x7FFFFFFF
+    data: dict[int, Tensor] = {}
+    works: list[Any] = []
+    for peer, boxes, _ in program.sends:  # first, so that the peers have it while this rank makes room
+        piece = plain(pack(buffer, boxes))
+        sent.add(rank, piece.nbytes)
+        works.append(pg.send([piece], peer, tag))
+    out = None if program.terms or program.adds else buffer.new_empty(program.shape)
+    for coming in program.receives:
+        data[coming.peer] = target = landing(coming, out, buffer)
+        works.append(pg.recv([target], coming.peer, tag))
+    if out is not None:
+        keep(program, buffer, out)
+    return works, lambda: finish(program, rank, buffer, data.__getitem__, reduction, out, data)
 
 
 @lru_cache(maxsize=4096)
