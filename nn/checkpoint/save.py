@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...placement.device import current_stream, on_stream, recorded, side_stream
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ..files.held import me
@@ -22,13 +23,10 @@ from .manifest import REPLACED, WRITING
 from .meeting import Meeting
 from .neighbours import Files, committed_by_hosts
 from .saving import Saving, finished
-from .snapshot import Snapshot
 from .states.owners import listed
 from .writing import FilePlan, planned_files
 
 __all__ = ["save"]
-
-_memory = Snapshot()
 
 
 def save(
@@ -139,3 +137,61 @@ def _text(plan: object) -> str | None:
     if plan is None or isinstance(plan, str):
         return plan
     return str(getattr(plan, "plan", plan))
+
+
+class Snapshot:
+    """Copies in the host's memory of what a process is about to write, so that training may go on; one at a time.
+
+    The memory is kept and used again by the next one. From a card copies go by a stream of their own into pinned
+    memory; kernels that come later wait for them there, the host does when it writes.
+    """
+
+    def __init__(self) -> None:
+        self.memory: dict[bool, Tensor] = {}  # by whether it is pinned
+
+    def taken(self, parts: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
+        """Copies of these; each waits, when it is asked for, until it is here."""
+        room: dict[bool, int] = {}
+        places = []
+        for part in parts:
+            at = room.get(not part.is_cpu, 0)
+            places.append(at)
+            room[not part.is_cpu] = at + -(-part.nbytes // 64) * 64
+        for pinned, size in room.items():
+            if pinned not in self.memory or len(self.memory[pinned]) < size:
+                self.memory.pop(pinned, None)
+                self.memory[pinned] = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        streams: dict[torch.device, Any] = {}
+        copies = [self._copy(part, at, streams) for part, at in zip(parts, places, strict=True)]
+        events = []
+        for device, stream in streams.items():
+            event = recorded(stream)
+            current_stream(device).wait_stream(stream)  # what is written to the parts later
+            events.append(event)
+        return [_come(copy, events) for copy in copies]
+
+    def _copy(self, part: Tensor, at: int, streams: dict[torch.device, Any]) -> Tensor:
+        copy = self.memory[not part.is_cpu][at : at + part.nbytes].view(part.dtype).view(part.shape)
+        with torch.no_grad():
+            if part.is_cpu:
+                return copy.copy_(part)
+            stream = streams.get(part.device)
+            if stream is None:
+                stream = streams[part.device] = side_stream(part.device, "snapshot")
+                stream.wait_stream(current_stream(part.device))
+            with on_stream(stream):
+                copy.copy_(part, non_blocking=True)
+            part.record_stream(stream)
+            return copy
+
+
+def _come(copy: Tensor, events: Sequence[Any]) -> Callable[[], Tensor]:
+    def here() -> Tensor:
+        for event in events:
+            event.synchronize()
+        return copy
+
+    return here
+
+
+_memory = Snapshot()
