@@ -4,8 +4,9 @@ sources      datasets and loaders as they are given, and the options that are ta
 order        the order of samples in an epoch, a function of seed and epoch alone
 shares       the rows and tokens of a batch that ranks hold
 reading      samples of this process, in its own thread or in workers; read_ahead, own_random: how
-batches      global tensors of what was read; compared: whether ranks read the same
-sharded_data all of it as one iterable with a position; token_file: a dataset of tokens in a file
+batches      global tensors of what was read
+sharded_data all of it as one iterable with a position; whether ranks read the same
+token_file   a dataset of tokens in a file
 """
 
 from .sharded_data import ShardedData, shards

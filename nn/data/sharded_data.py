@@ -9,15 +9,20 @@ The position is counted in samples of an order that all grids share. So what `st
 placement, another number of processes and another batch size: no sample is left out or seen twice.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
+from zlib import crc32
+
+from torch import Tensor
 
 from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError
+from ...placement.world import owned, world
 from ...sbp import S, SbpLike
-from .batches import global_batch
-from .compared import same_position, same_samples
+from ...sbp.signature import Split
+from ..tensors.agreement import checksum, told
+from .batches import global_batch, values_by_path
 from .order import mixed
 from .reading import Read, Reader
 from .shares import BatchShares, shares_of
@@ -78,13 +83,13 @@ class ShardedData:
         numbers["batch_size"] = source.batch_size
         if source.sampler is not None:
             numbers["order of samples"] = mixed(*source.order(self.seed, self.epoch)(0, size or 0).tolist())
-        same_position(numbers, self.shares)
+        _same_position(numbers, self.shares)
 
     def _compare(self, read: Read) -> None:
         self._count += 1
         due = self._count <= FIRST or self._count % EVERY == 0
         if due or not self.source.plain:  # padding may make a batch longer on one rank than on others
-            same_samples(read, self.shares, values=due)
+            _same_samples(read, self.shares, values=due)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers."""
@@ -158,3 +163,52 @@ def shards(
             "  give it more samples, a smaller batch_size, or drop_last=False"
         )
     return ShardedData(made, shares_of(placement, sbp, micro_batches, made.batch_size), seed, prefetch)
+
+
+def _same_position(numbers: dict[str, int], shares: BatchShares) -> None:
+    """Refuse ranks that are about to read other samples, as they were given other datasets, seeds or positions."""
+    rows = _told([*numbers.values()], shares, "data position")
+    for at, name in enumerate(numbers):
+        for rank, row in zip(shares.placement.flat, rows, strict=False):
+            if row[at] != rows[0][at]:
+                raise SbpError(
+                    f"flow.data.shards: ranks {shares.placement.flat[0]} and {rank} differ in {name}: "
+                    f"{rows[0][at]} and {row[at]}\n"
+                    "  give every rank the same dataset, seed and position; each reads its own part of it by itself"
+                )
+
+
+def _same_samples(read: Read, shares: BatchShares, values: bool) -> None:
+    """Refuse a batch that differs between ranks in shapes or dtypes or, if told to look, in rows that several have."""
+    if len(owned(shares.placement)) != 1:
+        return
+    tensors = {path: x for path, x in values_by_path(read.value).items() if isinstance(x, Tensor)}
+    kinds = {path: (str(x.dtype), tuple(x.shape[1:])) for path, x in tensors.items()}
+    in_parts = read.part is not None  # of a sample, which may be of different lengths
+    sums = [checksum(x) for x in tensors.values()] if values and len(read.rows) else []
+    rows = _told([0 if in_parts else crc32(repr(kinds).encode()), crc32(repr(sums).encode())], shares, "data")
+    cut = [axis for axis, entry in enumerate(shares.entries) if isinstance(entry, Split)]
+    same: dict[tuple[int, ...], tuple[int, int]] = {}  # of ranks with the same part the first, and its sum
+    for rank, (kind, value) in zip(shares.placement.flat, rows, strict=False):
+        if kind != rows[0][0]:
+            raise SbpError(
+                f"flow.data.shards: samples of ranks {shares.placement.flat[0]} and {rank} differ in shape or dtype\n"
+                f"  here {', '.join(f'{path} {shape} {dtype}'.strip() for path, (dtype, shape) in kinds.items())}\n"
+                "  give all samples one shape, as by padding to a fixed length in the dataset or its collate_fn"
+            )
+        where = shares.placement.coords(rank)
+        first, known = same.setdefault(tuple(where[axis] for axis in cut), (rank, value))
+        if value != known:
+            raise SbpError(
+                f"flow.data.shards: ranks {first} and {rank} have the same part of samples {read.start}:{read.stop}, "
+                "and read different values\n"
+                "  look at the files that they read, and at random numbers that the dataset draws by itself\n"
+                "  flow.init(check=False) leaves out this comparison"
+            )
+
+
+def _told(row: Sequence[int], shares: BatchShares, op: str) -> list[list[int]]:
+    """The numbers of all ranks, where there are others."""
+    if world().rank is None or not world().check:
+        return [list(row)]
+    return told(row, shares.placement, op) or [list(row)]
