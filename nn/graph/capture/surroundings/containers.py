@@ -7,16 +7,16 @@
 Files are those of the model's classes, and of what these call in their own package; none of torch or of Python itself.
 """
 
+import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import _lru_cache_wrapper
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from .caches import LruCaches
 from .contents import Content, attributes_of, beside, inner, kind_of
 from .draws import is_stream
 
@@ -27,6 +27,7 @@ _SHARED = frozenset({__name__.partition(".")[0], "torch", "numpy", *sys.stdlib_m
 _MANY = 100_000  # containers that are looked into; what is further away is left alone
 _LONG = 10_000  # entries of one that is no module's own
 _DEEP = 3  # levels below a file or class: a method, its cell, what is in there
+_RESULT = 4  # levels of what a cached function gave: tuples in lists in dicts
 
 
 class Containers:
@@ -159,6 +160,48 @@ class Containers:
         known = {id(key): (key, value) for key, value in before}
         wanted = [known.get(id(entry[0])) if at in bad else entry for at, entry in enumerate(now)]
         return [entry for entry in wanted if entry is not None]
+
+
+class LruCaches:
+    """Functions with an lru_cache, as they were met: what they keep is no tensor without values, and nothing but
+    `cache_clear` takes something out of one."""
+
+    def __init__(self) -> None:
+        self.met: dict[int, tuple[Any, int]] = {}  # with how often each had to compute
+        self._tensors: dict[int, tuple[Tensor, str]] | None = None
+
+    def add(self, function: Any) -> None:
+        """A function, if it has such a cache."""
+        if id(function) not in self.met:
+            self.met[id(function)] = function, function.cache_info().misses
+
+    def known(self, tensor: Tensor) -> str:
+        """The function that had computed a tensor before, if one had, by its name."""
+        if self._tensors is None:
+            self._tensors = {
+                id(x): (x, str(getattr(function, "__qualname__", function)))
+                for function, _ in self.met.values()
+                for x in _tensors(gc.get_referents(function), _RESULT)
+            }
+        found = self._tensors.get(id(tensor))
+        return found[1] if found is not None else ""
+
+    def drop(self, holds: Any) -> None:
+        """Empty those that have computed something since, if what they keep `holds` a fake."""
+        for function, misses in self.met.values():
+            if function.cache_info().misses != misses and holds(gc.get_referents(function)):
+                function.cache_clear()
+
+
+def _tensors(value: Any, deep: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif deep and isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part, deep - 1)
+    elif deep and isinstance(value, dict):
+        for part in list(value.values()):
+            yield from _tensors(part, deep - 1)
 
 
 def _functions(program: Any) -> list[FunctionType]:
