@@ -5,8 +5,7 @@
 
 messages   all that is said, and the line by which it goes
 pickles    programs and results on their way: functions by name, handles by number, global tensors whole
-shares     whose program is next
-scheduler  clients and workers of an island, and the one order of all programs
+scheduler  clients and workers of an island, and the one order of all programs: whose is next
 worker     what a rank does: it runs programs and keeps their results
 serve      an island from its start to its end, and the file by which clients find it
 client     `flow.island`: what a client sees

@@ -4,7 +4,8 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from io import BytesIO
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -12,21 +13,12 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 from ...boxing.record import user_line
 from ...placement.errors import SbpError, TransportError
 from .messages import Hello, IslandEnds, MessageLine, ProgramEnded, ProgramFailure, ProgramSent, ResultFreed, Welcome
-from .pickles import Packer, Unpacker, code_here, file_of, is_worker, main_here
-from .serve import ISLAND_FILE, IslandAddress
+from .pickles import Unpacker, code_here, file_of, main_here, packed_program
+from .serve import ISLAND_FILE, IslandAddress, working
 
 __all__ = ["Island", "RemoteResult", "island"]
 
 Result = TypeVar("Result")
-
-
-class _Pending:
-    """A program that may not have ended; kept by who waits for it."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.failure: ProgramFailure | None = None
-        self.value: bytes | None = None
 
 
 class RemoteResult(Generic[Result]):
@@ -35,25 +27,24 @@ class RemoteResult(Generic[Result]):
     It may be an argument of the island's next programs, without coming home.
     """
 
-    def __init__(self, island: "Island", number: int, name: str, pending: _Pending) -> None:
-        self._island, self._number, self._name, self._pending = island, number, name, pending
+    def __init__(self, island: "Island", number: int, name: str, ended: Future[ProgramEnded]) -> None:
+        self._island, self._number, self._name, self._ended = island, number, name, ended
         weakref.finalize(self, island._line.put, ResultFreed(island._client, number)).atexit = False
 
     @property
     def done(self) -> bool:
         """Whether the program has ended, well or not."""
-        return self._pending.ended.is_set()
+        return self._ended.done()
 
     def result(self) -> Result:
         """The value as it is behind all programs that were sent before, of rank 0, and global tensors whole.
 
         An error of the program is raised here, or of one that it took a result of.
         """
-        sent = self._island._sent(_itself, (self,), {}, home=True)
-        sent._pending.ended.wait()
-        self._island._raise(sent._pending.failure)
-        assert sent._pending.value is not None
-        value: Result = Unpacker(sent._pending.value, main_here).load()
+        ended = self._island._sent(_itself, (self,), {}, home=True)._ended.result()
+        self._island._raise(ended.failure)
+        assert ended.value is not None
+        value: Result = Unpacker(ended.value, main_here).load()
         return value
 
     def __repr__(self) -> str:
@@ -77,7 +68,7 @@ class Island:
         except EOFError:
             raise TransportError(f"the island at {where} ends\n  start another") from None
         self._client, self.ranks = welcome
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Future[ProgramEnded]] = {}
         self._failures: dict[str, ProgramFailure] = {}  # by the program that raised, those that nobody was told of
         self._told = set[str]()
         self._count, self._gone = 0, ""
@@ -107,39 +98,33 @@ class Island:
             self._refuse_gone()
             number, self._count = self._count, self._count + 1
             name = f"{name}, sent as {number} at {user_line()}"
-            made = self._pending[number] = _Pending()
+            made = self._pending[number] = Future()
             self._line.put(ProgramSent(self._client, number, name, pickled, takes, file_of(function), home))
         return RemoteResult(self, number, name, made)
 
     def _packed(self, name: str, program: tuple[Any, ...]) -> tuple[bytes, tuple[int, ...]]:
         """The bytes of a program, and the numbers of results that it takes."""
-        file, takes = BytesIO(), dict[int, None]()
+        takes = dict[int, None]()
 
         def number(x: object) -> int | None:
-            found = self._number(x)
-            if found is not None:
-                takes[found] = None
-            return found
+            if not isinstance(x, RemoteResult):
+                return None
+            if x._island is not self:
+                raise SbpError(
+                    f"a handle of another island, or of another connection: {x._name}\n"
+                    "  its result lies there: pass handle.result(), or run the program there"
+                )
+            takes[x._number] = None
+            return x._number
 
         try:
-            Packer(file, number).dump(program)
+            return packed_program(program, number), tuple(takes)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise SbpError(
                 f"island.run({name}): it cannot be sent: {error}\n"
                 "  the function must stand at the top of a file, and arguments be what pickle takes; what it cannot, "
                 "such as a compiled step, is made by a program and passed by its handle"
             ) from error
-        return file.getvalue(), tuple(takes)
-
-    def _number(self, x: object) -> int | None:
-        if not isinstance(x, RemoteResult):
-            return None
-        if x._island is not self:
-            raise SbpError(
-                f"a handle of another island, or of another connection: {x._name}\n"
-                "  its result lies there: pass handle.result(), or run the program there"
-            )
-        return x._number
 
     def wait(self) -> None:
         """Wait for all programs that were sent; an error that nobody was told of is raised."""
@@ -173,11 +158,10 @@ class Island:
         with self._changed:
             self._told.add(failure.program)
             self._failures.pop(failure.program, None)
-        error: BaseException | None = None
-        try:
-            error = None if failure.error is None else Unpacker(failure.error, main_here).load()
-        except Exception:
-            error = None  # of a class that is not to be had here: the text has all
+        error: object = None
+        if failure.error is not None:
+            with suppress(Exception):  # of a class that is not to be had here: the text has all
+                error = Unpacker(failure.error, main_here).load()
         if not isinstance(error, Exception):
             error = TransportError(failure.said)
         error.add_note(f"on rank {failure.rank} of the island, in {failure.program}:\n{failure.text}")
@@ -195,21 +179,20 @@ class Island:
             while True:
                 ended: ProgramEnded = self._line.take()
                 with self._changed:
-                    self._settle(self._pending.pop(ended.number), ended.failure, ended.value)
+                    self._settle(ended)
         except EOFError:
             with self._changed:
                 self._gone = self._gone or f"the island at {self._where} has ended\n  start it anew, and the client too"
                 lost = ProgramFailure(0, self._gone, "it had not ended by then", None, True, "a program")
-                for pending in self._pending.values():
-                    self._settle(pending, lost, None)
-                self._pending.clear()
+                for number in [*self._pending]:
+                    self._settle(ProgramEnded(number, lost, None))
                 self._changed.notify_all()
 
-    def _settle(self, pending: _Pending, failure: ProgramFailure | None, value: bytes | None) -> None:
-        pending.failure, pending.value = failure, value
+    def _settle(self, ended: ProgramEnded) -> None:
+        failure = ended.failure
         if failure is not None and failure.program not in self._told:
             self._failures.setdefault(failure.program, failure)
-        pending.ended.set()
+        self._pending.pop(ended.number).set_result(ended)
         self._changed.notify_all()
 
     def __enter__(self) -> Self:
@@ -232,7 +215,7 @@ def island(file: str | Path = ISLAND_FILE, *, share: float = 1.0, most: int = 8)
     one with 1. At most `most` programs of this client are under way; one more waits. As a block,
     `with flow.island(file) as island:`, it waits for all at its end.
     """
-    if is_worker():
+    if getattr(working, "here", False):
         raise SbpError(
             "flow.island is called by a worker of an island: workers load the file of a client's script\n"
             '  write what is for the client alone under: if __name__ == "__main__":'

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "ClientCame", "ClientCode", "ClientGone", "Hello", "IslandEnds", "MessageLine", "ProgramEnded", "ProgramFailure",
-    "ProgramReport", "ProgramSent", "ResultFreed", "Settled", "Welcome",
+    "ProgramSent", "ResultFreed", "Settled", "Welcome",
 ]  # fmt: skip
 
 
@@ -87,13 +87,6 @@ class ClientGone(NamedTuple):
     client: int
 
 
-class ProgramReport(NamedTuple):
-    """A program has ended on a rank; the first rank sends the value if it is to come home."""
-
-    failure: ProgramFailure | None
-    value: bytes | None
-
-
 class Settled(NamedTuple):
     """To workers: a program has ended on all ranks. It failed if it did on one; `alike` if on all, of the same."""
 
@@ -102,7 +95,7 @@ class Settled(NamedTuple):
 
 
 class ProgramEnded(NamedTuple):
-    """To a client: one of its programs has ended."""
+    """A program has ended: on a rank or, to its client, on all. A value that is to come home is the first rank's."""
 
     number: int
     failure: ProgramFailure | None

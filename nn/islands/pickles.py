@@ -10,9 +10,7 @@ import importlib.util
 import pickle
 import secrets
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -26,66 +24,56 @@ from ...placement.errors import SbpError
 from ..tensors.tensor import GlobalTensor
 from .messages import ClientCode
 
-__all__ = [
-    "ClientModules", "Packer", "Unpacker", "code_here", "file_of", "is_worker", "main_here", "packed_whole", "working",
-]  # fmt: skip
+__all__ = ["ClientModules", "Unpacker", "code_here", "file_of", "main_here", "packed_program", "packed_whole"]
 
 MAIN = "__mp_main__"  # not "__main__", as multiprocessing names it too
-_here = threading.local()
 
 
-@contextmanager
-def working() -> Iterator[None]:
-    """A block in which this thread is the worker of an island."""
-    _here.worker = True
-    try:
-        yield
-    finally:
-        _here.worker = False
+class _Packer(pickle.Pickler):
+    """Writes a value with tensors as `plain` gives them, and handles as the numbers that `number` has for them."""
 
-
-def is_worker() -> bool:
-    """Whether this thread is the worker of an island."""
-    return getattr(_here, "worker", False)
-
-
-class Packer(pickle.Pickler):
-    """Pickles programs at a client. `number` gives the number of a handle, and None of anything else."""
-
-    def __init__(self, file: BytesIO, number: Callable[[object], int | None]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._number = number
+    def __init__(self, plain: Callable[[Tensor], Tensor], number: Callable[[object], int | None]) -> None:
+        self.file = BytesIO()
+        super().__init__(self.file, pickle.HIGHEST_PROTOCOL)
+        self._plain, self._number = plain, number
 
     def persistent_id(self, x: Any) -> int | None:
         return self._number(x)
 
     def reducer_override(self, x: Any) -> Any:
-        if isinstance(x, GlobalTensor):
-            raise SbpError(
-                f"a global tensor of this process, {tuple(x.shape)} on {x.placement!r}, is an argument for an island\n"
-                "  its ranks are others: give it x.full_tensor(), or the handle of a tensor that lies there"
-            )
-        return _reduced(_lean(x)) if isinstance(x, Tensor) else NotImplemented
-
-
-class _ResultPacker(pickle.Pickler):
-    """Pickles values to go home."""
-
-    def reducer_override(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
             return NotImplemented
-        plain = x.detach().full_tensor() if isinstance(x, GlobalTensor) else x.detach()
-        plain = _lean(plain.cpu())
-        if isinstance(x, torch.nn.Parameter) or getattr(x, "_is_param", False):
-            plain = torch.nn.Parameter(plain, requires_grad=x.requires_grad)
-        return _reduced(plain)
+        return self._plain(x).__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+
+    def packed(self, value: object) -> bytes:
+        self.dump(value)
+        return self.file.getvalue()
+
+
+def packed_program(program: tuple[Any, ...], number: Callable[[object], int | None]) -> bytes:
+    """A program as a client sends it. `number` gives the number of a handle, and None of anything else."""
+    return _Packer(_sent, number).packed(program)
 
 
 def packed_whole(value: object) -> bytes:
-    """A value as bytes, its global tensors whole. All ranks call it at once."""
-    file = BytesIO()
-    _ResultPacker(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()
+    """A value on its way home, its global tensors whole. All ranks call it at once."""
+    return _Packer(_whole, lambda x: None).packed(value)
+
+
+def _sent(x: Tensor) -> Tensor:
+    if isinstance(x, GlobalTensor):
+        raise SbpError(
+            f"a global tensor of this process, {tuple(x.shape)} on {x.placement!r}, is an argument for an island\n"
+            "  its ranks are others: give it x.full_tensor(), or the handle of a tensor that lies there"
+        )
+    return _lean(x)
+
+
+def _whole(x: Tensor) -> Tensor:
+    plain = x.detach().full_tensor() if isinstance(x, GlobalTensor) else x.detach()
+    plain = _lean(plain.cpu())
+    parameter = isinstance(x, torch.nn.Parameter) or getattr(x, "_is_param", False)
+    return torch.nn.Parameter(plain, requires_grad=x.requires_grad) if parameter else plain
 
 
 def _lean(x: Tensor) -> Tensor:
@@ -93,10 +81,6 @@ def _lean(x: Tensor) -> Tensor:
     if x.layout is not torch.strided or x.is_meta or type(x) is not Tensor:
         return x
     return x.clone() if x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
-
-
-def _reduced(x: Tensor) -> Any:
-    return x.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
 
 
 class Unpacker(pickle.Unpickler):
@@ -176,8 +160,7 @@ class ClientModules:
             raise SbpError("the client is no file, so that workers cannot load its functions\n  write them in a module")
         source, digest = self._code.main
         if not source.endswith(".py"):
-            self.check(source, digest)
-            return importlib.import_module(source)
+            return self.check(source, digest)
         name = f"{MAIN}{digest}"
         if name not in sys.modules:
             if not Path(source).is_file() or file_digest.__wrapped__(source) != digest:
@@ -195,11 +178,12 @@ class ClientModules:
                 raise
         return sys.modules[name]
 
-    def check(self, name: str, digest: str) -> None:
-        """Refuse a module that is another one here than at the client."""
-        file = str(getattr(importlib.import_module(name), "__file__", None))
-        if file_digest(file) != digest:
+    def check(self, name: str, digest: str) -> ModuleType:
+        """A module, refused if it is another one here than at the client."""
+        found = importlib.import_module(name)
+        if file_digest(str(found.__file__)) != digest:
             raise SbpError(
-                f"the module {name} at the client is not the one that the island has imported, {file}\n"
+                f"the module {name} at the client is not the one that the island has imported, {found.__file__}\n"
                 "  it was changed since then, or is another of this name: start the island anew"
             )
+        return found

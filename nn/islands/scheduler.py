@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
@@ -21,15 +22,12 @@ from .messages import (
     IslandEnds,
     MessageLine,
     ProgramEnded,
-    ProgramReport,
     ProgramSent,
-    ResultFreed,
     Settled,
     Welcome,
 )
-from .shares import FairShares
 
-__all__ = ["IslandScheduler"]
+__all__ = ["FairShares", "IslandScheduler"]
 
 AHEAD = 2  # programs that lie at the workers: one that runs, and the next, which costs no way any more
 
@@ -47,9 +45,9 @@ class IslandScheduler:
         self._workers: dict[int, MessageLine] = {}
         self._clients: dict[int, MessageLine] = {}
         self._came = 0  # clients so far
-        self._shares = FairShares[ProgramSent | ResultFreed]()
+        self._shares = FairShares()
         self._sent: deque[ProgramSent] = deque()
-        self._reports: list[ProgramReport] = []
+        self._reports: list[ProgramEnded] = []
         threading.Thread(target=self._accept, name="sbpflow island", daemon=True).start()
 
     def close(self) -> None:
@@ -142,7 +140,7 @@ class IslandScheduler:
             if isinstance(item, ProgramSent):
                 self._sent.append(item)
 
-    def _reported(self, report: ProgramReport) -> None:
+    def _reported(self, report: ProgramEnded) -> None:
         self._reports.append(report)
         if len(self._reports) < self._ranks:
             return
@@ -156,3 +154,58 @@ class IslandScheduler:
             value = next((each.value for each in reports if each.value is not None), None)
             self._clients[ended.client].put(ProgramEnded(ended.number, failure, None if failure else value))
         self._send()
+
+
+@dataclass
+class _Queue:
+    share: float
+    had: float  # programs that it was given, divided by its share
+    items: deque[tuple[Any, int]] = field(default_factory=deque)
+
+
+class FairShares:
+    """A queue for each client. Who has had least for its share is next, and among equals who came first.
+
+    One that was idle gets nothing for the time in which it did not ask.
+
+    >>> shares = FairShares()
+    >>> shares.join(0, 2.0), shares.join(1, 1.0)
+    (None, None)
+    >>> for number in range(4): shares.put(0, f"a{number}"), shares.put(1, f"b{number}")
+    (None, None)
+    (None, None)
+    (None, None)
+    (None, None)
+    >>> " ".join(iter(shares.take, None))
+    'a0 b0 a1 a2 b1 a3 b2 b3'
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[int, _Queue] = {}
+        self._now = 0.0  # of the client that was last served, what it had had before
+
+    def join(self, client: int, share: float) -> None:
+        """A client that may put items."""
+        self._queues[client] = _Queue(share, self._now)
+
+    def leave(self, client: int) -> None:
+        """Drop a client, and all that it has waiting."""
+        del self._queues[client]
+
+    def put(self, client: int, item: Any, cost: int = 1) -> None:
+        """Enqueue an item behind those of the same client; one that costs nothing counts for nobody's share."""
+        queue = self._queues[client]
+        if not queue.items:
+            queue.had = max(queue.had, self._now)
+        queue.items.append((item, cost))
+
+    def take(self) -> Any:
+        """The next item, or None where nobody waits."""
+        waiting = [queue for queue in self._queues.values() if queue.items]  # in the order in which they came
+        if not waiting:
+            return None
+        queue = min(waiting, key=lambda queue: queue.had)
+        item, cost = queue.items.popleft()
+        self._now = queue.had
+        queue.had += cost / queue.share
+        return item

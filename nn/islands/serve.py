@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
@@ -15,13 +16,13 @@ from ...boxing.exchange.execute import transport
 from ...placement.errors import FileError, PlacementError, TransportError
 from ...placement.world import close, init, store
 from .messages import Hello, MessageLine
-from .pickles import working
 from .scheduler import IslandScheduler
 from .worker import IslandWorker
 
-__all__ = ["ISLAND_FILE", "IslandAddress", "serve"]
+__all__ = ["ISLAND_FILE", "IslandAddress", "serve", "working"]
 
 ISLAND_FILE = "island.json"
+working = threading.local()  # `here` is true on a thread that is the worker of an island
 START = "torchrun --nproc-per-node N -m sbpflow island --file"
 
 
@@ -87,7 +88,8 @@ def serve(address: str = "localhost:0", file: str | Path = ISLAND_FILE, *, timeo
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: how torchrun ends its workers
     scheduler = None
     try:
-        with suppress(KeyboardInterrupt), working():
+        working.here = True
+        with suppress(KeyboardInterrupt):
             if here.rank in (0, None):
                 found, scheduler = _started(host, int(port), path, here.size or 1)
             else:
@@ -102,6 +104,7 @@ def serve(address: str = "localhost:0", file: str | Path = ISLAND_FILE, *, timeo
     except EOFError:
         raise TransportError("another rank of the island has ended\n  start the island anew") from None
     finally:
+        working.here = False
         if scheduler is not None:
             with suppress(FileError):
                 if IslandAddress.read(path) == found:

@@ -9,6 +9,7 @@ import pickle
 import random
 import traceback
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from .messages import (
     ClientGone,
     IslandEnds,
     MessageLine,
+    ProgramEnded,
     ProgramFailure,
-    ProgramReport,
     ProgramSent,
     ResultFreed,
     Settled,
@@ -96,7 +97,7 @@ class IslandWorker:
                 wire = transport()
                 if isinstance(wire, Dist):
                     wire.ledger.fail(f"{program.name} raised {failure.said}")
-        self._line.put(ProgramReport(failure, sent if self._rank == 0 else None))
+        self._line.put(ProgramEnded(program.number, failure, sent if self._rank == 0 else None))
         settled = self._settled()
         results[program.number] = value if settled.failure is None else settled.failure
         if settled.failure is not None and before is None:
@@ -146,12 +147,9 @@ def _failure(error: BaseException, rank: int, program: str) -> ProgramFailure:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
     bare: bytes | None = None
-    try:
-        bare = pickle.dumps(error)
-        if str(pickle.loads(bare)) != str(error):
-            bare = None
-    except Exception:
-        bare = None
+    with suppress(Exception):
+        pickled = pickle.dumps(error)
+        bare = pickled if str(pickle.loads(pickled)) == str(error) else None
     return ProgramFailure(rank, said, text, bare, isinstance(error, TransportError), program)
 
 
