@@ -19,7 +19,7 @@ from sbpflow.placement.world import device
 ROOT = Path(flow.__file__).parent.parent
 ROOMS = ("placement", "sbp", "boxing", "actors", "nn")
 # Beside the row itself a field's default and an example.
-NAMED = {"placement/device.py", "placement/hardware.py", "nn/plan/language/words.py"}
+NAMED = {"placement/device.py", "placement/hardware.py", "nn/plan/language/statements/grid.py"}
 
 
 def names_of(code: ast.AST) -> Iterator[str]:
