@@ -58,7 +58,6 @@ def made(lies: Layout) -> tuple[list[Tensor], Tensor]:
     return shards, together(terms, lies.dtype)
 
 
-@pytest.mark.sampled(21)
 @IN_ALL_DTYPES
 @pytest.mark.parametrize("shape", [(8, 4), (5, 3)], ids=str)
 def test_a_move_is_exact_or_refused(dtype: torch.dtype, shape: tuple[int, int]) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,11 @@ def test_ctrl_c_ends_an_island(tmp_path: Path, launcher: list[str]) -> None:
     more = ["--master-port", str(free_port())] if launcher else []
     command = [sys.executable, *launcher, *more, "-m", "sbpflow", "island", "--file", str(path)]
     with said.open("w") as out:
-        island = subprocess.Popen(command, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True)
+        # Tests that run in the background ignore the signal, and so would what they start.
+        heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        island = subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=out, stderr=out, start_new_session=True, preexec_fn=heeds
+        )
     while not path.exists() and island.poll() is None:
         time.sleep(0.02)
     assert f"island of {1 + bool(launcher)} ranks at localhost:" in said.read_text(), said.read_text()
