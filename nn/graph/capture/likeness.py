@@ -25,6 +25,10 @@ _PLAIN = (
 _SAME = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, nn.Module, torch._ops.OpOverloadPacket)
 _TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
 _OWN = (nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__, nn.Module.__delattr__.__code__)
+_TABLES = (
+    nn.Module.register_buffer.__code__,
+    nn.Module.register_parameter.__code__,
+)  # which ask whether these are there
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # from which all else can be read
 ALL = "*"
 _PACKAGE = f"{__name__.partition('.')[0]}."
@@ -107,7 +111,7 @@ def attributes_noted(
 def read_name(name: str) -> str | None:
     """The attribute that a read of this one is about, where `attributes_noted` tells of it: torch's own look into the
     dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict. None where this
-    package reads its notes of modules there."""
+    package reads its notes of modules there, or torch looks for its tables."""
     if name not in _WHOLE:
         return name
     frame: FrameType | None = sys._getframe(2)
@@ -116,6 +120,8 @@ def read_name(name: str) -> str | None:
     if frame is not None and name == "__dict__":
         if frame.f_code in _OWN:
             return str(frame.f_locals["name"])
+        if frame.f_code in _TABLES:
+            return None
         if str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
             return None
     return ALL

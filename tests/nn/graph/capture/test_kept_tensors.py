@@ -20,6 +20,7 @@ class Kept(nn.Module):
         super().__init__()
         self.layer, self.run = nn.Linear(4, 4), forward
         self.cache: Tensor | None = None
+        self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)
@@ -73,6 +74,12 @@ def shown_only(m: Any, x: Tensor) -> Tensor:
     return m.seen.relu()  # type: ignore[no-any-return]
 
 
+def shown_beside_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.cache = x.mean()
+    m.count = m.count + 1
+    return m.layer(x)  # type: ignore[no-any-return]
+
+
 def set_anew_before_it_is_read(m: Any, x: Tensor) -> Tensor:
     m.cache = None
     if m.cache is None:
@@ -80,7 +87,7 @@ def set_anew_before_it_is_read(m: Any, x: Tensor) -> Tensor:
     return m.layer(x - m.cache)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("forward", [its_own_mask, shown_only, set_anew_before_it_is_read])
+@pytest.mark.parametrize("forward", [its_own_mask, shown_only, shown_beside_a_buffer, set_anew_before_it_is_read])
 def test_one_that_is_the_same_at_each_call_or_only_shown_is_fine(forward: Any) -> None:
     torch.manual_seed(0)
     model, alone = Kept(forward), Kept(forward)
