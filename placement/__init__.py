@@ -1,4 +1,4 @@
-"""Where tensors live: placements, the clusters that price them, and every error of the package."""
+"""Placements of tensors, the clusters that price them, and every error of the package."""
 
 from .cluster import Cluster, cluster, default_cluster, use_cluster
 from .errors import (

@@ -51,7 +51,7 @@ class Cluster:
 
     @cached_property
     def capacity(self) -> tuple[int, ...]:
-        """How many devices one unit of each level holds."""
+        """The number of devices in one unit of each level."""
         return tuple(accumulate((level.size for level in self.levels), mul))
 
     def level_of(self, ranks: Iterable[int]) -> int:
@@ -68,8 +68,8 @@ class Cluster:
         return next(k for k, size in enumerate(self.capacity) if len({rank // size for rank in members}) <= 1)
 
     def beside(self, types: Iterable[str], ranks: Iterable[int]) -> bool:
-        """Whether somebody else than who computes carries what moves among these ranks: a card's copy engines, or the
-        network between hosts. Ranks of one host on its CPU carry it themselves."""
+        """Whether moves among these ranks leave computing alone, because a card's copy engines or the network between
+        hosts carry them. Ranks of one host on its CPU carry it themselves."""
         return any(family(type).card for type in types) or self.level_of(ranks) > 0
 
     def link(self, placement: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
@@ -102,8 +102,8 @@ class Cluster:
         return self._slowest(here.flat, there.flat)
 
     def _slowest(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, float]:
-        """The slowest link from some ranks to others: that of the level that holds all, unless every pair of ranks has
-        one of its own."""
+        """The slowest link between two groups of ranks. That of the level which holds all counts, unless every pair has
+        its own."""
         first, second = {*here}, {*there}
         both = len(first & second)
         pairs = len(first) * len(second) - both - both * (both - 1) // 2

@@ -182,7 +182,7 @@ class Placement:
         return Placement(self.type, flat, tuple(len(steps[axis]) for axis in kept) or (1,), names or None)
 
     def coords(self, rank: int) -> tuple[int, ...]:
-        """Where a rank stands in the grid, one index an axis.
+        """The coordinates of a rank in the grid, one index an axis.
 
         >>> placement("cpu", [[5, 4], [7, 6]]).coords(7)
         (1, 0)

@@ -77,7 +77,7 @@ class Ledger:
         self._meet("written")
 
     def share(self, name: str, size: int) -> mmap.mmap | None:
-        """New memory of this many bytes that all ranks of this host map, or None on all where there is no such room."""
+        """New memory of `size` bytes that all ranks of this host map; None on all of them where it does not fit."""
         key = f"{name}/{self.host}"
         ours = self.rank == self.local[0]
         path = _make_file(size) if ours else self.store.get(key).decode()

@@ -114,8 +114,8 @@ def mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def replaced(value: Any, change: Change, path: str = "", *, objects: bool = False, kind: Any = Tensor) -> Any:
-    """The structure with all of a kind, by default tensors, replaced by `change(path, leaf)`; with `objects` also in
-    attributes, and with None for a kind all that has no parts.
+    """The structure with each leaf of a kind, by default tensors, replaced by `change(path, leaf)`. With `objects`
+    leaves in attributes count too; the kind None is all that has no parts.
 
     >>> replaced({"x": [torch.ones(1), 2]}, lambda path, x: path)
     {'x': ['x.0', 2]}

@@ -224,7 +224,7 @@ def owned(placement: Placement) -> tuple[int, ...]:
 
 
 def device(placement: Placement, rank: int) -> torch.device:
-    """Where a rank that this process owns keeps its tensors; simulated ranks share the cards there are."""
+    """The device of a rank that this process owns; simulated ranks share the cards there are."""
     kind = family(placement.type)
     if not kind.here:
         host = type(placement)("cpu", placement.flat, placement.shape, placement.names)
