@@ -1,4 +1,4 @@
-"""How a tensor lies: signatures, states and layouts."""
+"""Signatures, states and layouts: how a tensor lies."""
 
 from .layout import Layout as Layout
 from .layout import layout as layout

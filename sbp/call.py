@@ -53,7 +53,7 @@ class Ref(NamedTuple):
 
 
 class Indices(NamedTuple):
-    """In an argument: the index ranges of a dim that a rank holds of a tensor input, as [first, end, first, end, ...].
+    """An argument of index ranges: those of a tensor input's dim that a rank holds, as [first, end, first, end, ...].
 
     Only calls that a composite fixes have it; of the whole tensor it is [0, size].
     """
@@ -213,8 +213,8 @@ class Match:
         return inputs or None
 
     def may_have_holes(self, factor: int, cut: Factors, sizes: tuple[int, ...]) -> bool:
-        """Whether a factor may be cut so: local functions count on one piece of what they look at, and holes that are
-        not even leave ranks with nothing sooner than plain pieces do."""
+        """Whether a factor may be cut so. Local functions count on one piece of what they look at, and uneven holes
+        leave ranks with nothing sooner than plain pieces do."""
         if any(f == factor for _, f in self.windows):
             return False
         if self.local is None:

@@ -89,7 +89,7 @@ MOST = 200  # of the states that inputs are tried in
 
 
 def _states_along(whole: Tensor, sizes: Sequence[int]) -> list[State]:
-    """States of a tensor with dims cut by an axis alone, by the first before the second, or by it inside of parts."""
+    """States of a tensor with dims cut by one axis, by the first before the second, or by it inside of parts."""
     cuts: list[Factors] = [(axis,) for axis in range(len(sizes))]
     cuts += [tuple(range(len(sizes)))] * (len(sizes) > 1)
     cuts += [(-k, axis) for axis in range(len(sizes)) for k in (2, 3)]
@@ -144,7 +144,7 @@ def expand_line(match: Match, op: TriedOp, ranks: int, tensors: Sequence[Tensor]
 
 
 def _weighted(op: TriedOp, match: Match, factor: int) -> Callable[..., Any]:
-    """The op, its means weighted by the share of the factor that a rank holds, so that they add up to the mean."""
+    """The op with its means weighted by a rank's share of the factor, so that they add up to the mean."""
     at, dim = next((at, t.index(factor)) for at, t in enumerate(match.inputs) if factor in t)
 
     def local(piece: Piece, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ def _weighted(op: TriedOp, match: Match, factor: int) -> Callable[..., Any]:
 
 
 def _listed(trial: Trial, op: torch._ops.OpOverload, ranks: int) -> list[Way]:
-    """The ways that the rule lists for a call: all of a match, or those that it finds for any states of the inputs."""
+    """The ways that the rule lists for a call: all of a match, or those that it finds for any input states."""
     ways: dict[tuple[object, ...], Way] = {}
     for states in product(*(states_of(t, ranks) for t in trial.inputs)):
         found = find(_asked(trial, op, states, (ranks,)))

@@ -117,7 +117,7 @@ def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
 
 
 def _lengths(call: Call, match: Match) -> dict[int, set[int]]:
-    """How long each factor is: of groups, as those of a convolution, one tensor may have more than another."""
+    """The length of each factor: one tensor may have more groups than another, such as those of a convolution."""
     found: dict[int, set[int]] = {f: {n} for f, n in enumerate(match.sizes)}
     for tensors, dims in ((call.inputs, match.inputs), (call.outputs, match.outputs)):
         for x, factors in zip(tensors, dims, strict=True):

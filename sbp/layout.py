@@ -173,7 +173,7 @@ class Layout:
         return all(n % cut == 0 for n, cut in zip(self.shape, cuts, strict=True))
 
     def offset(self, rank: int) -> tuple[int, ...]:
-        """Where `rank`'s piece begins in the logical tensor, one index a dim (0 for an empty piece)."""
+        """The first index of `rank`'s piece in each dim of the logical tensor (0 for an empty piece)."""
         return tuple(dim[0][0] if dim else 0 for dim in self.spans(rank))
 
     def slices(self, rank: int) -> tuple[slice, ...]:
@@ -187,7 +187,7 @@ class Layout:
 
     @cached_property
     def dual(self) -> "Layout":
-        """How the gradient lies. The dual of the dual is this layout again, but for P("max") and P("min")."""
+        """The layout of the gradient. The dual of the dual is this layout again, but for P("max") and P("min")."""
         state, grad_partial = Lie(self.state, self.grad_partial).dual
         return Layout(self.placement, state, self.shape, self.dtype, grad_partial)
 
@@ -211,7 +211,7 @@ class Layout:
         return Layout(self.placement, state, self.shape, self.dtype, order=self.order, gaps=gaps)
 
     def with_dtype(self, dtype: torch.dtype) -> "Layout":
-        """How a tensor of another dtype that is made anew lies, as this one does."""
+        """The layout of a tensor of another dtype that is made anew, lying as this one does."""
         return Layout(self.placement, self.state, self.shape, dtype, order=self.order)
 
 
@@ -256,7 +256,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a tensor that is not dense in its memory, as a view with a step is not.
+    """The strides of a tensor that is not dense in its memory, such as a view with a step.
 
     >>> x = torch.empty(2, 6)
     >>> memory_gaps(x[:, ::2]), memory_gaps(x[0].expand(3, 6)), memory_gaps(x.T)
@@ -268,7 +268,7 @@ def memory_gaps(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def dense_strides(shape: Sequence[int], order: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps whose dims lie in memory in this order; 0 of a dim that it leaves out."""
+    """The strides of a tensor without gaps whose dims lie in memory in this order; 0 for a dim left out."""
     found, step = [0] * len(shape), 1
     for d in reversed(order or range(len(shape))):
         found[d] = step

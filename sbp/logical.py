@@ -40,28 +40,28 @@ OffloadPlace: TypeAlias = Literal["cpu", "disk"]
 
 
 class SavedOffload(NamedTuple):
-    """Where what a module saves lies meanwhile, and so many segments `ahead` of its use it comes back."""
+    """Where the saved values of a module lie meanwhile; they come back so many segments `ahead` of their use."""
 
     to: OffloadPlace
     ahead: int = 1
 
 
 class Round(NamedTuple):
-    """The round of a composite that a call belongs to: those of the same axes of its placement, and of one number, are
-    run together, and what moves for the next round goes on beside them."""
+    """The round of a composite that a call belongs to. Calls with the same axes and number run together, and the next
+    round's moves go on beside them."""
 
     axes: tuple[int, ...]
     number: int
 
 
 class AxisTurn(NamedTuple):
-    """How many places on around an axis a value is sent before a call takes it, one at a time."""
+    """A turn of a value around an axis by so many places, one at a time, before a call takes it."""
 
     axis: int
     places: int
 
     def path(self, where: Placement) -> list[Placement]:
-        """Where it lies after each of its moves, for a call that runs at `where`."""
+        """The placements of the value after each of its moves, for a call that runs at `where`."""
         return [where.turned(self.axis, places) for places in range(1, self.places + 1)]
 
 
@@ -72,7 +72,7 @@ class AxisSwap(NamedTuple):
     distance: int
 
     def path(self, where: Placement) -> list[Placement]:
-        """Where it lies then."""
+        """The placement of the value after its one move."""
         return [where.swapped(self.axis, self.distance)]
 
 
@@ -120,7 +120,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where in the user's program an op comes from, for errors and pictures, and what the program said of it."""
+    """The origin of an op in the user's program, for errors and pictures, and what the program said of it."""
 
     module: str = ""  # the path of the innermost module, such as `blocks.3.attn.qkv`
     line: str = ""  # the user's file and line

@@ -44,7 +44,7 @@ class Operand:
         return any(dim.name == "*" for dim in self.dims)
 
     def loose(self, ndim: int) -> int:
-        """How many dims of a tensor are not named."""
+        """The number of a tensor's dims that are not named."""
         return ndim - len(self.dims) + self.rest
 
     def keys(self, rest: Iterable[int]) -> list[Key]:

@@ -41,7 +41,7 @@ def rule_for(op: torch._ops.OpOverload, name: str) -> Rule | None:
 def _entry(op: torch._ops.OpOverload, name: str) -> str:
     """The name under which an op's rule stands in the book, if it has one."""
     packet, dot, overload = name.partition(".")
-    # What writes in place splits as what does not: add_.Tensor as add.Tensor; a copy, as expand_copy, as the view.
+    # What writes in place splits as what does not: add_.Tensor as add.Tensor; a copy, such as expand_copy, as the view.
     plain = packet.removesuffix("_").removesuffix("_copy") + dot + overload
     if name in known() or plain in known():
         return name if name in known() else plain

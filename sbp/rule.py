@@ -1,4 +1,4 @@
-"""Rules as text, one op a line: which dims of its tensors are one *factor*, split everywhere at once or not at all.
+"""Rules as text, one op a line: dims that share a *factor* are split everywhere at once, or not at all.
 
     mm           m k+, k+ n -> m n             ; lin(0|1) hollow
     linear       ... k+, n k+, & n -> ... n    ; lin(0,2|1,2) hollow
@@ -200,7 +200,8 @@ def _check(rule: TextRule) -> None:
 
 
 def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
-    """Read the rule of an op and put it into the book; of an op that torch does not know, it is checked when called."""
+    """Read the rule of an op and put it into the book. The rule of an op that torch does not know is checked when the
+    op is called."""
     rule = parse(name, text, source)
     if name in RULES:
         raise wrong(name, text, source, -len(name) - 2, f"{name} has a rule already", "keep one of the two")

@@ -21,7 +21,7 @@ class Operands:
 
 @lru_cache(maxsize=1 << 14)
 def operands(op: str | torch._ops.OpOverload) -> Operands | None:
-    """Of an op, or of the op that goes by a rule's name; None where torch knows nothing of its namespace.
+    """The tensors of an op, or of the op by a rule's name; None where torch knows nothing of its namespace.
 
     >>> operands("addmm").inputs
     {'self': False, 'mat1': False, 'mat2': False}

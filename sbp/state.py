@@ -40,9 +40,9 @@ Border: TypeAlias = Literal["ends", "wraps", "mirrors", "repeats"]  # of a dim, 
 
 
 class Window(NamedTuple):
-    """How a dim is seen by another of `size`: its place o sees those from (o * step + first) / per to
-    (o * step + last) / per, both rounded inwards, as far as there are such places; `beyond` its ends it sees no more,
-    or those that a border repeats.
+    """A dim as another of `size` sees it. Place o sees those from (o * step + first) / per to (o * step + last) / per,
+    both rounded inwards, as far as there are such places; `beyond` its ends it sees no more, or those that a border
+    repeats.
 
     >>> Window(4, -1, 1).seen(((0, 2),), 8), Window(4, -1, 1, step=2).seen(((1, 3),), 8)
     (((0, 3),), ((1, 6),))
@@ -160,7 +160,7 @@ class Lie(NamedTuple):
 
     @property
     def dual(self) -> "Lie":
-        """How the gradient lies; that of a maximum comes whole to all who may hold it."""
+        """The lie of the gradient; that of a maximum comes whole to all who may hold it."""
         state, grads = self
         windows = tuple(window and window._replace(adds=not window.adds) for window in state.windows)
         if state.reduction != "sum":
@@ -202,7 +202,7 @@ def trim(factors: Factors) -> Factors:
 
 
 def fill(factors: Factors, axis: int, sizes: tuple[int, ...]) -> list[Factors]:
-    """Every way to let a so far unsplit axis cut further without moving anything: at the end, or in a hole of its size.
+    """Every way to cut further by an unsplit axis without moving anything: at the end, or in a hole of its size.
 
     >>> fill((-2, 1), 0, (2, 2))
     [(-2, 1, 0), (0, 1)]

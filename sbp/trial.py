@@ -182,7 +182,7 @@ def scatter(whole: Tensor, lay: Layout) -> list[Tensor]:
 
 
 def unlike(shards: Sequence[Tensor], whole: Tensor, lay: Layout) -> str | None:
-    """Where the ranks' shards are not what the layout makes of the whole."""
+    """The first difference between the ranks' shards and what the layout makes of the whole; None if there is none."""
     p, groups = lay.placement, dict[tuple[int, ...], list[int]]()
     if lay.state.partial and whole.dtype == torch.bool:
         return "a partial value of booleans"

@@ -20,7 +20,8 @@ __all__: list[str] = []
 
 @register("scaled_dot_product_attention", "sbpflow::window_attention")
 def attention(call: Call) -> Match | None:
-    """With dropout the book is silent: ranks must draw as one. Of a window, rows are as its composite says."""
+    """Attention is split only without dropout, because with it ranks must draw as one. A window's rows are left to its
+    composite."""
     bound = call.bound
     query, key, value, mask = (bound[name] for name in ("query", "key", "value", "attn_mask"))
     if bound.get("dropout_p", 0.0) != 0.0:
@@ -102,8 +103,8 @@ def blocks(call: Call) -> Match:
 def _seen(
     op: Any, piece: Piece, *args: Any, own: Callable[..., Any] | None = None, **kwargs: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A block of which no row sees anything is not looked at; of one that hides nothing by its place, the place is left
-    out, so that ranks and rounds run the same."""
+    """Skip a block in which no row sees anything. Places are left out where they hide nothing, so that ranks and rounds
+    run the same."""
     names = [parameter.name for parameter in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     rows, columns, causal = given["rows"], given["columns"], given["causal"]

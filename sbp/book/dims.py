@@ -148,8 +148,8 @@ def flip(call: Call) -> Match | None:
 
 @register("view_as_real", "view_as_real_copy")
 def view_as_real(call: Call) -> Match:
-    """An empty piece is no view: its gradient would have to lie in pairs too, and torch does not lay out one
-    that is expanded (of a sum) and has no elements, which it refuses then."""
+    """An empty piece is no view, because torch refuses its gradient. That would have to lie in pairs too, and torch
+    does not lay out one that is expanded (of a sum) and has no elements."""
     dims = range(call.inputs[0].dim())
     local = Rewritten(lambda piece, x: (call.op if prod(piece.shape()) else _pairs, (x,)))
     return labelled(call, [dims], [[*dims, None]], linear=[(0,)], hollow=True, local=local)

@@ -1,6 +1,6 @@
 """Tensors joined to one, and one taken apart: the dim along which that happens stays whole, all others pass.
 
-Equal parts of a dim that is cut within each part, as heads of packed q, k and v, keep this cut.
+Equal parts of a dim that is cut within each part, such as heads of packed q, k and v, keep this cut.
 """
 
 from collections.abc import Callable, Hashable

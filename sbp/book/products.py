@@ -1,5 +1,5 @@
-"""Products that are more than a line: einsum and tensordot, whose arguments already name the factors, and those of
-groups of rows, each with a matrix of its own."""
+"""Products that need more than a line. The arguments of einsum and tensordot name the factors already; grouped products
+have a matrix for each group of rows."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -90,7 +90,7 @@ def of_8_bits(call: Call) -> Match:
 
 @register("sbpflow::experts")
 def experts(call: Call) -> Match:
-    """Tokens split, and choices, of which it is the sum; also what is inside, where no gate is beside what it opens."""
+    """Tokens may be split, and choices, over which the result sums; the inner dim too, unless a gate lies beside it."""
     up, down = call.bound["up"], call.bound["down"]
     inner = "inner" if up.shape[2] == down.shape[1] else None
     labels: dict[str, list[Hashable]] = {

@@ -37,5 +37,5 @@ def lengths(call: Call) -> Match:
 
 @register("sbpflow::packed_noise")
 def noise(call: Call) -> Match:
-    """Of a whole batch: its numbers are in the order of lengths."""
+    """Never split: noise for packed sequences is drawn for the whole batch, in the order of lengths."""
     return labelled(call, [[None]], [[None] * 3])

@@ -26,7 +26,7 @@ def select(call: Call) -> Match:
 
 
 def part_of(call: Call, dim: int, chosen: range) -> Match:
-    """The match of a call that picks these indices of a dim; a single one is dropped if the output lacks the dim."""
+    """The match of a call that picks these indices of a dim. A single one is dropped if the output lacks the dim."""
     x, y = call.inputs[0], call.outputs[0]
     labels: list[Hashable] = list(range(x.dim()))
     drops = y.dim() < x.dim()

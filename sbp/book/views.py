@@ -93,7 +93,7 @@ def _moved(shape: Shape, target: Shape, found: dict[Dims, Dims], axes: list[int]
 
 
 def carried(shape: Shape, target: Shape, dims: Dims, sizes: tuple[int, ...]) -> Dims | None:
-    """How the view lies if nothing is sent; None if no state says that.
+    """The factors of a view's dims if nothing is sent; None if no state says that.
 
     >>> carried((8, 6), (2, 4, 6), ((0, 1), (2,)), (2, 2, 3)), carried((8, 6), (48,), ((0, 1), (2,)), (2, 2, 3))
     (((0,), (1,), (2,)), ((0, 1, -2, 2),))

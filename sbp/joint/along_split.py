@@ -21,8 +21,8 @@ __all__ = ["Spread", "cheapest", "spreads"]
 
 
 class Spread(NamedTuple):
-    """The formula, how its tensor comes in, the option of each of its ops, and what it costs with all moves inside, of
-    which `moving` are these."""
+    """The cheapest run of a formula: how its tensor comes in, the option of each op, its seconds, and those `moving`
+    tensors."""
 
     inside: Logical
     lie: Lie

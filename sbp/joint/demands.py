@@ -19,9 +19,8 @@ Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number;
 
 
 class RestPins(NamedTuple):
-    """The words on how a parameter's gradient and what its optimizer keeps lie; on axes that they do not name, as the
-    parameter does. None: nothing is said. Such a gradient goes to where the states lie, unless somebody `reads` it
-    whole."""
+    """How a parameter's gradient and optimizer states are to lie; on axes that the words do not name, as the parameter
+    does. None: nothing is said. Such a gradient goes to where the states lie, unless somebody `reads` it whole."""
 
     grads: Said | None = None
     states: Said | None = None
@@ -29,7 +28,7 @@ class RestPins(NamedTuple):
 
 
 class EncodedWay(Protocol):
-    """How a parameter's gradient goes home in fewer bytes; equal ones are equal keys."""
+    """The encoding of a parameter's gradient on its way home; equal ones are equal keys."""
 
     def axes(self, place: Placement) -> tuple[int, ...]:
         """The axes along which it is meant to add up, those of one rank left out."""
@@ -41,7 +40,8 @@ class EncodedWay(Protocol):
 
 
 class EncodedGrads(NamedTuple):
-    """How gradients go home encoded, and of which numbers. `summed`: only where they are summed, if they can be."""
+    """Gradients that go home encoded: by which encoder, and from which dtype. `summed`: only where they are summed, if
+    they can be."""
 
     by: EncodedWay
     dtype: torch.dtype
@@ -49,8 +49,8 @@ class EncodedGrads(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How often a step does what it does with every micro-batch, for each time that it does something once: with all of
-    them, and in the time in which its `stages` wait for each other. With `gathers` it gathers weights once."""
+    """How often a step does a micro-batch's work for each time that it does something once. `times` counts the
+    micro-batches and the wait of `stages` for each other; with `gathers`, weights are gathered once."""
 
     times: float = 1.0
     stages: int = 1

@@ -1,4 +1,4 @@
-"""The cost of an edge: the seconds in which a step brings a tensor from one node to another, and its gradient back.
+"""The cost of an edge: the seconds in which a step moves a tensor from node to node, and its gradient back.
 
 In micro-batches a step does some of that with each of them, and some once:
 
@@ -37,7 +37,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_] | bool  # by pairs of candidates whether
 
 
 class Lies(NamedTuple):
-    """How one tensor of a node lies in each of its candidates; shared by equal nodes, and told apart by identity."""
+    """How one tensor of a node lies in each candidate; shared by equal nodes, and told apart by identity."""
 
     each: tuple[Lie, ...]
     back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
@@ -72,8 +72,8 @@ class Carried(NamedTuple):
 
 
 class EdgeSeconds(NamedTuple):
-    """Seconds of a value and of its gradient: those of each micro-batch that all wait for, those beside which something
-    is computed, and those that a step takes once, before all micro-batches and behind them."""
+    """Seconds to move a value and its gradient. Each micro-batch waits for `forward` and `backward`, and computes
+    beside the hidden ones; `before` and `behind` all micro-batches a step moves once."""
 
     forward: float
     backward: float
@@ -194,8 +194,7 @@ class EdgeCosts:
 
 
 def _no_sums(axes: tuple[int, ...], duals: Sequence[State], homes: Sequence[State]) -> Vector:
-    """Infinite for pairs of a home and a gradient in which that is no sum over these axes, where it is one in some
-    pair."""
+    """Infinity where a gradient is no sum over these axes on its way home, if it is one for some pair."""
     sums = [[not {*axes}.isdisjoint({*dual.partial} - {*home.partial}) for dual in duals] for home in homes]
     return np.where(sums, 0.0, inf if np.any(sums) else 0.0)
 

@@ -1,5 +1,5 @@
-"""Calls that a composite fixes on some axes: their options are those of the rule book on the other axes, and the
-composite's signature on these."""
+"""Calls that a composite fixes on some axes: its signature holds there, and the rule book gives the options on the
+others."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +32,8 @@ def options_of(
 def asked_cuts(
     ops: Sequence[LogicalOp], calls: Sequence[Call], pinned: Mapping[int, State | Entries]
 ) -> Iterator[tuple[int, Cut]]:
-    """How composites want what they are given cut, and how results are of which that is `pinned`, where pieces are such
-    as nobody else would choose: by the numbers of values."""
+    """The cuts that composites ask of inputs, and pins of results, by number of value: those that nobody else would
+    choose."""
     for index, (op, call) in enumerate(zip(ops, calls, strict=True)):
         for number, x, entries in zip(op.inputs, call.inputs, op.fixed.inputs if op.fixed else (), strict=False):
             said = dict(zip(op.fixed.round.axes if op.fixed else (), entries, strict=True))
@@ -89,7 +89,7 @@ def _said(fixed: Fixed, entries: Sequence[FixedEntry], axes: frozenset[int]) -> 
 
 
 def _goes_with(state: State, said: FixedEntries) -> bool:
-    """Whether what is chosen on the other axes leaves alone the dims that are cut here, and adds up in the same way."""
+    """Whether the choice on the other axes leaves alone the dims that are cut here, and adds up in the same way."""
     cut = any(isinstance(entry, Split | Stripes | Seen) and state.dims[entry.dim] for _, entry in said)
     kinds = {entry.reduction for _, entry in said if isinstance(entry, Partial)}
     return not cut and len(kinds | ({state.reduction} if state.partial else set())) < 2

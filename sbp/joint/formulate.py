@@ -85,7 +85,7 @@ class Formulated:
         return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
 
     def moving(self, node: ChoiceNode, k: int) -> float:
-        """Seconds of a node by itself that are moves: of a source those of its update, of an op those inside of it."""
+        """Seconds of moves inside of a node: those of a source's update, or those inside of an op."""
         if node.kind == "op":
             spread = self.spreads.get((node.index, k))
             return 0.0 if spread is None else spread.moving

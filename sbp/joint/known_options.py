@@ -11,8 +11,8 @@ __all__ = ["KnownOptions"]
 
 @dataclass(frozen=True, eq=False)
 class KnownOptions:
-    """Options of sources, ops and copies, and matrices between them, by all that they depend on but the cluster,
-    and how many bytes of gradients go at once.
+    """Known options of sources, ops and copies, and matrices between them. Keys hold all that they depend on, but for
+    the cluster and how many bytes of gradients go at once.
 
     States and lies are told apart by identity in keys, and stay the same objects since they are kept here.
     """

@@ -170,8 +170,8 @@ def _seconds(src: Codes, dst: Codes, local: Vector, links: Links) -> Vector:
 
 
 def _summed(adds: npt.NDArray[np.bool_], local: Vector, links: Links) -> Vector:
-    """All sums at once: reduced into pieces axis by axis, the quickest links first, and gathered back; or, where that
-    is quicker, sent to everybody and added up by everybody."""
+    """Seconds of all sums at once: reduced into pieces axis by axis, the quickest links first, and gathered back. Where
+    that is quicker, everybody gets all addends and adds them up."""
     time, held = np.zeros_like(local), local.copy()
     axes = range(len(links.sizes))
     for axis in sorted(axes, key=lambda a: -links.link((a,))[1]):
@@ -195,8 +195,8 @@ def crossed(
     there: Links,
     across: tuple[float, float],
 ) -> Vector:
-    """Seconds to another placement, by the latency and bandwidth `across`: addends are summed into pieces first, then
-    every byte that is needed goes over once."""
+    """Seconds to another placement over a link whose latency and bandwidth are `across`. Addends are summed into pieces
+    first, then every byte that is needed goes over once."""
     latency, bandwidth = across
     first = np.zeros(len(src))
     for i, state in enumerate(src):

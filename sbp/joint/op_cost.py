@@ -62,7 +62,8 @@ def _tensordot(call: Call) -> float:
 
 
 def _grouped(call: Call) -> float:
-    """Each row meets the matrix of one group; of a matrix that is cut into groups, each column a part of the rows."""
+    """The work of a grouped product. Each row meets the matrix of one group; where groups cut the matrix, each column
+    meets some of the rows."""
     one, other = call.bound["self"], call.bound["mat2"]
     rows = prod(one.shape) if other.dim() == 3 else prod(one.shape[-2:])
     return float(2 * rows * other.shape[-1])
@@ -136,7 +137,7 @@ def rate(device: Device, dtype: torch.dtype) -> float:
 def seconds(
     call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie], share: int, device: Device, backward: bool
 ) -> float:
-    """Of one rank, where the work is shared among so many; the backward of a product is two products."""
+    """The seconds of one rank where so many share the work; the backward of a product is two products."""
 
     moved = sum(
         local_numel(lie.state.dims, tuple(x.shape), call.sizes) * x.dtype.itemsize
@@ -146,7 +147,7 @@ def seconds(
 
 
 def alone(call: Call, device: Device, backward: bool) -> float:
-    """Of one device that does all of it."""
+    """The seconds of one device that does all of it."""
     return _roofline(call, sum(x.nbytes for x in (*call.inputs, *call.outputs)), 1, device, backward)
 
 

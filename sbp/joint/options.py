@@ -30,7 +30,7 @@ NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as add
 
 
 class Option(NamedTuple):
-    """How the inputs and outputs of a call lie, and on how many ranks its work is shared out."""
+    """How a call's inputs and outputs lie, and how many ranks share its work."""
 
     inputs: tuple[Lie, ...]
     outputs: tuple[Lie, ...]
@@ -38,8 +38,8 @@ class Option(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """An input before anything is chosen: the states without addends that it may come in,
-    whether it may come as addends, and whether gradients flow back through it."""
+    """An input before anything is chosen: its possible states without addends, whether it may come as addends, and
+    whether gradients flow back."""
 
     states: Collection[State]
     partial: bool
@@ -143,7 +143,7 @@ def _wished(wished: Collection[tuple[int, Factors]], dim: int, axes: tuple[int, 
 
 
 def fits(size: int, ranks: Sequence[int]) -> bool:
-    """Whether a dim may be cut by axes of so many ranks: evenly, or so that pieces differ by a quarter at most."""
+    """Whether a dim may be cut by so many ranks: evenly, or into pieces that differ by a quarter at most."""
     parts = prod(ranks)
     return parts == 1 or (size % parts == 0 and size > 0) or size >= 4 * parts
 
@@ -203,8 +203,8 @@ def _of_match(
 def _ragged(
     call: Call, match: Match, reach: Sequence[Reach], asked: Sequence[Collection[Cut]]
 ) -> frozenset[tuple[int, Factors]]:
-    """The factors that are cut in pieces which nobody would choose, by the axes that do: as inputs come, and as is
-    asked of outputs. Where a rank would have nothing, only rules that say that it may."""
+    """Factors that come in, or are asked of outputs, in pieces which nobody would choose, each with the axes that cut
+    it. Where a rank would have nothing, only rules that say that it may."""
     seen = {f for _, f in match.windows}
     cuts = {
         (f, factors)

@@ -21,7 +21,7 @@ Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None
 
 
 def pins_by_op(logical: Logical, ops: Sequence[Placement]) -> Mapping[int, State | Entries]:
-    """How the results of ops are to lie that somebody said it of, where these ops run; by their place in the graph."""
+    """The states or entries that were said of results of ops, where these ops run; by their place in the graph."""
     found: dict[int, State | Entries] = {}
     for at, (op, there) in enumerate(zip(logical.ops, ops, strict=True)):
         if isinstance(op.lies, State):
@@ -40,7 +40,7 @@ def is_pin_alone(op: LogicalOp) -> bool:
 
 
 def allows(said: State | Entries, state: State) -> bool:
-    """Whether a state is what was said, or one of its kind: how a dim is cut inside, a signature does not say."""
+    """Whether a state is what was said, or one of its kind, because a signature does not say how dims are cut."""
     if isinstance(said, State):
         return state == said
     lying = state.sbp(len(said))
@@ -56,7 +56,7 @@ def cuts_of(said: State | Entries, of: Tensor, sizes: tuple[int, ...]) -> Iterat
 
 
 def cut_over(said: State | Entries | None, axis: int) -> bool:
-    """Whether that says that a value is cut over an axis."""
+    """Whether the words cut a value over an axis."""
     if said is None or isinstance(said, State):
         return said is not None and axis in said.split
     return isinstance(said[axis], Split)

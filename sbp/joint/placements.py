@@ -18,11 +18,12 @@ class Homes(NamedTuple):
 
 
 def homes(logical: Logical, default: Placement | None) -> Homes:
-    """An op outside of annotated modules runs where the last layer behind its inputs is, or, where less has to be sent
-    then, where other inputs are or what it makes is used: on a skip connection, with the layer at one of its ends.
+    """The placement of every op and source. An op outside of annotated modules runs where the last layer behind its
+    inputs does. It runs where other inputs are or its results are used if less is sent then: on a skip connection, with
+    the layer at one of its ends.
 
-    What is made of arguments or of weights alone, as a mask, shifted labels or `weight + 1`, is made where it is first
-    used; a source lives at its first use.
+    Values made of arguments or weights alone, such as a mask, shifted labels or `weight + 1`, are made where they are
+    first used; a source lives at its first use.
 
     >>> homes(Logical((), (), None), None)
     Homes(sources=(), ops=())
@@ -70,8 +71,8 @@ def homes(logical: Logical, default: Placement | None) -> Homes:
 
 
 def _nearer(logical: Logical, ops: list[Placement | None], given: set[int], layer: dict[int, int]) -> None:
-    """Move ops that no module holds to where the least has to be sent for them: first towards those who use what they
-    make, then back towards the last layer behind what they take, so that of ways that send as much it is there."""
+    """Move ops that no module holds to where least is sent for them. They go towards their users first, then back
+    towards the last layer behind their inputs, which wins among ways that send as much."""
     makers = {n: at for at, op in enumerate(logical.ops) for n in op.numbers}
     users: dict[int, list[int]] = {}
     for at, op in enumerate(logical.ops):

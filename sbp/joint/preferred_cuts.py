@@ -22,8 +22,8 @@ Cuts: TypeAlias = dict[Cut, None]  # an ordered set
 def wishes(
     calls: Sequence[tuple[Call, tuple[int, ...], tuple[int, ...]]], asked: Iterable[tuple[int, Cut]] = ()
 ) -> Mapping[int, Cuts]:
-    """For each value the cuts that would be of use further on; calls come with the numbers of inputs and outputs, and
-    of some values is `asked` how they are cut."""
+    """The cuts of each value that would be of use further on. Calls come with the numbers of their inputs and outputs;
+    `asked` are cuts that somebody asked for."""
     found: dict[int, Cuts] = {}
     for number, cut in asked:
         found.setdefault(number, {})[cut] = None

@@ -33,7 +33,7 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Nodes of one number in `tied` are to choose alike, as those of repeated blocks; -1 is tied to none.
+    """Nodes of one number in `tied` are to choose alike, such as those of repeated blocks; -1 is tied to none.
 
     `block` says in which of the repeated blocks a node lies, -1 in none: where memory is short, whole blocks choose
     differently. Without it, the k-th node of each number in `tied` lies in the k-th block.

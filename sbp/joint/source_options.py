@@ -22,8 +22,8 @@ __all__ = ["Sources", "Stored", "stored", "update_seconds"]
 
 
 class Stored(NamedTuple):
-    """How a source lies, how its gradient is brought together, and how the optimizer's state lies; over micro-batches
-    the gradient goes there `once`, behind all, or where that is smaller with each of them."""
+    """How a source, its gradient and its optimizer state lie. Over micro-batches the gradient goes there `once`, behind
+    all of them, or with each where that is smaller."""
 
     lie: Lie
     grads: Lie
@@ -118,9 +118,9 @@ def _moving(ways: Sequence[_Trip | None], shape: tuple[int, ...], links: Links, 
 
 
 def update_seconds(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
-    """Seconds of an optimizer's step over so many bytes: it reads and writes the parameter and what it keeps, and reads
-    the gradient. On the host that goes through a device's share of the host's memory, and from disk through that of
-    the disk; gradient and changed parameter go over the link between."""
+    """Seconds of an optimizer's step over so many bytes: it reads and writes parameter and states, and reads the
+    gradient. On the host that goes through a device's share of the host's memory, and from disk through that of the
+    disk; gradient and changed parameter go over the link between."""
     touched = (2 * kept + 3) * size
     if offload is None:
         return touched / device.memory_bandwidth
@@ -147,8 +147,8 @@ def _allowed(
 def _apart(
     state: State, rest: RestPins, shape: tuple[int, ...], sizes: tuple[int, ...], sharded: bool
 ) -> Iterable[tuple[State, State, bool]]:
-    """The ways in which a gradient and an optimizer's state may lie beside a parameter in this state, and whether the
-    gradient comes there once."""
+    """Pairs of states in which gradient and optimizer state may lie beside a parameter, and whether the gradient comes
+    there once."""
     if rest.grads is None and rest.states is None:
         return ((home, home, False) for home in (_homes(state, shape, sizes) if sharded else [state]))
     free = list(_homes(state, shape, sizes)) if sharded else [state]
@@ -172,8 +172,8 @@ def _apart(
 
 
 def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:
-    """The states that words allow beside a parameter in this one: what they leave open is as there, or cut evenly, or
-    along the first dim, as ZeRO has it."""
+    """The states that words allow beside a parameter in this one. Axes left open lie as there, are cut evenly, or along
+    the first dim, as ZeRO does."""
     fixed = _turned(state, {axis: entry for axis, entry in said if entry is not None}, sizes)
     free = [axis for axis, entry in said if entry is None and sizes[axis] > 1]
     for dims in product(*[[None, *range(len(shape))]] * len(free)):
@@ -184,7 +184,7 @@ def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int,
 
 
 def _turned(state: State, entries: Mapping[int, Sbp], sizes: tuple[int, ...]) -> State:
-    """The state with other entries on some axes; new cuts lie inside of those that stay, so that pieces are parts of
+    """The state with other entries on some axes. New cuts lie inside of those that stay, so that pieces are parts of
     what ranks hold already."""
     before = state.sbp(len(sizes))
     others = {axis: entry for axis, entry in entries.items() if sizes[axis] > 1 and before[axis] != entry}

@@ -1,5 +1,5 @@
-"""Uses of the values of a graph: by which ops, which are weights or made of nothing else, which the backward lets go,
-and when calls are alike."""
+"""Uses of a graph's values: which ops take them, which are weights or made of these alone, which the backward lets
+go."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ def users(logical: Logical) -> dict[int, list[int]]:
 
 
 def weights(logical: Logical) -> frozenset[int]:
-    """The parameters, and what is made of them alone, as in another dtype."""
+    """The parameters, and values made of them alone, such as a cast."""
     found = {n for n, source in enumerate(logical.sources) if source.kind == "parameter"}
     for op in logical.ops:
         if op.inputs and found.issuperset(op.inputs):
@@ -64,8 +64,8 @@ def saves(users: Sequence[LogicalOp], region: str | None) -> bool:
 
 
 def returns(logical: Logical, kind: str, index: int, number: int) -> bool:
-    """Whether a gradient of this value comes back from a node of this kind that takes it: where there are losses, from
-    what these reach."""
+    """Whether a node of this kind sends back a gradient of a value that it takes. Where there are losses, it has to
+    come from them."""
     if not logical.losses:
         return number in logical.wants_grad
     if kind == "op":

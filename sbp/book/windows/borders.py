@@ -59,7 +59,7 @@ def _padded(call: Call, border: Border, amounts: Sequence[int], *, hollow: bool 
 def _near(
     call: Call, windows: Mapping[int, Window], whole: set[int], piece: Piece, x: Any, *_: Any, **__: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The places of a rank's part, dim by dim, from those that it has; of dims that stay whole as the op has them."""
+    """A rank's part of the result, dim by dim, from the places that it has; the op fills dims that stay whole."""
     runs = {
         d: tuple(_runs(_places(piece.out_spans(0, d), window, call.inputs[0].shape[d]), piece.spans(0, d)))
         for d, window in windows.items()

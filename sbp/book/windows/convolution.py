@@ -141,7 +141,7 @@ def _convolved(
 def _near_transposed(
     call: Call, windows: dict[int, Window], piece: Piece, x: Any, weight: Any, bias: Any = None, *_: Any, **__: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """All that the places seen add to, of which a rank takes its part: cut, or filled up with what none adds to."""
+    """A rank's part of all that the places seen add to: cut, or filled up with places to which none adds."""
     around: list[tuple[int, int]] = []
     empty = False
     for dim, reach, pad, stride in zip(windows, _spread(call), _before(call), _said(call, "stride"), strict=True):

@@ -1,4 +1,4 @@
-"""Windows along a dim as a dim of their own, or as columns, and dims that lose or gain some places at their ends.
+"""Windows along a dim, as a dim of their own or as columns; dims that lose or gain places at their ends.
 
 Where the dim is split, the windows reach into the next rank's piece, and the pieces of what is left begin elsewhere.
 Stencils are written so: `x[1:] - x[:-1]` takes one row of a neighbour.
@@ -44,8 +44,8 @@ def _unfolded(
 
 @register("im2col")
 def columns(call: Call) -> Match:
-    """Windows of a plane one after the other: rows of them are split where their pieces are pieces of all, evenly or of
-    one window a row; and where there is one row, its windows."""
+    """Windows of a plane, one after the other. Rows of windows are split where their pieces are pieces of all: evenly,
+    or one window a row. A single row is split into its windows."""
     x, bound = call.inputs[0], call.bound
     kernel, dilation, stride, pads = (
         per_dim(bound[name], 2) for name in ("kernel_size", "dilation", "stride", "padding")
@@ -90,7 +90,8 @@ def _none(shape: tuple[int, ...], x: Tensor) -> Tensor:
 
 @register("slice.Tensor", "narrow")
 def cut(call: Call) -> Match:
-    """Of a dim that keeps most of its places ranks keep pieces; of a smaller part they hold addends."""
+    """A slice: ranks keep pieces where it keeps more than half of a dim's places in a row, and hold addends
+    otherwise."""
     x, dim = call.inputs[0], call.bound["dim"] % call.inputs[0].dim()
     size, step, count = x.shape[dim], call.bound.get("step", 1), call.outputs[0].shape[dim]
     labels: list[Hashable] = list(range(x.dim()))

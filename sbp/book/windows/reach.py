@@ -39,7 +39,7 @@ def is_split(piece: Piece, dim: int) -> bool:
 
 
 def margins(piece: Piece, dim: int, window: Window, at: int = 0) -> tuple[int, int]:
-    """How many places a rank's windows see that there are none of, before what it has of a dim and behind it.
+    """The number of places that a rank's windows see and it lacks, before its part of a dim and behind it.
 
     Negative where what it has goes on behind all windows.
     """

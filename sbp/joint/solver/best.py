@@ -1,5 +1,5 @@
-"""The best plan of a folded problem: presolve, messages where tables would be large, then elimination; where the graph
-is too wide for that still, HiGHS or bounds."""
+"""The best plan of a folded problem: presolve, messages where tables would be large, then elimination. HiGHS or bounds
+take a graph that is still too wide."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def best(
 
 
 def best_of(model: Model, *, table: int = 3 * 10**7, wide: Method | None = None) -> Best:
-    """The same of a model of which some is known already."""
+    """The best plan of a model of which some is known already."""
     wide = wide or ("ilp" if installed() else "bounded")
     if sum(table.values.size for table in model.among(model.left)) > MANY:
         for part in [] if model.dead else components(model):

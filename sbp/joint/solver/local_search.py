@@ -35,7 +35,8 @@ class Nearby:
                 self.around[edge.j].append((edge.i, edge.matrix, edge.hidden))
 
     def seconds(self, node: int, choice: Sequence[int]) -> Vector:
-        """Of each candidate, but those that may be hidden; only neighbours in `choice`, which may end early, count."""
+        """The seconds of each candidate but those that may be hidden; only neighbours in `choice`, which may end early,
+        count."""
         total = self.costs[node]
         for other, matrix, _ in self.around[node]:
             if other < len(choice):
@@ -43,7 +44,7 @@ class Nearby:
         return total
 
     def beside(self, node: int, choice: Sequence[int]) -> Vector:
-        """Of each candidate, those that may be hidden, less its room."""
+        """The seconds of each candidate that may be hidden, less its room."""
         total = self.rest[node]
         for other, _, hidden in self.around[node]:
             if hidden is not None:

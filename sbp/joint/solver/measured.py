@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def size(self) -> int:
-        """How many candidates are left."""
+        """The number of candidates that are left."""
         return sum(map(len, self.lives))
 
     def model(self, share: float, price: float) -> Model:
@@ -100,7 +100,7 @@ class Measured:
         return Drawn(choice, seconds, beside, _sum(self.memory, places))
 
     def places(self, choice: Sequence[int]) -> list[int] | None:
-        """Where a choice lies among what is left, if it does."""
+        """The places of a choice among the candidates that are left; None where one is gone."""
         found = []
         for live, k in zip(self.lives, choice, strict=True):
             at = int(np.searchsorted(live, k))

@@ -1,5 +1,5 @@
-"""Messages: what each node would cost its neighbours, sent along the graph and back until a bound stands close below a
-plan; a candidate above which no plan as good can be is dropped.
+"""Messages tell neighbours what a node would cost them, along the graph and back until a bound stands close below a
+plan. A candidate that no plan as good can have is dropped.
 
 Tree-reweighted message passing in the order of the nodes: a node's costs, its own and what all tables tell it, are
 shared among the monotonic chains that go through it. The bound never falls, and what a candidate costs more than the
@@ -158,8 +158,8 @@ class _Chains:
 
 
 def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[int, int] | None:
-    """Drop candidates of these nodes, between which all tables are of two, that are in no plan as good as one that was
-    found: that one, or none if none was."""
+    """Drop candidates that no plan as good as the best found one has; return that plan, or None if none was found. All
+    tables between these nodes are of two."""
     chains = _Chains(model, part)
     best, plan = chains.settled(passes)
     if plan is None:
@@ -181,8 +181,8 @@ def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[in
 
 
 def above(model: Model, part: Sequence[int]) -> tuple[float, dict[int, Vector]]:
-    """A bound of all choices for these nodes, between which all tables are of two, and by how much more than that it is
-    at least with each live candidate."""
+    """A lower bound of all choices for these nodes, and how much more each live candidate costs at least. All tables
+    between these nodes are of two."""
     chains = _Chains(model, part)
     chains.settled(FEW)
     low, more = chains.above()

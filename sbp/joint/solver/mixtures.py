@@ -56,7 +56,7 @@ class _Turns:
             self.change += [values[b], values[a], -values[b]]
 
     def edge(self, m: Vector, i: int, j: int, a: int, b: int, c: int, d: int) -> None:
-        """Between nodes of blocks i and j, which take a and b in the first plan and c and d in the second."""
+        """Add an edge of blocks i and j, whose nodes take a, b in the first plan and c, d in the second."""
         if a == c and b == d:
             self.where.append(0)
             self.change.append(m[a, b])

@@ -72,14 +72,14 @@ def climbed(
 
 
 def higher(climb: Climb, limit: float | None, known: float, around: At | None = None) -> At | None:
-    """Where to look next for a bound above those that were met; nowhere if no plane leaves room for one. What the best
-    plan that is `known` costs is above all bounds too."""
+    """The multipliers to try next for a bound above those that were met; None if no plane leaves room for one. What the
+    best plan that is `known` costs is above all bounds too."""
     height, to = highest([*climb.planes, Drawn((), known, 0.0, limit or 0.0)], limit, around)
     return to if height - climb.bound > NEAR * abs(height) else None
 
 
 def highest(planes: Sequence[Drawn], limit: float | None, around: At | None = None) -> tuple[float, At]:
-    """Where the lowest of these planes is highest, of shares between 0 and 1 and prices of at least 0.
+    """The height and place where the lowest of these planes is highest, of shares from 0 to 1 and prices from 0.
 
     `around` one of them, not far from it.
     """

@@ -38,7 +38,7 @@ class Elimination:
     eliminated: bool
 
     def seconds(self, choice: Mapping[int, int]) -> Vector:
-        """Of each candidate, the others' choice being known; up to a constant."""
+        """The seconds of each candidate, once the others' choice is known; up to a constant."""
         total = self.cost[self.candidates]
         for table in self.tables:
             total = total + table.at(self.node, self.candidates, choice)

@@ -1,4 +1,4 @@
-"""Search: the cheapest plan that fits, where what is hidden costs what there is no room for; and a bound of all plans.
+"""Search: the cheapest plan that fits, and a bound of all plans. Hidden seconds cost as much as there is no room for.
 
 First the multipliers whose bound is highest. There each candidate that is in no plan as good as one that is known goes
 for good, so that further looks are at little. What lies between the bound and the best plan then is looked for branch
@@ -46,8 +46,8 @@ class Found(NamedTuple):
 
 
 class Near(NamedTuple):
-    """Where a search ended, for another one with much the same bytes: multipliers, choices for all nodes that fitted,
-    and choices for all variables whose planes are low there."""
+    """The end of a search, from which one with much the same bytes starts. `plans` are choices for all nodes that
+    fitted, `planes` choices for all variables whose planes are low at these multipliers."""
 
     at: At
     plans: tuple[tuple[int, ...], ...]

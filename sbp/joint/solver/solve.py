@@ -50,7 +50,7 @@ class Solution:
 
     @property
     def share(self) -> float:
-        """Of what is hidden, the share that is paid for where the bound is highest."""
+        """The share of what is hidden that is paid for where the bound is highest."""
         return self.near.at.share if self.near else 0.0
 
     @property
@@ -134,8 +134,8 @@ class Solver:
         near: Near | None,
         seconds: float,
     ) -> Solution:
-        """The cheapest of these plans, or the greedy one: breaking a tie may pay, else it is no better, as far as
-        rounding lets it be."""
+        """The cheapest of these plans and the greedy one. The greedy one is cheaper only by rounding, or where breaking
+        a tie pays."""
         known = self.greedy
         plans = [*plans, known]
         costs = {each: problem.cost(each) for each in plans if limit is None or problem.bytes(each) <= limit}

@@ -26,8 +26,8 @@ LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it
 
 @dataclass(frozen=True, eq=False)
 class TableView:
-    """A table as one of its nodes sees it, among live candidates: a row for each class of its own, with all that the
-    others may choose; and the row of each of its candidates."""
+    """A table as one of its nodes sees it among live candidates. Each class of its own has a row, with all that the
+    others may choose; each candidate has the number of its row."""
 
     lives: tuple[Ints, ...]  # of the table's nodes
     rows: Vector
@@ -35,13 +35,13 @@ class TableView:
 
     @cached_property
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Of each row, whether the others may choose anything."""
+        """Whether the others may choose anything, by row."""
         found: npt.NDArray[np.bool_] = self.rows.min(axis=1) < np.inf
         return found
 
     @cached_property
     def apart(self) -> Vector:
-        """[row r, row t]: by how much t may cost more than r, at least: where r is best, and where t is worst."""
+        """[row r, row t]: how much more t may cost, at least, taken where r is best and where t is worst."""
         rows, every = self.rows, np.arange(len(self.rows))
         low, high = rows.argmin(axis=1), rows.argmax(axis=1)
         with np.errstate(invalid="ignore"):  # inf - inf: forbidden for both
