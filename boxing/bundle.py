@@ -89,7 +89,7 @@ def refilling(src: Layout, dst: Layout) -> BoxingPlan:
 
 
 def _shifts(mid: Layout, dst: Layout) -> dict[int, tuple[int, ...]] | None:
-    """Where a piece that each rank fetches begins in the shard that it is to fill, if it lies there in one box."""
+    """The place of each rank's fetched piece in the shard that it fills; None if one lies there in several boxes."""
     found = {}
     for rank in dst.placement.flat:
         pairs = list(zip(mid.spans(rank), dst.spans(rank), strict=True))
@@ -109,8 +109,8 @@ def _shifted(boxes: Sequence[PieceCut], by: tuple[int, ...], *, read: bool) -> t
 
 @lru_cache(1 << 16)
 def stage_programs(way: BoxingPlan, rank: int) -> tuple[RankProgram | None, ...]:
-    """A rank's exchanges of one tensor; boxes are read from its source, of the second from what is to be filled, and
-    written to what is to be filled."""
+    """A rank's exchanges of one tensor. All write into shards to be filled; the first reads boxes of the source, the
+    second boxes of these shards."""
     programs = [each[0] if each else None for each in way.programs(rank)]
     if len(programs) > 1:
         shifts = _shifts(way.moves[0].dst, way.dst)

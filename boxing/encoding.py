@@ -163,7 +163,8 @@ class MoveEncoder:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a move is encoded: the axes along which addends are, and the name under which errors are kept."""
+    """The encoding of a move: its encoder, the axes along which addends are, and the name under which errors are
+    kept."""
 
     encoder: MoveEncoder
     axes: tuple[int, ...]
@@ -177,8 +178,8 @@ def encoded_plans(pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[En
 
 @dataclass(frozen=True)
 class FilledRows(MoveEncoder):
-    """Of a value that goes from rank to rank only rows that hold something are sent, with their very values, as tokens
-    to experts: those along the last dim that are zero everywhere are not.
+    """Sends only rows that hold something, with their very values, such as tokens to experts. Rows along the last dim
+    that are zero everywhere stay on their rank.
 
     How many there are is known only as the move runs. It is priced by a `share` of them, those expected.
     """

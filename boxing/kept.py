@@ -1,7 +1,7 @@
 """Kept errors: what encoders leave out of each tensor on each rank, from one step to the next.
 
-What a step leaves counts when the step does: `commit` makes it so, and after `drop`, as of a step that is left out
-since a gradient was not finite, all is as it was before.
+What a step leaves counts when the step does. `commit` makes it so; `drop` makes all as it was before, because a step is
+left out, such as one with a gradient that is not finite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class KeptUnder(NamedTuple):
 class KeptErrors:
     """All that is kept of tensors by name. Where addends come to lie otherwise, their errors follow them, and so do
     momenta and counts of steps; all else that an encoder keeps, and what another encoder kept, begins anew. On other
-    ranks, as of a pipeline's second route, a tensor has errors of their own."""
+    ranks, such as those of a pipeline's second route, a tensor has errors of their own."""
 
     def __init__(self) -> None:
         self._held: dict[str, KeptRows] = {}
@@ -213,8 +213,8 @@ def _text(lies: Layout) -> str:
 
 
 def share_bounds(numel: int, ranks: int) -> list[tuple[int, int]]:
-    """Where the share of each rank begins and ends in a tensor that is summed twice. Shares are cut as they are, and
-    never filled up: an encoder would count what they are filled with.
+    """The bounds of each rank's share of a tensor that is summed twice. Shares are cut as they are, and never filled
+    up: an encoder would count what they are filled with.
 
     >>> share_bounds(7, ranks=3), share_bounds(2, ranks=3)
     ([(0, 3), (3, 6), (6, 7)], [(0, 1), (1, 2), (2, 2)])

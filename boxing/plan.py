@@ -24,7 +24,7 @@ __all__ = ["BoxingPlan", "plan"]
 
 
 class BoxingPlan:
-    """How a tensor gets from `src` to `dst`: its moves, what they cost, and each rank's program.
+    """A tensor's way from `src` to `dst`: its moves, what they cost, and each rank's program.
 
     >>> from ..placement import placement
     >>> from ..sbp import layout
@@ -47,7 +47,7 @@ class BoxingPlan:
         return f"{self.src.lie} -> {self.dst.lie}{there}: {way}, {self.bytes} bytes a rank"
 
     def draw(self, path: str | Path) -> Path:
-        """Write the plan as a picture, one box a state and an arrow a move; the suffix says svg, png, pdf or dot."""
+        """Write the plan as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""
         return type(self).drawn(self, path)
 
     @property

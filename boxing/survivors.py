@@ -1,4 +1,4 @@
-"""Survivors: of a tensor some of whose ranks are lost, the part of its layout that is left and has all of it. Pure.
+"""Survivors: the part of a tensor's layout that is left without some ranks, and still has all of the tensor. Pure.
 
 (data=2, tensor=2), split along tensor      rank 3 is lost
     0  1                                    0  1      the first row has both halves
@@ -15,7 +15,7 @@ __all__ = ["survivors"]
 
 
 def survivors(of: Layout, lost: Collection[int]) -> Layout | None:
-    """How a tensor lies on ranks that are not lost, in the shards that these have; None where a part of it is gone.
+    """A tensor's layout on the ranks that are not lost, in the shards that these have; None where a part is gone.
 
     As many of its copies are kept as lie in a grid.
     """

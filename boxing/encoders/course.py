@@ -78,7 +78,7 @@ WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class TensorEncoder(MoveEncoder):
-    """How a tensor is written in fewer bytes, and how addends so written become a sum."""
+    """A way to write a tensor in fewer bytes, and to make a sum of addends so written."""
 
     def encode(self, value: Tensor) -> Payload:
         """The tensor in fewer bytes. How many depends on its shape and dtype alone."""

@@ -49,7 +49,7 @@ class EncodedSum:
 
     @cached_property
     def pieces(self) -> Layout:
-        """The sum cut along the axes as `dst` is, where that has not to be sent on further than the whole; or that."""
+        """The sum cut along the axes as `dst` is, or the whole where the way on from there is cheaper."""
         was = self.mid.state.dims
         dims = tuple((*a, *(f for f in b if f in self.axes)) for a, b in zip(was, self.dst.state.dims, strict=True))
         holes = any(a != b and min(b) < 0 for a, b in zip(was, dims, strict=True))
@@ -116,8 +116,8 @@ def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
 
 
 class EncodedRound(NamedTuple):
-    """An exchange of one tensor: elements of a sum, elements or bytes for each rank that it deals to, or bytes of the
-    payload of each rank that it gathers from."""
+    """An exchange of one tensor. Its sizes are elements of a sum, elements or bytes for each rank that it deals to, or
+    bytes of the payload of each rank that it gathers from."""
 
     kind: type[Request]
     dtype: torch.dtype

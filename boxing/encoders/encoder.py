@@ -16,7 +16,7 @@ __all__ = ["Encoder"]
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder(TensorEncoder):
-    """How a tensor is written in fewer bytes. Subclasses are frozen dataclasses with `encode` and `decode`, both pure.
+    """A way to write a tensor in fewer bytes. Subclasses are frozen dataclasses with `encode` and `decode`, both pure.
 
     With `feedback` what a payload leaves out is kept on its rank and added to the next value. With `twice` each rank
     adds up a share of the tensor, encodes it again, and hands it to all: two exchanges whose bytes do not grow with the

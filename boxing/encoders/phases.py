@@ -65,8 +65,8 @@ class LaterEncoder(Encoder):
 
 @dataclass(frozen=True)
 class MomentumEncoder(Encoder):
-    """The mean of gradients over steps in the place of the gradient: all ranks have it, each adds its own gradient, and
-    the sum of that is encoded. For some steps before, it is kept of plain sums, which are what comes out.
+    """The mean of gradients over steps in the gradient's place. All ranks have it, each adds its own gradient, and the
+    sum of that is encoded. For some steps before, it is kept of plain sums, which are what comes out.
 
     So the optimizer gets gradients while it warms up, and then the momentum: it must have none of its own then. `twice`
     and `feedback=False` are of the encoder that encodes that sum too.

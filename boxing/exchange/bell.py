@@ -1,4 +1,4 @@
-"""A bell for each rank: a rank that waits for mail sleeps in the kernel until a peer rings, and its core is free.
+"""A bell for each rank. A rank that waits for mail sleeps in the kernel until a peer rings, so its core is free.
 
 A bell is a word of shared memory. Who is about to sleep sets it, looks once more whether there is mail, and sleeps as
 long as the word is set (a futex); who brings mail and finds it set clears it and wakes the sleeper. Where a processor

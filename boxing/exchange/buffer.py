@@ -21,7 +21,7 @@ def part(buffer: Tensor, box: PieceCut, side: int) -> Tensor:
 
 
 def pack(buffer: Tensor, boxes: tuple[PieceCut, ...]) -> Tensor:
-    """The boxes to be sent: a view of the one box, or all boxes one after the other in a new flat buffer."""
+    """The boxes to be sent: a view if there is one, else all one after the other in a new flat buffer."""
     if len(boxes) == 1:
         return part(buffer, boxes[0], 0)
     return torch.cat([part(buffer, box, 0).reshape(-1) for box in boxes])
@@ -66,7 +66,7 @@ def finish(
 
 
 def landing(piece: PeerBoxes, out: Tensor | None, like: Tensor) -> Tensor:
-    """Where a peer's message is to be received: its place in the result if that is one run, else a new flat buffer."""
+    """The buffer for a peer's message: its place in the result if that is one run, else a new flat one."""
     if out is not None and len(piece.boxes) == 1:
         place = part(out, piece.boxes[0], 1)
         if place.is_contiguous():

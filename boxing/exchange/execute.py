@@ -51,8 +51,8 @@ def transport() -> Transport:
 
 
 def threads_exchange(where: Placement) -> bool:
-    """Whether several threads of a process may exchange among these ranks at once, each in a lane of its own: not by
-    collectives of a backend, which are of one communicator."""
+    """Whether several threads of a process may exchange among these ranks at once, each in a lane of its own.
+    Collectives of a backend are refused, because they are of one communicator."""
     here = world()
     return here.rank is None or (where.type == "cpu" and here.native is None and where.size <= MANY)
 
@@ -72,7 +72,7 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
 
 
 def exchanges(plan: BoxingPlan) -> int:
-    """How many exchanges a boxing waits for, one behind the other; a transport may make two in one."""
+    """The number of exchanges that a boxing waits for one behind the other; a transport may make two in one."""
     return sum(EXCHANGES.get(move.kind, 1) for move in plan.moves if move.kind not in LOCAL)
 
 

@@ -51,7 +51,7 @@ def box_filled(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = 
 
 
 def filled_exchanges(way: BoxingPlan) -> int:
-    """How many exchanges such a boxing waits for: of marks and of rows."""
+    """The number of exchanges that such a boxing waits for: of marks and of rows."""
     ways = (plan(move.src, move.dst) for move in way.moves)
     return sum(2 if _marks(step) else exchanges(step) for step in ways)
 

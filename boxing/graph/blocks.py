@@ -106,7 +106,7 @@ class Blocks:
 
 
 class Stages:
-    """The stages of a pipeline that are alike, from three on; a stage is all that is done on one placement, with the
+    """The stages of a pipeline that are alike, from three on. A stage is all that is done on one placement, with the
     moves to there and the sources that are used nowhere else."""
 
     def __init__(self, graph: Physical) -> None:

@@ -122,7 +122,7 @@ def _gather_kind(src: Layout, dst: Layout) -> BucketKind | None:
 
 
 def _dim(src: Layout, dst: Layout, axes: tuple[int, ...]) -> int | None:
-    """The dim that ranks along these axes cut, if each one's share of it lies in one piece and all are as large."""
+    """The dim that ranks along these axes cut into equal shares, each in one piece; None if there is none."""
     ranks = prod(src.placement.shape[a] for a in axes)
     changed = [d for d, (a, b) in enumerate(zip(src.state.dims, dst.state.dims, strict=True)) if a != b]
     if len(changed) != 1:

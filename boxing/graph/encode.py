@@ -15,8 +15,7 @@ __all__ = ["SaidEncoder", "encoded", "named"]
 
 
 class SaidEncoder(NamedTuple):
-    """An encoder as it is said of a parameter, by a pattern and perhaps over some axes alone; or of what comes to a
-    module."""
+    """An encoder as it is said of a parameter, by a pattern and perhaps over some axes, or of a module's input."""
 
     encoder: MoveEncoder
     over: tuple[str, ...] | None = None
@@ -28,7 +27,7 @@ class SaidEncoder(NamedTuple):
         return tuple(a for a, n in enumerate(place.shape) if n > 1 and (self.over is None or names[a] in self.over))
 
     def moves(self, src: Layout, dst: Layout) -> tuple[tuple[Layout, Layout], ...]:
-        """The moves that a gradient makes by it, by which it is priced; none if it goes as it is, or is refused."""
+        """The moves of a gradient under this encoder, which price it; none if it goes as it is, or is refused."""
         ends = _ends(src, dst, self)
         if not ends or not src.numel:
             return ()
@@ -58,8 +57,8 @@ def encoded(
 
 
 def named(backs: Iterable[Back]) -> tuple[Back, ...]:
-    """Moves with names under which errors of those that are encoded are kept: the parameter's, and a number where its
-    gradient comes in several ways."""
+    """Moves with the names under which errors of those that are encoded are kept. A name is the parameter's, with a
+    number where its gradient comes in several ways."""
     seen = Counter[str]()
     found = []
     for back in backs:

@@ -34,10 +34,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Course:
-    """How micro-batches go through the stages of a pipeline: seconds of a step, the share of it in which stages stand
-    still, and for each stage where it lies and the seconds that it works. Behind all of it come those of what is done
-    `once`, in the stage that takes longest for it. Where a schedule has no flush, `draining` are the seconds in which a
-    call fills and drains the line, which is empty between two of them."""
+    """The course of micro-batches through a pipeline: a step's seconds, its bubble, and the place and working seconds
+    of each stage. The bubble is the share of the step in which stages stand still. Behind all of it come the seconds of
+    what is done `once`, in the stage that takes longest for it. Where a schedule has no flush, `draining` are the
+    seconds in which a call fills and drains the line, which is empty between two of them."""
 
     schedule: str
     micro_batches: int

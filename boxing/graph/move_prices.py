@@ -1,4 +1,4 @@
-"""Prices of moves by what they are of: what is told of one value in a picture adds up to what is told of a graph."""
+"""Prices of moves by value, so that the prices in a picture add up to those of its graph."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

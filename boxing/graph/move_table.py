@@ -47,9 +47,9 @@ AccountKey: TypeAlias = tuple[str, str]  # of a value, and the direction: forwar
 
 @dataclass(frozen=True)
 class MoveAccount:
-    """The seconds of moves by which a step was chosen: of each value what all its moves one way take, with each
-    micro-batch, and once a step. Those inside of ops that are taken apart are known of all together. Updates of what
-    is `stepped_whole` move by no choice: they take what their routes do."""
+    """The seconds of moves by which a step was chosen. A value has one sum for all its moves one way with each
+    micro-batch, and one for those once a step. Those inside of ops that are taken apart are known of all together.
+    Updates of what is `stepped_whole` move by no choice: they take what their routes do."""
 
     each: Mapping[AccountKey, float]
     late: Mapping[AccountKey, float]
@@ -152,8 +152,8 @@ def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
 
 
 def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of axes; between two grids of the same ranks, whose common one has none, those of either grid for the
-    same groups: `data=expert`."""
+    """The names of axes. Between two grids of the same ranks, whose common one has none, it is those of either grid for
+    the same groups: `data=expert`. `data=expert`."""
     if place.names or not axes:
         return axes_of(place, axes)
     groups = set(map(frozenset, place.groups(axes)))
@@ -200,8 +200,8 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
 def _accounted(
     graph: Physical, every: Sequence[tuple[str, MoveRow]], account: MoveAccount
 ) -> list[tuple[str, MoveRow]]:
-    """The moves with the seconds of an account, which knows of each value what all its moves one way take: they share
-    that as their routes would."""
+    """The moves with the seconds of an account. A value's moves one way share the one sum that it has for them, as
+    their routes would."""
     origin: dict[str, str] = {}
     for box in graph.boxes:
         origin[box.output.name] = origin.get(box.source, box.source)
@@ -321,8 +321,8 @@ def _way_home(source: Source) -> BoxingPlan | None:
 
 
 def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
-    """How a gradient gets to where the optimizer wants it, and what that changed to where the parameter lies; none of
-    these where it is there."""
+    """The plans that bring a gradient to the optimizer and its change to the parameter; none where these lie there
+    already."""
     if source.kind != "parameter" or not source.value.grad:
         return ()
     lies = source.value.layout.with_state(source.value.layout.state)

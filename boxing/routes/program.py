@@ -69,7 +69,7 @@ class RankProgram:
 
 
 def local(src: Layout, dst: Layout, rank: int) -> RankProgram:
-    """A step in which nothing is sent: what the rank keeps of its own; the rest of the result is to be filled."""
+    """A step in which nothing is sent: the rank keeps what it has; the rest of the result is to be filled."""
     first = all(
         src.placement.coords(rank)[a] == 0 or a in src.state.split
         for a in dst.state.partial

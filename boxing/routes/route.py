@@ -130,7 +130,7 @@ class _Problem:
                 yield tuple(steps)
 
     def few(self) -> Iterator[tuple[Leg, ...]]:
-        """All that is to be added at once, then all that is to be moved; and one axis after another in some orders."""
+        """Routes that add up all at once and then move all at once, and routes axis by axis in some orders."""
         dst, here, steps = self.dst, self.src, list[Leg]()
         stays = here.reduction == dst.reduction
         adds = tuple(a for a in here.partial if not (stays and a in dst.partial))

@@ -61,7 +61,7 @@ class Joined:
         self._join(steps)
 
     def origin(self, name: str) -> str:
-        """Where the edge to a user of this value begins: before the moves that are written on it."""
+        """The node at which the edge to a user of this value begins: before the moves that are written on it."""
         name = self.stand(name)
         while name in self.passed:
             name = self.stand(self.passed[name].inputs[0])

@@ -120,7 +120,7 @@ class _Painter:
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
-        """The module of each node, and whether it is an op; a module drawn whole is a part of the one around it."""
+        """The module of each node, and whether it is an op. A module drawn whole is a part of the one around it."""
         for name, steps in self.members.items():
             if name.startswith("module "):
                 yield name.removeprefix("module "), True

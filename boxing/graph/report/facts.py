@@ -32,7 +32,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Of each rank, and how much there is on each, if that is known; why the inside of some segments is estimated."""
+    """The memory of each rank, how much each has if that is known, and why the inside of some segments is estimated."""
 
     ranks: Mapping[int, Held]
     limit: int | None = None
@@ -52,8 +52,8 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """How the signatures were chosen: seconds of a step by the choice, by choosing op after op, and a lower bound. Of a
-    pipeline's they are those of its `stages` together, in the mean of these; a step takes as long as the slowest."""
+    """The search for signatures: seconds of a step by the choice, by choosing op after op, and a lower bound. A
+    pipeline's are those of its `stages` together, in the mean of these; a step takes as long as the slowest."""
 
     optimum: float
     greedy: float | None = None
@@ -146,7 +146,7 @@ class GraphFacts:
 
     @property
     def recomputed(self) -> tuple[int, int]:
-        """How many ops the backward runs again, and in how many regions: those that a gradient goes through."""
+        """The number of ops that the backward runs again, and of their regions: those that a gradient goes through."""
         ops = [step for step in self.graph.steps if isinstance(step, Op) and step.origin.recompute]
         through = {op.origin.recompute for op in ops if any(value.grad for value in op.outputs)}
         return sum(op.origin.recompute in through for op in ops), len(through)

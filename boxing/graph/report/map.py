@@ -1,4 +1,4 @@
-"""The map of a model on one page: modules down, axes across, cells coloured by S, B and P; and memory by kind.
+"""The map of a model on one page: modules down, axes across, cells coloured by S, B, P; and memory by kind.
 
 It is plain SVG, written without any program, and follows its page into the dark.
 """

@@ -56,7 +56,7 @@ def axis_names(place: Placement) -> dict[int, str]:
 
 
 def roles_of(graph: Physical) -> list[Role]:
-    """The roles of all modules with parameters, of attention and of losses, in the order of the graph; equal ones of
+    """The roles of modules with parameters, of attention and of losses, in the order of the graph. Equal ones of
     repeated blocks are one with a count."""
     blocks = Blocks(graph)
     merged: dict[tuple[object, ...], Role] = {}

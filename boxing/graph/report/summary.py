@@ -1,4 +1,4 @@
-"""The summary of a report: what it costs, what each kind of module does, and the largest moves, on 30 lines at most."""
+"""The summary of a report, on 30 lines at most: its cost, what each kind of module does, and the largest moves."""
 
 from collections.abc import Iterator, Sequence
 

@@ -64,8 +64,8 @@ def to_text(graph: Physical) -> str:
 
 
 def fingerprint(graph: Physical) -> int:
-    """A number that two graphs share only if their texts say the same, whatever the comments, of the same regions and
-    of what is offloaded."""
+    """A number that two graphs share only if they have the same text but for comments, the same regions and
+    offloads."""
     origins = [(at, step.origin) for at, step in enumerate(graph.steps) if isinstance(step, Op)]
     regions = [str(at) for at, origin in origins if origin.recompute]
     offloads = [f"{at} {origin.offload}" for at, origin in origins if origin.offload]
