@@ -23,8 +23,8 @@ def hidden(before: Network, run: Simulation) -> dict[str, float]:
 def held_at_once(
     run: Simulation, registers: Collection[str], ranks: Mapping[str, int | Sequence[int] | str] = MappingProxyType({})
 ) -> dict[str, int]:
-    """By queue the most slots in use at once of all these registers that it reads, or that queues read which lie there
-    by `ranks`, as those of an addition do.
+    """The most slots in use at once, by queue, of these registers. A register lies with the queue that reads it, or
+    with the one that `ranks` names for that queue, such as one of an addition.
 
     A slot is in use from the start of the firing that fills it to the end of the one that frees it.
     """

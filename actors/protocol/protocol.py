@@ -102,7 +102,8 @@ class Wired:
         self.first = ActorState(_phase(self, 0, initial, ended, credits), 0, initial, ended, credits)
 
     def needed(self, port: Port, fired: int) -> int:
-        """How many slots must be filled for a take to begin at this firing, with those that it leaves lying."""
+        """The number of slots that must be filled for a take to begin at this firing, with those that it leaves
+        lying."""
         skips = self.actor.takes[port.at].skips
         if skips:
             turn = self.turn(False, port.at, fired)
@@ -113,7 +114,7 @@ class Wired:
         return self.sequence[fired % self.round]
 
     def turn(self, out: bool, at: int, fired: int) -> int:
-        """How many firings before this one the port took part in."""
+        """The number of firings before this one that the port took part in."""
         rounds, rest = divmod(fired, self.round)
         counts = self._counts[out][at]
         return rounds * counts[-1] + counts[rest]
@@ -179,7 +180,7 @@ class Wiring:
             self.consumer.append(to)
 
     def states(self) -> list[ActorState]:
-        """How everything is at the start."""
+        """The states of all actors at the start."""
         return [wired.first for wired in self.actors]
 
 

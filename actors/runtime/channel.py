@@ -62,7 +62,7 @@ def tag_of(number: int, label: int) -> int:
 
 
 class Link(Protocol):
-    """How the values of one register travel, for this rank."""
+    """The link on which the values of one register travel, for this rank."""
 
     def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         """Post what this rank sends."""
@@ -72,7 +72,7 @@ class Link(Protocol):
 
 
 class Carrier(Protocol):
-    """How messages get to other ranks and from them."""
+    """A carrier of messages to other ranks and from them."""
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> UnderWay: ...
 
@@ -276,12 +276,12 @@ class Receive:
 
 
 def ahead(nbytes: int) -> int:
-    """How many receives of so many bytes are posted and not waited for, at most."""
+    """The most receives of so many bytes that are posted and not waited for."""
     return max(1 + AHEAD, min(MANY, SMALL // max(nbytes, 1)))
 
 
 def bytes_of(works: Sequence[UnderWay]) -> int:
-    """Of messages that do not say it, more than anything."""
+    """The bytes of messages; one that does not say them counts as more than anything."""
     return sum([getattr(work, "bytes", VAST) for work in works])
 
 

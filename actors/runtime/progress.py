@@ -179,7 +179,7 @@ def waits_inside(thread: threading.Thread | None) -> bool:
 
 
 def at_line(thread: threading.Thread | None) -> str:
-    """Where a thread is in the user's code, in words; nothing where it is in none."""
+    """The line of the user's code that a thread is in, in words; empty where it is in none."""
     frame = sys._current_frames().get((thread and thread.ident) or 0)
     line = user_line(frame) if frame is not None else ""
     return "" if not line or line.startswith(threading.__file__) else f" at {line}"

@@ -21,7 +21,7 @@ class Queue:
 
 @dataclass(slots=True)
 class Errands:
-    """Errands of a thread that has let go of the lock: first what travels, then the bells of those that wait for it.
+    """Errands of a thread that has let go of the lock: first messages, then the bells of those that wait.
 
     A post is of an actor; a send has the label and the value, a receive how many came and how many may.
     """

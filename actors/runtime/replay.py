@@ -44,7 +44,7 @@ class Did:
 
     @property
     def early(self) -> float:
-        """How long before the protocol allowed it; more than noise means clocks that differ."""
+        """The time by which it ran before the protocol allowed it; more than noise means clocks that differ."""
         return 0.0 if self.ready is None else max(0.0, self.ready - self.ran.start)
 
     def __str__(self) -> str:

@@ -40,8 +40,8 @@ class RunRecord:
 
     @cached_property
     def firings(self) -> tuple[Ran, ...]:
-        """Where it was recorded, its firings by start. What was posted before the message ahead of it had gone begins
-        with the end of that."""
+        """The firings by start, where they were recorded. What was posted before the message ahead of it had gone
+        begins with the end of that."""
         found: list[Ran] = []
         until: dict[str, float] = {}
         for at, case, label, start, end, more in self.raw:  # of one queue in order
@@ -69,9 +69,8 @@ def order_of(run: Simulation) -> dict[str, tuple[str, ...]]:
 
 
 def settled(run: Simulation) -> bool:
-    """Whether marks and priorities lead to the order of a simulation whatever time things take, as far as two others
-    tell in which they take from a fifth to three times as long. Where they do, nothing is lost by holding on to it.
-    """
+    """Whether marks and priorities lead to the order of a simulation whatever time things take. Two more simulations
+    tell, in which each takes from a fifth to three times as long. If so, nothing is lost by holding on to the order."""
     expected = order_of(run)
     usual = {actor.name: (dict(actor.times), actor.time) for actor in run.network.actors}
 

@@ -1,4 +1,4 @@
-"""A static order: a step of one queue, with what it sends and receives, as a list that is run from first to last.
+"""A static order: a step of one queue as a list, run from first to last, with all it sends and receives.
 
 Where one queue goes by an order, or is alone, nothing is left to decide: what it does next, what it has to wait for and
 which slot holds what is the same in every step. So the protocol runs once, without values, and what it did is written

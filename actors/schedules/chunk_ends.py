@@ -1,4 +1,4 @@
-"""The ends of a chunk: what is done for it once a step, as actors of the pipeline that its micro-batches go through.
+"""The ends of a chunk: its work once a step, as actors of the pipeline that its micro-batches go through.
 
     G.c   gathers its weights before its first F             on a link       wg.c   until its last firing
     R.c   brings its gradients home behind its last B or W   on a link       g.c
@@ -25,7 +25,7 @@ FIRST = -2  # before anything else
 
 @dataclass(frozen=True, kw_only=True)
 class Folding:
-    """How what is done once a step is folded under the micro-batches.
+    """The folding of work that is done once a step under the micro-batches.
 
     once     whether weights in pieces are gathered, and gradients brought home, once a step for each chunk, where each
              micro-batch would do so

@@ -172,7 +172,7 @@ class Definition:
         return min(2, shape.m) if self.way == "routes" else 1
 
     def device(self, shape: Shape, chunk: int) -> int:
-        """Where a chunk lies. Of two routes the first has chunks 0 to p-1, the second p to 2p-1."""
+        """The device that a chunk lies on. Of two routes the first has chunks 0 to p-1, the second p to 2p-1."""
         turn, place = divmod(chunk, shape.p)
         return shape.p - 1 - place if self.way != "loop" and turn % 2 else place
 
@@ -217,8 +217,8 @@ class Definition:
         return Marks(quota(self.act), quota(self.stash), quota(self.dy), low(self.low_b), low(self.low_w))
 
     def skips(self, shape: Shape, maker: str, reader: str) -> tuple[int, ...]:
-        """Over how many slots each firing of a task such as B0 takes what another, such as F0, has filled, or D0, the
-        data of a chunk; nothing where both come in the same order."""
+        """The slots that each firing of `reader`, such as B0, leaves lying when it takes from `maker`. That may be F0,
+        or D0, the data of a chunk. Empty where both come in the same order."""
         if self.in_turn:
             return ()
         return skips(self._numbers(shape, maker), self._numbers(shape, reader))

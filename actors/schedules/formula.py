@@ -41,7 +41,7 @@ def formula(text: str, values: Mapping[str, int]) -> int:
 
 
 def fault(text: str) -> tuple[int, str] | None:
-    """Where something in the text is no formula, and why; None if it is one.
+    """The first place where the text is no formula, and why; None if it is one.
 
     >>> fault("p - q")
     (4, 'a formula has no q')

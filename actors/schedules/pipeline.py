@@ -26,8 +26,8 @@ UPDATE = -1  # before anything else on its device: others wait for it
 
 @dataclass(frozen=True)
 class Costs:
-    """How long the parts of one chunk take, its hop to the next chunk and back, and what an activation of it is; and
-    once a step its optimizer, and to gather its weights and bring its gradients home.
+    """The costs of one chunk: the time of each part and of a hop, and the size of an activation. A hop goes to the next
+    chunk or back. Once a step come the times to run its optimizer, gather its weights, and bring its gradients home.
 
     Of its `bytes` those that are `freed` go with B where W is apart, and the rest with W. F and B `exchange` for so
     long with other devices of their stage, as experts do: before and behind what they compute, or under what another
@@ -313,7 +313,7 @@ def together(
     costs: Costs | Sequence[Costs],
     only: Callable[[str, str], bool] = lambda forward, backward: True,
 ) -> list[Actor]:
-    """The actors of an order, in which two that run together are one firing: it begins when both can, and ends for
+    """The actors of an order. Two tasks that run together are one firing, which begins when both can, and ends for
     both. `only` says for which two that is done; others run one behind the other, which never waits for more."""
     rows = schedule.rows(shape)
     if not any(op.joined for row in rows for op in row):

@@ -48,7 +48,8 @@ def peak_bytes(run: Simulation, costs: Costs | Sequence[Costs]) -> dict[str, int
 
 
 def _peaks(run: Simulation, costs: Costs | Sequence[Costs] | None) -> dict[str, int]:
-    """From the start of F to the end of B, or of W where it is apart; then B frees what is its part."""
+    """The most that each device holds. A chunk is held from the start of F to the end of B, or of W where it is apart;
+    then B frees what is its part."""
     ends = {at.chunk: "W" for ran in run.firings for at in tasks_of(ran) if at.kind == "W"}
     held: dict[str, int] = {}
     peak: dict[str, int] = {}

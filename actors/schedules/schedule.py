@@ -44,7 +44,8 @@ class Schedule(Definition):
         return preview(self, self.shape(p, m, v=v, n=n), costs)
 
     def delays(self, p: int = 0, m: int = 0, *, v: int = 0) -> Delays:
-        """How late weights are read in a step of p devices and m micro-batches, of a schedule without a flush.
+        """The updates by which weights are late, in a step of p devices and m micro-batches, under a schedule without a
+        flush.
 
         >>> Schedule("late", act="p-s", low_b="p-s-1", versions="1", unpinned="newest").delays(3, 8).chunks
         {0: 2, 1: 1, 2: 0}

@@ -40,7 +40,7 @@ def zb_v(p: int, m: int) -> Rows:
 
 
 def _waves(p: int, m: int, s: int) -> Iterator[Action]:
-    """F and B of a device: fill the line, then go round shallow F, shallow B, deep F, deep B, then empty it."""
+    """F and B of a device: fill the line, repeat shallow F, shallow B, deep F and deep B, then empty it."""
     deep = 2 * p - 1 - s
     did = {(kind, chunk): 0 for kind in "FB" for chunk in (s, deep)}
 

@@ -48,7 +48,7 @@ class StepRecords:
 
     @cached_property
     def usual(self) -> float:
-        """How long a firing of a compute queue takes: the median."""
+        """The median time of a firing of a compute queue."""
         return median([r.end - r.start for _, r in self.records if not self.wire(r.queue)] or [0.0])
 
     @cached_property
@@ -61,7 +61,8 @@ class StepRecords:
         return {key: tuple(found[key]) for key in sorted(found, key=lambda key: (key[0], order[key[1]]))}
 
     def busy(self, rank: int, queue: str) -> list[tuple[float, float]]:
-        """When a queue worked. A receive that was posted early only begins when what it takes is being sent."""
+        """The spans in which a queue worked. A receive that was posted early only begins when what it takes is being
+        sent."""
         spans = []
         for did in self.queues[rank, queue]:
             others = [by for _, by in did.sources if self.replay.done[by].rank != rank and self.wire(queue)]
@@ -134,7 +135,8 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 class Parting(NamedTuple):
-    """Where a step leaves its simulation first: another firing (`order`), none (`missing`), or a late one (`late`)."""
+    """The first point where a step leaves its simulation: another firing (`order`), none (`missing`), or a late one
+    (`late`)."""
 
     kind: Literal["order", "missing", "late"]
     rank: int
@@ -188,7 +190,7 @@ def parting(real: StepRecords, simulated: StepRecords, tolerance: float = 0.5) -
 
 
 def slow(real: StepRecords, simulated: StepRecords) -> dict[tuple[int, str], float]:
-    """How much of its simulated time each compute queue took, for what it ran."""
+    """The time that each compute queue took, as a multiple of the simulated time of what it ran."""
     usual = _usual(simulated, scale(real, simulated))
     found = {}
     for (rank, queue), dids in real.queues.items():

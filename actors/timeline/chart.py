@@ -1,4 +1,4 @@
-"""The chart of a step: what every queue really did, and below it what was simulated, on one axis of time, as SVG.
+"""The chart of a step as SVG, on one axis of time: what every queue really did, and below it the simulation.
 
 A row is a queue of a rank; each says how much of the step it stood still.
 """

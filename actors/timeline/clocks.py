@@ -23,7 +23,7 @@ TAG = 4021  # of these messages only
 
 
 def offset(exchanges: Iterable[tuple[float, float, float]]) -> float:
-    """How much more the other clock shows, from `(sent, there, back)`: sent and back by ours, there by the other.
+    """The lead of the other clock, from `(sent, there, back)`: sent and back by ours, there by the other.
 
     Of several exchanges the one of the shortest way says it; it is off by half of that way at most.
 

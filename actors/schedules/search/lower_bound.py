@@ -42,7 +42,7 @@ def alone(heads: Sequence[float], times: Sequence[float], tails: Sequence[float]
 
 
 def room(lives: Sequence[tuple[float, float]], limit: float) -> float:
-    """How long memory is in use at least, for things of such sizes that are there so long each.
+    """A lower bound of the time that memory takes to hold things of such sizes for so long each.
 
     >>> room([(1, 6), (1, 6), (1, 6)], 2)
     9.0
@@ -51,7 +51,7 @@ def room(lives: Sequence[tuple[float, float]], limit: float) -> float:
 
 
 def lives_from(graph: TaskGraph, taker: int) -> dict[int, float]:
-    """How long it takes at least from the start of a task to the end of each one behind it."""
+    """The least time from the start of a task to the end of each one behind it."""
     found = {taker: graph.tasks[taker].time}
     for n in graph.sorted:
         if n in found:

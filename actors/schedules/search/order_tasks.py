@@ -33,7 +33,7 @@ NEAR = 1e-9
 
 @dataclass(frozen=True)
 class FoundOrder:
-    """An order of the tasks of each device: when it ends, what no order can be sooner than, and the memory it takes."""
+    """An order of each device's tasks, with its end, a lower bound of every order's end, and the memory it takes."""
 
     graph: TaskGraph
     rows: tuple[tuple[str, ...], ...]
@@ -64,7 +64,7 @@ class FoundOrder:
 
 
 def order_tasks(graph: TaskGraph, *, effort: float = 1.0) -> FoundOrder:
-    """An order of tasks under the limits of memory of their devices, the shortest of a few tasks, a short one of many.
+    """An order of tasks under the memory limits of their devices: the shortest of a few tasks, a short one of many.
 
     It is the same each time. `effort` is how many lists are tried, as many as usual by 1.
 
@@ -137,7 +137,7 @@ class OrderSearch:
         return found
 
     def score(self, rows: Rows, starts: Sequence[float]) -> float:
-        """When all is done."""
+        """The time at which all is done."""
         ends = (starts[row[-1]] + self.graph.tasks[row[-1]].time if row else 0.0 for row in rows)
         return max(end + last for end, last in zip(ends, self.last, strict=True))
 

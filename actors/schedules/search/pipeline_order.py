@@ -88,7 +88,7 @@ def search(
     known: Iterable[Schedule] = (),
     effort: float = 1.0,
 ) -> FoundSchedule:
-    """An order of p devices and m micro-batches under a limit of memory on each device, and a bound on what can be.
+    """An order of p devices and m micro-batches under a memory limit on each device, and a bound for all orders.
 
     `memory` is in bytes where costs have some, and else counts slots, a chunk and a micro-batch each. `by="span"` looks
     for the shortest time of the busiest device in place of the earliest end. The published orders and those of `known`
@@ -235,8 +235,8 @@ class _Pipe:
         return Action(kind, c // self.shape.p, k)
 
     def bound(self, by: SearchedFor) -> float:
-        """Each device does all its tasks, holds what it holds for as long as the way there and back takes, and stands
-        still where nothing has come back yet and no other micro-batch fits."""
+        """A lower bound of what is searched for. Each device does all its tasks, holds what it holds for as long as the
+        way there and back takes, and stands still where nothing has come back yet and no other micro-batch fits."""
         graph, found = self.graph, 0.0
         for d, s in enumerate(graph.devices):
             mine = [n for n, task in enumerate(graph.tasks) if task.device == s]

@@ -94,7 +94,7 @@ class TaskGraph:
 
     @cached_property
     def limits(self) -> list[float]:
-        """Of each device."""
+        """The memory limit of each device."""
         given = self.memory
         return [given.get(device, inf) if isinstance(given, Mapping) else given for device in self.devices]
 
@@ -128,7 +128,7 @@ class TaskGraph:
 
     @cached_property
     def heads(self) -> list[float]:
-        """When each task may start, were there a device for every task."""
+        """The earliest start of each task, were there a device for every task."""
         found = [0.0] * len(self.tasks)
         for n in self.sorted:
             end = found[n] + self.tasks[n].time
@@ -146,7 +146,7 @@ class TaskGraph:
         return found
 
     def starts(self, rows: Sequence[Sequence[int]]) -> list[float] | None:
-        """When each task starts, if devices do them in such orders; None if they wait for each other."""
+        """The start of each task if devices do them in such orders; None if they wait for each other."""
         behind: list[list[tuple[int, float]]] = [list(each) for each in self.behind]
         left = [len(each) for each in self.before]
         for row in rows:
