@@ -2,9 +2,9 @@
 
 A rank that draws other random numbers, starts from other weights or reads another batch would go on with values of its
 own, and nobody would notice: what is B is never looked at on two ranks. Seeds and weights are compared whenever they
-are new. What is passed at every step, as a batch, and what a factory is asked for, in the first steps and then now and
-then. An op that sends compares what it moves; so what ranks did otherwise before shows there if shapes, dtypes or
-signatures differ, and not if only numbers do.
+are new. Values passed at every step, such as a batch, and requests of a factory are compared in the first steps, and
+then now and then. An op that sends compares what it moves; so what ranks did otherwise before shows there if shapes,
+dtypes or signatures differ, and not if only numbers do.
 """
 
 import threading
@@ -25,7 +25,7 @@ __all__ = ["added", "checksum", "in_order", "same", "same_call", "told"]
 
 FIRST, EVERY = 3, 64  # calls of a line whose values are compared: so many, and then one of so many
 
-in_order: set[int] = set()  # threads that run in one order everywhere, as the main thread does
+in_order: set[int] = set()  # threads that run in one order everywhere, such as the main thread
 _calls: dict[tuple[Placement, str], int] = {}
 
 
@@ -63,7 +63,7 @@ def added(row: Sequence[int], where: Placement, op: str) -> list[int]:
 def same(values: Mapping[str, Tensor], where: Placement, asked: str, said: str = "") -> None:
     """Refuse plain values, each passed as one by every process of a placement, that differ between ranks.
 
-    `asked` is who takes them, and where; `said` is what else must be alike, as the signature.
+    `asked` is who takes them, and where; `said` is what else must be alike, such as the signature.
     """
     if not (values and _compares(where) and _is_due(where, asked)):
         return
@@ -138,7 +138,7 @@ def _differs(row: Sequence[int], where: Placement, op: str) -> tuple[int | None,
 
 
 def checksum(value: Tensor, said: str = "") -> int:
-    """Of the shape, the dtype and some thousand elements."""
+    """A checksum of the shape, the dtype and some thousand elements."""
     line = value.detach().reshape(-1)
     some = line[:: max(len(line) // 4096, 1)].cpu().contiguous().view(torch.uint8)
     return crc32(some.numpy().tobytes(), crc32(f"{value.dtype} {tuple(value.shape)} {said}".encode()))

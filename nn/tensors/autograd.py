@@ -173,7 +173,7 @@ def _laid(x: Handle, value: Tensor) -> tuple[tuple[Tensor, ...], Layout]:
 
 
 def gradient_layout(of: Layout) -> Layout:
-    """How a leaf's gradient is kept: as the leaf lies, in memory too, added up."""
+    """The layout in which a leaf's gradient is kept: as the leaf lies, in memory too, added up."""
     return Layout(of.placement, State(of.state.dims), of.shape, of.dtype, order=() if of.gaps else of.order)
 
 

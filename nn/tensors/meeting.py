@@ -1,4 +1,4 @@
-"""Where tensors meet that are arguments of one function: on one placement, to which plain tensors and numbers come."""
+"""The placement on which the tensors of one function meet, and to which plain tensors and numbers come."""
 
 from collections.abc import Sequence
 from typing import Any

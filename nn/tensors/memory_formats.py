@@ -1,5 +1,5 @@
-"""Memory formats: how a kernel lays out its result where torch's meta functions say another order of dims, and pieces
-in the memory order of the tensor that they are of.
+"""Memory formats: the order of dims in a kernel's result where torch's meta functions say another. Pieces lie in the
+memory order of their tensor.
 
 Random numbers are drawn in this order, and by it torch tells whether a reshape is a view or a copy. So that what is one
 for the whole tensor is one for every piece, dims that follow each other without a gap in one device's memory do so in

@@ -273,8 +273,8 @@ wrap = GlobalTensor._wrap
 def assemble(
     shards: tuple[Tensor, ...], of: Layout, requires_grad: bool, param: bool, ranks: tuple[int, ...] | None = None
 ) -> GlobalTensor:
-    """A leaf made of shards, as copies hold it, and pickles with the ranks that these are of: another rank takes the
-    shard of one that has the same part of the tensor."""
+    """A leaf made of shards. Copies hold it so; pickles add the ranks of the shards, and another rank takes the shard
+    of one that has the same part of the tensor."""
     if ranks is not None:
         here = owned(of.placement)
         taken = [next((at for at, one in enumerate(ranks) if _same_part(of, one, rank)), None) for rank in here]
