@@ -28,7 +28,7 @@ __all__ = ["Verdict", "cast_first", "lies", "options", "prices", "statistics", "
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """How a call is answered, before anything is built for it.
+    """The answer to a call, before anything is built for it.
 
     By a `formula`, under one of several `ways`, taken `apart`, or, for want of all these, gathered: then `why` says it.
     """
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def verdict(seen: Logical, tensors: Sequence[GlobalTensor]) -> Verdict:
-    """How to answer a function of these tensors that was captured as one op."""
+    """The verdict on a function of these tensors that was captured as one op."""
     where = tensors[0].placement
     (op,) = seen.ops
     call = seen.call(op, tuple([x._layout.state for x in tensors]), where.shape)
@@ -164,7 +164,7 @@ def _gradient(to: State, of: Layout) -> State:
 
 
 def lies(way: Way, found: Verdict, tensors: Sequence[GlobalTensor]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-    """How inputs and outputs lie under a way, and with them their gradients."""
+    """The layouts of inputs and outputs under a way, and with them of their gradients."""
     where, op, call = tensors[0].placement, found.op, found.call
     # The axes on which ranks hold different things.
     active = {a for state in way.inputs + way.outputs for a in (*state.split, *state.partial)}

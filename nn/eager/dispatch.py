@@ -194,7 +194,7 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
 
 
 def _made_global(func: Any, t: Tensor, tensors: Sequence[GlobalTensor]) -> None:
-    """A plain tensor that a global one is written to counts as B, as it does elsewhere: from now on it is global.
+    """A plain tensor that a global one is written to counts as B, as elsewhere: from now on it is global.
 
     It is the same object, so that all who hold it see what is written; who shares its memory would not.
     """

@@ -165,8 +165,8 @@ _into_line.recipe = lambda args, tensors: Whole("as_strided_scatter", adds_up=Tr
 
 
 def gathered(given: Sequence[Layout], adds_up: bool) -> tuple[list[Layout], tuple[int, ...]]:
-    """How inputs lie where each rank has them whole, and on which axes gradients of all are addends, inputs' and
-    outputs', if those of a function that adds up may be."""
+    """The layouts of inputs that each rank has whole, and the axes on which all their gradients are addends. There are
+    such axes only if the function adds up; gradients of outputs are addends there too."""
     floats, shape = [of for of in given if has_grad(of)], given[0].placement.shape
     axes = [a for a, n in enumerate(shape) if n > 1 and adds_up and floats]
     partial = tuple(a for a in axes if all(a in of.grad_partial for of in floats))

@@ -26,7 +26,7 @@ __all__ = ["Torn", "after_write", "any_severed", "bring_back", "keep", "sever"]
 
 
 class Torn(NamedTuple):
-    """How a view was made: result `at` of a function of its base."""
+    """The making of a view: result `at` of a function of its base."""
 
     base: GlobalTensor
     func: Any

@@ -26,7 +26,7 @@ __all__ = ["ByGrad", "Outputs", "Recipe", "Single", "WrongRule", "assembled", "e
 
 
 class Outputs(NamedTuple):
-    """How the results of a recipe lie, in order; `same` numbers the inputs that come back as themselves.
+    """The layouts of a recipe's results, in order; `same` numbers the inputs that come back as themselves.
 
     `alone` are copies on one device, though what ranks run may give them a view: of a piece, which lies otherwise than
     the whole, or of what it was given. `relaid` are those that ranks lay out otherwise than one device.
@@ -40,7 +40,7 @@ class Outputs(NamedTuple):
 
 
 class Recipe:
-    """How to answer a call. `any_float`: it does not depend on the values of floats among the arguments."""
+    """A way to answer a call. `any_float`: it does not depend on the values of floats among the arguments."""
 
     any_float = False
     bookish = False  # by a rule of the book, not by one of the user's
@@ -74,7 +74,7 @@ class Recipe:
 
 
 class ByGrad(Recipe):
-    """Where something has to move, what is cheapest depends on whose gradient moves back: a recipe for each case."""
+    """A recipe chosen by which inputs require grad, because their gradients' moves are part of the price."""
 
     def __init__(self, make: Callable[..., tuple[Recipe, Any]]) -> None:
         self.make = make

@@ -18,7 +18,7 @@ __all__ = ["check_rule", "rule"]
 
 
 def rule(op: str | type[Function], text: str | None = None) -> Any:
-    """Say how an op's dims may be split: by a line of the rule language, or as a decorator of a function of a `Call`.
+    """Say how an op's dims may be split: a line of the rule language, or a decorated function of a `Call`.
 
     `op` is a custom op's name, "mylib::op", or a torch.autograd.Function. The language is in docs/rules.md.
 
