@@ -115,8 +115,8 @@ class _PlaceAsPart(NamedTuple):
 
 
 def placed_by_slice(module: nn.Module, around: nn.Module | None) -> "_PlaceAsPart | None":
-    """The word that counts for a module because it was in a slice, which is in no model; none where its own is newer,
-    or where it was said of the list around it."""
+    """The placement that counts for a module because it was in a slice, which is part of no model. None where the
+    module's own is newer, or where it was said of the list around it."""
     part: _PlaceAsPart | None = module.__dict__.get(PART)
     if part is None or (around is not None and around.__dict__.get(SAID) == part.said):
         return None
@@ -134,7 +134,7 @@ def note(module: nn.Module, key: str, value: object) -> None:
 
 
 def placement_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, Placement]:  # noqa: B006
-    """Where every module lives that has a place, its own or that of a module around it, by its path."""
+    """The placement of every module that has one, its own or that of a module around it, by path."""
     return _inherited(modules, {module: place for module, (place, _) in moved.items()}, PLACE)
 
 
@@ -144,8 +144,7 @@ def chunk_of(modules: Modules, moved: LayerMoves = {}) -> dict[str, int]:  # noq
 
 
 def _inherited(modules: Modules, instead: Mapping[nn.Module, Any], key: str) -> dict[str, Any]:
-    """The place or chunk of every module, its own or that of a module around it, by its path; of some something else
-    instead."""
+    """The place or chunk of every module, its own or that of a module around it, by path; `instead` replaces some."""
     found: dict[str, Any] = {}
 
     def visit(module: nn.Module, around: nn.Module | None, path: str, outer: Any) -> None:

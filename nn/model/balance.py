@@ -44,8 +44,7 @@ def pipeline(
     costs: Sequence[float] | None = None,
     worth: float = WORTH,
 ) -> None:
-    """Place layers that run one after the other as the stages of a schedule, in runs that take as long as each other,
-    as far as they can.
+    """Place layers that run one after the other as the stages of a schedule, in runs as even as can be.
 
     `placements` has one for each stage. A schedule like "interleaved" or "zb_v" has several chunks on each, `chunks` if
     it is not the usual 2; they are placed round and round, or there and back again.
@@ -105,7 +104,7 @@ def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[LayerCut, list[nn.Module
 
 
 def ends_of(layers: Sequence[nn.Module]) -> list[int]:
-    """Where the runs of layers end that were placed."""
+    """The ends of the runs in which layers were placed."""
     chunk = [layer.__dict__[CHUNK] for layer in layers]
     return [at for at in range(1, len(chunk) + 1) if at == len(chunk) or chunk[at] != chunk[at - 1]]
 
@@ -127,7 +126,7 @@ LITTLE = 0.01  # of the mean
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Where each run of layers ends. The longest run is as short as can be; of such cuts the most even one, and of
+    """The end of each run of layers. The longest run is as short as can be; of such cuts the most even one, and of
     equal ones that with more layers in the early runs.
 
     >>> balanced([8, 1, 1, 1, 1, 1, 1, 1], 2), balanced([1, 1, 1, 1, 1], 2)
@@ -163,14 +162,14 @@ class LayerWork:
     micro_batches: int = 1000
 
     def seconds(self, ends: Sequence[int], stages: Sequence[Hashable]) -> float:
-        """Of the step, if runs of layers end there and are on such stages: the first micro-batch goes through all of
+        """The seconds of a step with such runs of layers on such stages. The first micro-batch goes through all of
         them, the others come behind it as fast as the busiest stage or the slowest hop lets them."""
         each = [self.hops[end - 1] for end in ends[:-1]]
         slowest = max(by_stage(self.layers, ends, stages) + each)
         return slowest + (sum(self.layers) + sum(each) - slowest) / self.micro_batches
 
     def ends(self, stages: Sequence[Hashable]) -> list[int]:
-        """Where runs are to end for a short step, as far as moving single ends of even runs gets.
+        """The ends of runs that make a short step, as far as moving single ends of even runs gets.
 
         >>> heavy = LayerWork([8, 1, 1, 1, 1, 1, 1, 1], [0] * 7)
         >>> heavy.ends("ab"), heavy.ends("abab")

@@ -4,7 +4,7 @@
     flow.nn.cast(model, {"*": "fp32"}, kind="grads")                  gradients are brought together in fp32
     flow.nn.cast(model, {"*": "fp32"}, kind="states")                 an optimizer's states, and a master of weights
 
-They are notes as those of `place` and `shard`: a graph reads them, and nothing else runs otherwise, eager code either.
+They are notes like those of `place` and `shard`: a graph reads them, and nothing else changes, eager code either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -239,8 +239,7 @@ def works_of(modules: Mapping[str, nn.Module]) -> dict[int, Works]:
 
 
 def types_of(modules: Mapping[str, nn.Module]) -> dict[str, Types]:
-    """The types of all parameters and buffers of which something is said, by their full names; a tied one is there
-    under each of its names."""
+    """The types of parameters and buffers for which some were said, by full name; a tied one has each of its names."""
     found: dict[str, Types] = {}
     met: dict[int, tuple[str, dict[str, Any]]] = {}
     for slot in slots(modules):

@@ -4,7 +4,7 @@ made so.
     flow.nn.compress(model.blocks, flow.encoders.sign(), over="data")                gradients, along `data`
     flow.nn.compress(model, {"blocks.4": flow.encoders.int8()}, kind="hops")         what comes to blocks.4
 
-They are notes as those of `place` and `shard`: a graph reads them, and nothing else runs otherwise, eager code either.
+They are notes like those of `place` and `shard`: a graph reads them, and nothing else changes, eager code either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,8 +127,8 @@ def _nothing_called(pattern: str, model: nn.Module, names: Sequence[str]) -> Sbp
 def compressed_grads(
     modules: Mapping[str, nn.Module], given: Mapping[str, MoveEncoder] | None = None
 ) -> dict[str, SaidEncoder]:
-    """The encoders of parameters that have one, by their full names, a tied one under each of its own; those that are
-    given by patterns count before notes."""
+    """The encoders of parameters that have one, by full name; a tied one has each of its own. Those given by patterns
+    count before notes."""
     first = meant_by(modules, given) if given else {}
     known = parameters(modules)
     said: dict[int, SaidEncoder] = parameter_notes(known, GRADS, "encoders", show=lambda one: str(one.encoder))

@@ -37,7 +37,7 @@ def note_eight(module: nn.Module, how: str | None) -> None:
 
 
 def eights_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
-    """How modules compute products of 8 bits, by their ids; those of which nothing is said are left out."""
+    """The note on how a module computes products of 8 bits, by its id; modules without one are left out."""
     parts = (part for root in modules.values() for part in root.modules())
     return {id(part): said for part in parts if (said := part.__dict__.get(NOTED)) is not None}
 
@@ -59,7 +59,7 @@ def refuse_eights(modules: Mapping[str, nn.Module], rest: Placement | None) -> N
 
 
 def _scale(x: Tensor, dim: int | None, dtype: torch.dtype) -> Tensor:
-    """The number that a unit of the 8 bits stands for: one, or one for each row (dim 1) or column (dim 0)."""
+    """The number that a unit of the 8 bits stands for: one, or one a row (dim 1) or column (dim 0)."""
     most = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return (most.to(torch.float32) / torch.finfo(dtype).max).clamp(min=1e-30)
 

@@ -63,7 +63,7 @@ def composite_named(name: str) -> Composite:
 
 @dataclass(frozen=True)
 class CompositeUse:
-    """A composite that is used in a module over an axis; as `part`, in one of a list of modules that was noted."""
+    """A composite used in a module over an axis; as `part`, in a module of a list that was noted."""
 
     path: str
     use: str
@@ -80,8 +80,8 @@ class CompositeUse:
 
 @dataclass(frozen=True)
 class CompositeSite:
-    """An op that a composite stands for, on these axes of its placement, with what it may go by: the names of values
-    that come from outside, and hints of parameters, by name. `fresh` gives numbers to new values."""
+    """An op that a composite stands for, on these axes of its placement. The composite may go by names of values from
+    outside, and by hints of parameters, by name. `fresh` gives numbers to new values."""
 
     op: LogicalOp
     logical: Logical

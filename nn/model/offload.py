@@ -3,7 +3,7 @@
     flow.nn.offload(model, "*")                                    optimizer states and master weights
     flow.nn.offload(model, "layers.*", "saved", to="cpu", ahead=2) what forwards keep for their backwards
 
-Both are notes that modules keep, as those of `place` and `shard` are.
+Both are notes that modules keep, like those of `place` and `shard`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def offload(
     to: OffloadPlace | None = "cpu",
     ahead: int | None = None,
 ) -> nn.Module:
-    """Say what lies on the host while the device does not need it: in its memory ("cpu") or in files ("disk"); None
+    """Say what lies on the host while the device does not need it. It lies in memory ("cpu") or in files ("disk"); None
     takes that back. The model is returned.
 
     `states` of parameters: what an optimizer keeps of them, and the values that it changes. It steps on the host; the
@@ -130,12 +130,13 @@ def _nothing_called(model: nn.Module, pattern: str, names: Sequence[str], of: st
 
 
 def state_offloads(modules: Mapping[str, nn.Module]) -> dict[str, OffloadPlace]:
-    """Where the states of parameters lie that are offloaded, by their full names; a tied one under each of its own."""
+    """The place of offloaded optimizer states, by full names of their parameters; a tied parameter has each of its
+    own."""
     known = parameters(modules)
     said: dict[int, OffloadPlace] = parameter_notes(known, STATES, "places for its states")
     return {slot.full: said[id(slot.value)] for slot in known if id(slot.value) in said}
 
 
 def saved_offloads(modules: Mapping[str, nn.Module]) -> dict[str, SavedOffload]:
-    """Where lies what the forwards of modules keep, by the paths of those of which it is said."""
+    """The place of what forwards of modules keep, by the paths of modules for which it was said."""
     return module_notes(modules, SAVED)

@@ -40,7 +40,7 @@ class TensorSlot:
         self.table[self.name] = value
 
     def laid(self, sbp: SbpLike, where: Placement, head: str, tail: str = "") -> Layout:
-        """How it lies under a signature, or an error that says this of it."""
+        """The layout of the tensor under a signature, or an error that says this of it."""
         try:
             return layout(where, on_all_axes(sbp, where), tuple(self.value.shape), self.value.dtype)
         except SbpflowError as error:
@@ -114,7 +114,8 @@ def tied(found: Iterable[TensorSlot]) -> dict[int, list[TensorSlot]]:
 
 
 def put(group: Sequence[TensorSlot], made: GlobalTensor, by: str, fix: str) -> None:
-    """Put what was made of a value into all its slots; what made it, and the fix, are told to who still has the old."""
+    """Put a value's new tensor into all its slots. Errors tell who still has the old one what made the new, and the
+    fix."""
     first = group[0]
     made._path = first.full
     for slot in group:

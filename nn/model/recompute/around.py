@@ -48,8 +48,8 @@ def _of_row(there: Around) -> Around:
 
 
 def saving_shards(recomputing: Around) -> Around:
-    """One that saves its arguments' shards: of a shell, a checkpoint around it that hands out what was saved anew would
-    know neither values nor whether it requires grad."""
+    """A recomputation that saves its arguments' shards. A checkpoint around it may hand out saved tensors anew; a
+    global tensor's shell would come back without its values, and without knowing whether it requires grad."""
 
     def around(function: Callable[..., Any], args: Any, kwargs: Any, **settings: Any) -> Iterator[None]:
         if not any(isinstance(x, GlobalTensor) for x in args):

@@ -113,7 +113,7 @@ def recompute(
     """Say that the backward runs a module, or each of several, once more; `again=None` takes it back.
 
     Results of the ops in `keep` are kept: `mm` are all products of matrices, `attention` fused attention and softmax,
-    and other ops have their own names, as `gelu` or `layer_norm`. With `only="attention"` all is kept but what
+    and other ops have their own names, such as `gelu` or `layer_norm`. With `only="attention"` all is kept but what
     attention makes between query, key, value and the context: scores, what masks, softmax, dropout make of them.
     """
     each = [modules] if isinstance(modules, nn.Module) else modules

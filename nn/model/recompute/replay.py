@@ -29,8 +29,8 @@ def real(args: Any) -> bool:
 
 
 class Contexts:
-    """The contexts of a forward and of its second run: the results of some ops are kept in the first, and used in the
-    second, and what the module changed of itself it does not change again."""
+    """The contexts of a forward and of its second run. The second uses results of ops that the first kept, and does not
+    change again what the module changed of itself."""
 
     def __init__(self, module: nn.Module, keep: frozenset[str]) -> None:
         self.module, self.keep = module, keep

@@ -20,7 +20,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # NaN st
 
 @dataclass(frozen=True, slots=True)
 class Initialisers:
-    """Those of a module, in the order they are tried; `any` tells of those around it too, which may fill it as well."""
+    """The initialisers of a module, in the order they are tried; `any` also counts those around it, which may fill
+    it."""
 
     own: tuple[Callable[[], object], ...]
     any: bool

@@ -65,9 +65,8 @@ def make_global(
     fix: str,
     init: Init | None = None,
 ) -> None:
-    """Give all that is plain in some modules the layout that is told for its id, and values drawn `on` a device where
-    it has none. After an error the modules are as they were; `by` and `fix` are for optimizers made before.
-    """
+    """Give each plain tensor of some modules the layout for its id, and values drawn `on` a device where it has none.
+    After an error the modules are as they were; `by` and `fix` are for optimizers made before."""
     held = {prefix: plain_slots({prefix: root}) for prefix, root in modules.items()}
     every = [slot for some in held.values() for slot in some]
     groups = tied(every)

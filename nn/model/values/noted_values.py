@@ -1,4 +1,4 @@
-"""Values that wait, as in files, until a model that has no memory becomes global: then each process reads its part.
+"""Values that wait in files, say, until a model that has no memory becomes global: then each process reads its part.
 
 Modules keep a note of them, like those of `place` and `shard`: copies and pickles have it, and nothing else of a model
 changes. It goes when the values are there.
@@ -33,7 +33,7 @@ class WaitingValue(Protocol):
 
     @property
     def file(self) -> str:
-        """Where it waits, for errors."""
+        """The file in which it waits, for errors."""
 
     @property
     def said(self) -> object:
@@ -57,7 +57,7 @@ def note_value(slot: TensorSlot, value: WaitingValue | None) -> None:
 
 
 def waiting_values(groups: Mapping[int, list[TensorSlot]]) -> dict[int, WaitingValue]:
-    """Of slots by the ids of their values, those that wait for one, and for which."""
+    """The values that slots wait for, by the ids of their tensors; slots that wait for none are left out."""
     found: dict[int, WaitingValue] = {}
     for key, group in groups.items():
         tables: list[Mapping[str, WaitingValue]] = [slot.module.__dict__.get(VALUES, {}) for slot in group]
