@@ -1,4 +1,4 @@
-"""The order of samples in an epoch: a function of seed and epoch alone, the same on every grid and in every version.
+"""The order of samples in an epoch: a function of seed and epoch alone, equal on every grid and in every version.
 
 Nothing is made of the size of the dataset: the sample at a place is computed. Places are written in two halves, which
 scramble each other in turns; where that leads outside of the dataset, it is done again, until it leads inside.

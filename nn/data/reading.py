@@ -79,8 +79,8 @@ class Reader:
     # By places
 
     def _places(self, epoch: int, given: int) -> Generator[Read, None, None]:
-        """The first is read by the program itself: a dataset that draws random numbers is not read beside it, but is
-        given numbers that a sample's place tells."""
+        """The program itself reads the first batch, because a dataset that draws random numbers is not read beside it.
+        Such a one is given numbers that a sample's place tells."""
         source = self.source
         order, size = source.order(self.seed, epoch), source.size or 0
         _, end = next(batches_of(size, source.batch_size, given, source.drop_last))

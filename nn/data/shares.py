@@ -21,7 +21,7 @@ __all__ = ["BatchShares", "shares_of"]
 
 @dataclass(frozen=True)
 class BatchShares:
-    """How batches lie: the samples along dim 0, in runs of `micro_batches` where there are several."""
+    """The layout of batches: samples along dim 0, in runs of `micro_batches` where there are several."""
 
     placement: Placement
     entries: tuple[Sbp, ...]
@@ -38,12 +38,12 @@ class BatchShares:
         return tuple(axis for axis, entry in cuts if isinstance(entry, Split) and entry.dim == dim)
 
     def factors(self, size: int) -> Factors:
-        """How the samples of a batch are cut: each micro-batch by itself, if all are of one size."""
+        """The cut of a batch's samples: each micro-batch by itself, if all are of one size."""
         even = self.micro_batches > 1 and size % self.micro_batches == 0 and size // self.micro_batches >= self.ranks
         return trim((-self.micro_batches, *self.axes(0))) if even else self.axes(0)
 
     def layout(self, shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
-        """How a tensor of a batch lies; signatures of dims that it does not have are B."""
+        """The layout of a batch's tensor; signatures of dims that it does not have are B."""
         dims = (self.factors(shape[0]), *(self.axes(d) for d in range(1, len(shape))))
         return Layout(self.placement, State(dims), shape, dtype)
 
@@ -69,7 +69,7 @@ class BatchShares:
         return spans(length, axes, self.placement.coords(rank), self.placement.shape)
 
     def shard(self, value: Tensor, of: Layout, rank: int, rows: NDArray[np.int64], part: tuple[int, int]) -> Tensor:
-        """The shard of a rank, of what was read: these rows, and of dim 1 this part if the layout has more of it."""
+        """A rank's shard of these rows that were read; of dim 1 it takes `part` if the layout has more."""
         mine = np.concatenate([np.arange(lo, hi) for lo, hi in self.rows_of(rank, of.shape[0])] or [rows[:0]])
         at = np.searchsorted(rows, mine)
         one_run = len(at) == 0 or at[-1] - at[0] + 1 == len(at)

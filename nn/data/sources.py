@@ -155,7 +155,7 @@ def _of_loader(loader: "DataLoader[Any]") -> DataSource:
 
 
 def batches_of(size: int, batch_size: int, start: int, drop_last: bool) -> Iterator[tuple[int, int]]:
-    """Where the batches of an epoch begin and end, from a place on.
+    """The bounds of an epoch's batches, from a place on.
 
     >>> list(batches_of(10, 4, 3, drop_last=False))
     [(3, 7), (7, 10)]
