@@ -25,7 +25,7 @@ __all__ = ["Content", "collected", "extra_state_modules", "keeps_state"]
 
 @dataclass(frozen=True)
 class Content:
-    """`alike` is what all processes must have the same, `own` what each has of its own; `plain` are numbers by which
+    """The content of a checkpoint. All processes have `alike` the same and `own` each for itself; by `plain`, numbers,
     they compare what each has whole."""
 
     entries: list[NamedTensor]

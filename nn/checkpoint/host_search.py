@@ -21,8 +21,8 @@ __all__ = ["found_on_hosts"]
 
 
 def found_on_hosts(asked: str, folder: Path, name: str | None = None) -> tuple[Manifest | None, list[str]]:
-    """The newest checkpoint in the folder, or the one of a name, of which the hosts together have all, with where its
-    files are; and why later ones are none. Every process calls it and hears the same."""
+    """The newest checkpoint in the folder, or the one of a name, of which the hosts together have all. With it come the
+    places of its files, and why later ones are none. Every process calls it and hears the same."""
     meeting = Meeting(asked)
     here: dict[str, Manifest] = {}
     said = meeting.together(lambda: _offered(folder, name, here), lambda each: _decided(folder, each, here))
@@ -83,7 +83,7 @@ def _decided(folder: Path, each: Sequence[str], here: Mapping[str, Manifest]) ->
 
 
 def _one_of(here: Mapping[str, Manifest], path: Path, when: list[int], source: list[Any]) -> Manifest:
-    """The manifest of this host if it is of that save, and not of an older one of the same name; else another's."""
+    """This host's manifest if it is of that save, and not of an older one of the same name; else another's."""
     mine = here.get(path.name)
     if mine is not None and [mine.saved_at, mine.step] == when:
         return mine

@@ -52,8 +52,8 @@ def load(
     extra: dict[str, Any] | None = None,
     neighbours: int = 0,
 ) -> M:
-    """Give a model the values of files, and return it: of a checkpoint that `flow.save` wrote, of a file *.safetensors,
-    or of a folder as `save_pretrained` writes it.
+    """Give a model the values of files, and return it. The files are a checkpoint of `flow.save`, a file *.safetensors,
+    or a folder as `save_pretrained` writes it.
 
     The model may be plain, global or compiled, before or after its first step, in any plan. What is on meta is noted,
     and read when the model becomes global: at a graph's first run, by `flow.nn.materialise` or by `flow.nn.to_global`.
@@ -71,9 +71,9 @@ def load(
     What was saved with `neighbours` is loaded with it: each process reads what is on its host, and only what it needs
     of the rest from hosts that have it, at once or at the first step. All of them still run until then.
 
-    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, as of a disk,
-    of numbers that are not those that were written, or that the model's dtype does not hold, comes on every rank; a
-    model on meta is then as it was, and another has some of the new values.
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself comes on every rank:
+    of a disk, of numbers that are not those that were written, or that the model's dtype does not hold. A model on meta
+    is then as it was, and another has some of the new values.
     """
     finished()
     folder = Path(path).absolute()

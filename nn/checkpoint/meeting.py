@@ -57,7 +57,7 @@ class Meeting:
         error: Exception | None = None,
         decide: Callable[[Sequence[str]], str] | None = None,
     ) -> str:
-        """The first process decides from all that is said, and all get that; an error of one of them is one of all.
+        """The first process's verdict on all that is said. All get it, and an error of one of them is one of all.
 
         `decide` is called in the first process, with what each said in their order.
         """

@@ -54,8 +54,8 @@ class Saved:
 
 
 def newest(folder: str | PathLike[str], *, neighbours: int = 0) -> Saved | None:
-    """The checkpoint below a folder that was saved last, of those that are whole by sizes and headers; None if there
-    is none. A warning tells of one that was saved later and is not whole. A folder that is one itself is the newest.
+    """The checkpoint below a folder that was saved last and is whole by sizes and headers; None if there is none. A
+    warning tells of one that was saved later and is not whole. A folder that is one itself is the newest.
 
     With `neighbours` from 1 on, the folder is in each host's own memory, as `flow.save` with neighbours= fills it:
     every process calls it, and all hear of the newest step of which their hosts together have every piece.
@@ -122,8 +122,8 @@ def _changed_at(path: Path) -> int:
 
 
 def tidied(new: Path, keep: int, *, hosts: bool = False) -> None:
-    """Of what is beside one that was just saved keep the newest whole ones, and nothing of saves and removals that did
-    not end. Of one that `hosts` have together no host can tell whether it is whole."""
+    """Keep the newest whole checkpoints beside one that was just saved, and remove saves and removals that did not end.
+    Of one that `hosts` have together no host can tell whether it is whole."""
     whole: list[Manifest] = []
     for path in new.parent.iterdir():
         if path.is_symlink():

@@ -140,7 +140,7 @@ def _text(plan: object) -> str | None:
 
 
 class Snapshot:
-    """Copies in the host's memory of what a process is about to write, so that training may go on; one at a time.
+    """Copies in host memory of what a process is about to write, so that training goes on; one at a time.
 
     The memory is kept and used again by the next one. From a card copies go by a stream of their own into pinned
     memory; kernels that come later wait for them there, the host does when it writes.

@@ -44,8 +44,8 @@ def is_own(folder: Path) -> bool:
 
 
 def is_left_over(folder: Path) -> bool:
-    """Whether it is one of a save or a removal that did not end, such as one that was replaced, beside what has its
-    name now. Before its mark and behind it one is empty, and nothing can be lost of it."""
+    """Whether a save or a removal that did not end left the folder, such as a replaced one beside its successor. Before
+    its mark and behind it one is empty, and nothing can be lost of it."""
     if not is_own(folder):
         return folder.name.endswith((WRITING, REPLACED)) and is_empty(folder)
     if folder.name.endswith(REPLACED) and is_own(folder.with_name(folder.name.removesuffix(REPLACED))):

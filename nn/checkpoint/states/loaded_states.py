@@ -34,8 +34,8 @@ def wide_weight(tensors: Mapping[str, Pieced], name: str) -> Pieced:
 
 @dataclass(frozen=True, eq=False)
 class LoadedStates:
-    """The states that a checkpoint has for one optimizer; `places` says of each parameter its group and place there,
-    and its name in the checkpoint."""
+    """The states that a checkpoint has for one optimizer; `places` has each parameter's group, place in it, and name
+    there."""
 
     tensors: Mapping[str, Pieced]
     states: Mapping[str, Json]
@@ -128,7 +128,7 @@ def _steps_on_device(optimizer: Optimizer, value: Tensor) -> bool:
 
 
 def _read(of: Pieced, beside: Tensor, exact: torch.dtype, files: Reading, into: object, *, on_device: bool) -> Tensor:
-    """A tensor of a state, as it is to lie beside its parameter: in its dtype, if it was in that of the weight."""
+    """A tensor of a state as it lies beside its parameter: in its dtype, if it had that of the weight."""
     like = lies_beside(of.name.rpartition(".")[2], of.shape, beside.shape)
     with_dims = bool(of.shape) or like
     dtype = beside.dtype if of.dtype is exact and of.dtype.is_floating_point and with_dims else of.dtype

@@ -1,5 +1,5 @@
-"""States of optimizers as a checkpoint has them: by names of parameters, whatever pieces they lie in, and numbers of
-groups by the parameters in these.
+"""States of optimizers in a checkpoint: by names of parameters, whatever pieces they lie in. A group's numbers go by
+the parameters in it.
 
     optimizer.state.blocks.0.up.weight.exp_avg      a tensor
     optimizer.state.blocks.0.up.weight.master       the exact weight of one that rests in fewer bits
@@ -74,7 +74,7 @@ def _description(optimizer: Optimizer, held: Sequence[HeldParameter], number: in
 
 
 def trained_of(optimizer: Optimizer, each: HeldParameter) -> Trained | None:
-    """How a graph trains a parameter, if one does."""
+    """The training of a parameter in a graph, if there is one."""
     return served(optimizer).get(id(each.owner))
 
 
