@@ -116,7 +116,8 @@ def _long(line: Tensor, start: int) -> int:
 
 
 def _of_sums(rows: Tensor, down: Tensor, starts: Tensor) -> int:
-    """From sums of rows that begin at s, and of columns c: of s + c a factor is s(s + 1) + 1, 2sc and c(c + 1)."""
+    """A checksum from sums of rows that begin at s, and of columns c. The factor of s + c is s(s + 1) + 1, 2sc and c(c
+    + 1)."""
     across, along = rows.long().unbind()
     places = _memory.places[: len(down)]
     whole = (starts * (starts + 1) + 1) * across + 2 * starts * along

@@ -148,8 +148,8 @@ def put_off() -> Iterator[Asked]:
 
 
 def stand_ins(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with small plain tensors for global ones, one for those that are tied: who looks at addresses of
-    elements would find others on every rank."""
+    """A state dict with small plain tensors in place of global ones, one for those that are tied. Whoever looks at
+    addresses of elements would find others on every rank."""
     made: dict[int, Tensor] = {}
     return {
         name: made.setdefault(x.data_ptr(), torch.zeros(1, device="cpu")) if isinstance(x, GlobalTensor) else x

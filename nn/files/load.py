@@ -1,4 +1,4 @@
-"""Values from files: read at once into a model that has memory, and noted on one that has none, until it is global.
+"""Values from files: read at once into a model that has memory; noted on one without, until it is global.
 
 with torch.device("meta"):
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -72,7 +72,7 @@ def load(path: str | PathLike[str], model: M) -> M:
     converts for its models; floats are converted to the model's dtype. Buffers that are in no state_dict are computed
     by the model's initialisers where they are on meta, as `flow.nn.materialise` does.
 
-    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, as of a disk
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, of a disk, say,
     or a number that the model's dtype does not hold, comes on every rank; a model on meta is then as it was, and
     another has some of the new values.
     """

@@ -51,7 +51,7 @@ def values_by_name(
 
 
 def spared_names(model: nn.Module, kind: str, names: Collection[str]) -> set[str]:
-    """Of names that are missing, or unexpected, those that a model of transformers says it does not mind."""
+    """The missing or unexpected names that a model of transformers says it does not mind."""
     patterns = set(getattr(model, f"_keys_to_ignore_on_load_{kind}", None) or ())
     if kind == "unexpected":  # buffers that older versions saved
         buffers = [name for name, _ in model.named_buffers()]

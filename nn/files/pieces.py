@@ -52,8 +52,8 @@ def boxes(spans: Sequence[Spans]) -> list[Region]:
 
 
 def cut(region: Region, parts: int) -> list[Region]:
-    """At most so many boxes that make up a box, nearly alike: along its first dim, or the longest if that one is not
-    long enough to be cut alike.
+    """At most so many nearly equal boxes that make up a box. It is cut along its first dim, or the longest if that one
+    is not long enough to be cut alike.
 
     >>> cut(((0, 6), (0, 8)), 2), cut(((0, 1), (3, 6)), 2)
     ([((0, 3), (0, 8)), ((3, 6), (0, 8))], [((0, 1), (3, 5)), ((0, 1), (5, 6))])

@@ -1,7 +1,7 @@
 """Values in files: one tensor of a file, or several put together; a part of any is read without the rest.
 
-A model may hold in one tensor what its files hold in many, as the experts of a layer. Such a value is a small tree of
-where its elements are:
+A model may hold in one tensor what its files hold in many, such as the experts of a layer. Such a value is a small
+tree of where its elements are:
 
     Concatenated(dim 0)                        a part is asked for by a region, a range of indices a dim:
       Unsqueezed  FileTensor experts.0.w1          each node hands on what of the region is its children's,
