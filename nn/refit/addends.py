@@ -17,8 +17,9 @@ __all__ = ["addends"]
 def addends(parts: Sequence[Tensor], placement: Placement, axis: str) -> GlobalTensor:
     """The sum of tensors that lie alike on the groups of ranks along an axis: P along it, and else as they do.
 
-    Each is on its own `placement.at(axis=i)`, as in local SGD the weights of each group; `to_global` of the result adds
-    them up on the way, and to `S(0)` along the axis each rank gets its piece of the sum. Gradients do not go through.
+    Each is on its own `placement.at(axis=i)`, such as the weights of each group in local SGD. `to_global` of the result
+    adds them up on the way, and to `S(0)` along the axis each rank gets its piece of the sum. Gradients do not go
+    through.
 
     >>> from ...sbp import S
     >>> from ..tensors.factories import tensor

@@ -33,8 +33,8 @@ def changed(
     held: Sequence[tuple[RankShards, RankShards]],
     everybody: Placement,
 ) -> list[bool]:
-    """The tensors that some rank has otherwise than they were behind the last refit of these two models, in the source
-    or in the target. Values are compared and not counts of writes, which do not see all that changes memory."""
+    """Whether some rank has each tensor otherwise than behind the last refit of these two models, in source or target.
+    Values are compared and not counts of writes, which do not see all that changes memory."""
     last = _last.get(target, WeakKeyDictionary[nn.Module, dict[str, bytes]]()).get(source, {})
     row = [last.get(pair.called) != _digest(pair, shards) for pair, shards in zip(pairs, held, strict=True)]
     rows = told(list(map(int, row)), everybody, "what has changed") or [list(map(int, row))]
@@ -86,8 +86,7 @@ def _overflows(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _digest(pair: WeightPair, sides: tuple[RankShards, RankShards]) -> bytes:
-    """A number of all bits that this process has of both, and of how they lie; none of two that differ are alike in
-    practice."""
+    """A number of all bits that this process has of both, and of how they lie. It differs in practice where they do."""
     found = blake2b(f"{pair.name} {lies(pair.source)} {lies(pair.target)}".encode(), digest_size=16)
     for side in sides:
         for rank, shard in side.items():

@@ -64,7 +64,7 @@ def paired(source: nn.Module, target: nn.Module, names: NewNames | None) -> tupl
 
 
 def lies(x: Tensor) -> Layout:
-    """How it lies; a plain tensor of the one process that there is lies on rank 0."""
+    """The layout of a tensor; a plain one of the one process that there is lies on rank 0."""
     if isinstance(x, GlobalTensor):
         of = x._layout
         return Layout(of.placement, of.state, of.shape, of.dtype)
