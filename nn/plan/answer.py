@@ -1,4 +1,4 @@
-"""Answers: the plan of a step that was planned, as text, with all said that was left open and what each line costs.
+"""Answers: a planned step's plan as text, with all said that was left open, and what each line costs.
 
 Lines that left something to the planner are gone, and what it chose stands in their place; `limit` became `expect`.
 Names that differ in the numbers of layers alone are one line.

@@ -130,7 +130,7 @@ class _Checking:
         self.leave_folded()
 
     def leave_folded(self) -> None:
-        """Where a fold takes all of an axis, nothing of that is left: lines for other parameters too pass over those of
+        """Nothing of an axis is left where a fold takes all of it. Lines for other parameters too pass over those of
         the folded modules, and lines for these alone have to name the fold."""
         made = self.made
         folds = {path: self.grids.folds[made.folded[path]] for path in outermost(made.folded)}

@@ -24,8 +24,8 @@ MORE = 3  # plans between none and all
 def offloading(
     given: Plan, model: nn.Module, limit: float, whole: Checked, attempt: Callable[[Candidate], Checked | None]
 ) -> None:
-    """Try plans that offload, where `whole` is what is best without and takes too much; `attempt` tells what one comes
-    to, or nothing of one that cannot be the answer."""
+    """Try plans that offload, because the best one without, `whole`, takes too much. `attempt` returns a plan's
+    outcome, or None for one that cannot be the answer."""
     text, layers = body(given), layers_of(model)
     attempt(Candidate("chosen, states on the host", Plan.read(f"{text}\n{OPEN}\n{STATES}")))
     many = _most(layers, model)

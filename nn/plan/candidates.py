@@ -30,8 +30,8 @@ class Candidate:
 
 
 def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[Candidate]:
-    """The given plan with all left open that it does not say, and if it says nothing of weights those that people
-    write; open ones first."""
+    """The given plan with the rest left open, and, if it says nothing of weights, plans that people write; open ones
+    first."""
     text = body(given)
     within = f"\nlimit memory {int(limit)} B" if limit is not None else ""
     if any(isinstance(s, Rest | TakePlan) for s in given.statements):
@@ -109,16 +109,16 @@ def layers_of(model: nn.Module) -> str:
 
 
 def _norms(model: nn.Module, layers: str) -> str:
-    """The norms of layers between which Megatron's sequence parallelism cuts tokens, as models of transformers call
-    them; none where these are called otherwise."""
+    """The norms between which Megatron's sequence parallelism cuts tokens, by their names in transformers; none under
+    other names."""
     names = {path.rpartition(".")[2] for path, _ in model.named_modules()}
     known = {"input_layernorm", "post_attention_layernorm"} <= names and "{" not in layers
     return f"{layers}.{{input,post_attention}}_layernorm" if known and layers else ""
 
 
 def resting(made: Assignment, model: nn.Module, kept: int, trained: Container[str]) -> int:
-    """Bytes of weights, and of gradients and so many states of those trained, that a rank holds at least, by what a
-    plan says; 0 where it casts or offloads any of them."""
+    """A lower bound of a rank's bytes, by a plan, of weights, and of gradients and so many states of those trained. It
+    is 0 where the plan casts or offloads any of them."""
     if any(isinstance(s, Cast | Offload) for s in made.plan.statements):
         return 0
     sizes = {axis: made.grids.size(axis) for axis in made.grids.axes}

@@ -55,8 +55,8 @@ class Cases:
         self.bounds: dict[object, float] = {}
 
     def least(self, made: Assignment, enough: float = inf) -> float:
-        """Seconds, or what is `enough` of them, below which no step is of a plan that says more than the open one: of
-        what was possible there, where weights, gradients and states rest as the plan has them.
+        """A lower bound of a step's seconds, or `enough` of them, under a plan that says more than the open one. Only
+        choices of that one count in which weights, gradients and states rest as the plan has them.
 
         Gradients and states that could not rest so there cost nothing here. Weights that could not, as in cuts that
         leave remainders, are seen by ops in ways that were not possible either: then nothing is known.
@@ -75,8 +75,8 @@ class Cases:
         return self.bounds[kind]
 
     def holds(self, made: Assignment) -> float:
-        """Bytes that the chooser counts of a plan at least, where the backward runs nothing again, in units of those
-        that it counts of the open one; 0 where nothing is known."""
+        """A lower bound of a plan's memory, as the chooser counts it without recomputation, in units of the open
+        plan's. It is 0 where nothing is known."""
         posed = self.problem(frozenset())
         left = self.restricted(posed, made)
         if left is None or any(isinstance(line, Recompute | Offload) for line, _ in made.marks):
@@ -115,7 +115,8 @@ class Cases:
         return _freed(left, free) if free else left
 
     def fitting(self, candidates: Sequence[object], source: Source, made: Assignment) -> tuple[list[bool], list[bool]]:
-        """Of each candidate of a parameter whether its weights lie as a plan says, and whether all do."""
+        """Whether a parameter's weights lie as a plan says, and whether gradients and states do too, for each
+        candidate."""
         grid = made.grids.whole
         weights = dict.fromkeys(grid.names or (), B) | _entries(made, "weights", source)
         grads, states = (_entries(made, kind, source) for kind in RESTS)

@@ -1,4 +1,4 @@
-"""Checks of a plan without a device: the step is planned for a model that stays as it is, and nothing is run.
+"""Checks of a plan without a device: a step is planned, the model stays as it is, and nothing is run.
 
 What the account of memory, the price of moves and the course of micro-batches say of the step is what it is held to.
 """
@@ -119,7 +119,7 @@ def checked_step(
     ranks: int | None = None,
     idle: bool = True,
 ) -> Checked:
-    """Of the planned step of a plan what is found of it; of axes that do nothing only where `idle` asks for that."""
+    """The findings on a plan's planned step; axes that do nothing are looked for only if `idle` asks for it."""
     report = explained(step, idle)
     seconds = report.predicted or 0.0
     others: dict[str, float] = {}

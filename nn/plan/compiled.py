@@ -1,4 +1,4 @@
-"""Compile: a graph of a model and its loss function, typed as these are, as a plan says or notes on the model."""
+"""Compile: the graph of a model and its loss function, typed as these are, as a plan or notes say."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -41,9 +41,9 @@ class _Compiled(Graph, CompiledGraph[M, Args, Result]):
     def move(
         self, plan: PlanText | str | Path | None = None, *, lost: Iterable[int] = (), **options: Unpack[GivenOptions]
     ) -> Self:
-        """Have the next call plan anew, as a plan says or as is said of the modules by now, and bring there what the
-        model and its optimizers hold: see `Graph.move`. Options stay those that were given to `compile`, but for what
-        is given here; a plan is in the place of the one before. Returns the step."""
+        """Have the next call plan anew, and bring there what the model and its optimizers hold: see `Graph.move`. It
+        plans as a plan says, or as is said of the modules by now. Options stay those that were given to `compile`, but
+        for what is given here; a plan is in the place of the one before. Returns the step."""
         self._refuse_move()
         beside: GivenOptions = {**self.beside, **options}
         made, said = _planned(as_plan(plan), self.model, beside, self._optimizers())
@@ -162,7 +162,7 @@ def _planned(
 
 
 def as_plan(given: PlanText | str | Path | None) -> PlanText | None:
-    """A plan, whether it was read, is a text, or lies in a file: a text of one line that names a file is that."""
+    """A plan that was read, is a text, or lies in a file, which a text of one line may name."""
     if given is None or isinstance(given, PlanText):
         return given
     if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given and given.endswith(".plan")):

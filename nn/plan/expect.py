@@ -34,8 +34,8 @@ class Expectation:
 
 
 def findings(plan: PlanText, step: Step, other: Mapping[str, float] | None = None) -> list[Expectation]:
-    """Every `expect` line of a plan against a planned step; `other` is how long the plans take that it is compared
-    with, without which such lines are left out."""
+    """Every `expect` line of a plan against a planned step. `other` has the seconds of plans that lines compare it
+    with; without it such lines are left out."""
     lines = [line for line in plan.statements if isinstance(line, _EXPECTS)]
     if other is None:
         lines = [line for line in lines if not (isinstance(line, ExpectAtMost) and line.of is not None)]

@@ -18,7 +18,7 @@ __all__ = ["Grids", "grids_of"]
 
 
 def grids_of(plan: PlanText, ranks: int | None = None, device: str | None = None) -> Grids:
-    """The grids of a plan on so many ranks: those of the launcher if nothing is said, or as many as the plan names."""
+    """A plan's grids on so many ranks: by default those of the launcher, or as many as the plan names."""
     lines = [s for s in plan.statements if isinstance(s, Grid)]
     if not lines:
         raise PlacementError(

@@ -1,4 +1,4 @@
-"""Notes of a plan on a model: what `flow.nn.place`, `shard` and their like would be told by hand, all of it or nothing.
+"""Notes of a plan on a model: those that `flow.nn.place`, `shard` and their like would make; all or none.
 
 A model keeps what its last plan noted, so that another plan takes it back first; notes made by hand stay, below those
 of a plan.

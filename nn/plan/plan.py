@@ -43,8 +43,8 @@ class Plan(PlanText):
         cluster: Cluster | str | Path | None = None,
         ranks: int | None = None,
     ) -> Checked:
-        """The step that this plan gives, without a device: seconds, memory, moves, and every `expect` line, of which
-        one that fails is an error.
+        """The step that this plan gives, without a device: seconds, memory, moves, and `expect` lines; one that fails
+        is an error.
 
         The model may be on meta, and stays as it is; so may the batch, a tensor, several, or named ones in a dict.
         Without a loss function it is the model's own, without an optimizer AdamW. `ranks` are those of which the grid

@@ -1,4 +1,4 @@
-"""The planner: the cheapest plan of a model on a cluster, as a plan, with what comes next and why it costs more.
+"""The planner: the cheapest plan of a model on a cluster, what comes next, and why that costs more.
 
 Signatures are chosen all together by the graph's own chooser. Beside that the plans that people write by hand are tried
 (data parallel, ZeRO-1, 2 and 3, the config's tensor parallel plan, blocks run again), so that the answer never costs
@@ -207,8 +207,8 @@ class _Trying:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Inside, garbage in circles waits: nearly all that a planner makes stays, and each search through all objects that
-    there are would take as long as a plan's choice."""
+    """Garbage in circles waits inside, because nearly all that a planner makes stays. Each search through all objects
+    that there are would take as long as a plan's choice."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -31,7 +31,7 @@ def _whole(name: str, ndim: int) -> Sbp:
 
 
 def _rows(name: str, ndim: int) -> Sbp:
-    """Of a matrix, or each of a stack of them, the dim that becomes that of the result; of a bias its only one."""
+    """The cut of a matrix, or each of a stack, along the dim that becomes the result's. A bias has but one dim."""
     return S(max(ndim - 2, 0))
 
 
@@ -50,8 +50,8 @@ def _last(name: str, ndim: int) -> Sbp:
 
 @dataclass(frozen=True)
 class Style:
-    """A style of transformers in signatures: how parameters lie, how input and result of a module flow where that is
-    said, and whether its result is gathered; or why there is nothing to say."""
+    """A style of transformers in signatures: the cut of parameters, the flow of a module's input or result, and whether
+    it gathers. `why` tells why there is nothing to say."""
 
     cut: Cut | None = None
     flow: Sbp | None = None

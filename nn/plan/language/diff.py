@@ -1,4 +1,4 @@
-"""The lines of two plans side by side: what both say, what one says alone, and what they say otherwise of the same."""
+"""The lines of two plans side by side: lines of both, of one alone, and those that differ on one subject."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class PlanDiff:
         return tuple(row for row in self.rows if row.change != "same")
 
     def noted(self, title: str, texts: Sequence[str]) -> "PlanDiff":
-        """With one more column, such as the bytes or the seconds of each row."""
+        """The same rows with one more column, such as the bytes or the seconds of each."""
         if len(texts) != len(self.rows):
             raise ValueError(f"{len(texts)} notes for {len(self.rows)} rows")
         return PlanDiff(self.names, self.rows, {**self.notes, title: tuple(texts)})

@@ -1,4 +1,4 @@
-"""The lines of a plan, and errors that show them: each has its number, its text as it is, and where its parts stand."""
+"""The lines of a plan, each with its number, its text and where its parts stand; and errors that show them."""
 
 import re
 from collections.abc import Mapping

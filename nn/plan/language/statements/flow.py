@@ -13,7 +13,7 @@ __all__ = ["Flow", "Input"]
 
 @dataclass(frozen=True)
 class Flow(Statement):
-    """How the result of a module flows, or its input."""
+    """The signature in which the result of a module flows, or its input."""
 
     path: str
     entries: AxisEntries
@@ -49,7 +49,7 @@ class Flow(Statement):
 
 @dataclass(frozen=True)
 class Input(Statement):
-    """How an argument of the step lies, by its name or path."""
+    """The signature of an argument of the step, by its name or path."""
 
     name: str
     entries: AxisEntries

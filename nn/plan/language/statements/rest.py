@@ -15,7 +15,7 @@ __all__ = ["Rest"]
 
 @dataclass(frozen=True)
 class Rest(Statement):
-    """How weights, gradients or optimizer states lie between steps."""
+    """The signature in which weights, gradients or optimizer states lie between steps."""
 
     path: str
     entries: AxisEntries
@@ -64,8 +64,8 @@ class Rest(Statement):
             to.fold(name.rpartition(".")[0], self.entries)
 
     def _fitting(self, to: Assigning, name: str, *, many: bool) -> AxisEntries:
-        """The line as it is for one parameter: where it is meant for many, one that has not this dim is left to be
-        chosen, as the bias of a split product is, and one without dims is whole."""
+        """The line as it is for one parameter. Where it is meant for many, one without this dim is left to be chosen,
+        such as the bias of a split product, and one without dims is whole."""
         value = to.parameters[name]
         if self.entries is None or is_lazy(value):
             return self.entries

@@ -22,7 +22,7 @@ __all__ = ["Assigning", "Axes", "LineFault", "LineForm", "Meaning", "Pinned", "S
 
 
 class LineForm(NamedTuple):
-    """How lines of a kind are written."""
+    """The form of a kind of lines."""
 
     heads: tuple[str, ...]  # the words that they begin with, or the signs in them
     grammar: str  # lark's: the first rule is the line, others give tuples; plan.lark has what several share
