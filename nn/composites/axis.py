@@ -76,13 +76,13 @@ class AxisValue:
         return self.lying(Stripes(dim, count) if count > 1 else S(dim))
 
     def seen(self, dim: int, size: int, first: int, last: int) -> "AxisValue":
-        """The same value, of which every rank has what its part of a dim of `size` sees: place o of that sees those
-        from o + first to o + last. What a rank lacks comes from its neighbours, and gradients go back there."""
+        """The same value as a dim of `size` sees it. Place o of a rank's part of that dim sees those from o + first to
+        o + last. What a rank lacks comes from its neighbours, and gradients go back there."""
         return self.lying(Seen(dim, Window(size, first, last)))
 
     def turned(self, places: int, axis: AxisLine | None = None) -> "AxisValue":
-        """The same value after so many steps round the axis, or this one of several: rank i has the piece of rank
-        i - places.
+        """The value so many steps round the axis, or round this one of several. Rank i has the piece of rank i -
+        places.
 
         It goes one place at a time, in each round of calls the next, and its gradient comes back the same way.
         """
@@ -188,7 +188,7 @@ class Axis:
         round: int | None = None,
         **kwargs: Any,
     ) -> AxisValue:
-        """A call that ranks make as the op's rule says, whose one result lies so on the axis, or on each of several."""
+        """A call that ranks make as the op's rule says. Its one result lies so on the axis, or on each of several."""
         made = self._likes(op, args, kwargs)
         said = {**self._lies, **(lies if isinstance(lies, Mapping) else {self.axes[0]: lies})}
         count = len(leaves((args, kwargs), AxisValue))
@@ -233,7 +233,8 @@ class Axis:
         )
 
     def rest(self, x: AxisValue, axis: AxisLine | None = None) -> Sbp | None:
-        """How a parameter is hinted to lie on the axis, or an argument lies there; None where nothing is said of it."""
+        """The signature that a parameter is hinted, or an argument has, on the axis; None where nothing is said of
+        it."""
         known = self._pins.get(x.name)
         if isinstance(known, State):
             known = known.sbp(self.placement.ndim)

@@ -1,4 +1,4 @@
-"""Dropless experts: each token is sent to the ranks that have an expert it chose, and no other, and none is left out.
+"""Dropless experts: each token goes to the ranks that have an expert it chose, to no other; none is left out.
 
     tokens  S(tokens)  ->  [ranks, tokens, in] S(1): a token where it goes, zero elsewhere  ->  S(0)  ->  own experts
             S(tokens)  <-  sum over ranks  <-  S(1)  <-  [ranks, tokens, out] S(0): what experts made, zero elsewhere

@@ -72,8 +72,8 @@ SAID = ("has_gate", "has_bias", "is_concatenated", "is_transposed")  # by transf
 
 
 def experts_of(module: nn.Module, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-    """A layer of experts as transformers has them, for its register of ways to compute them; what is more than two
-    products and a gate is refused."""
+    """A layer of transformers' experts, for its register of ways to compute them. It refuses more than two products and
+    a gate."""
     said: Any = module
     name, lacking = type(module).__name__, [one for one in SAID if not hasattr(module, one)]
     if lacking:

@@ -1,4 +1,4 @@
-"""Attention of queries that every rank has, and keys and values in pieces, as when a long sequence is decoded.
+"""Attention of queries that every rank has, and keys and values in pieces, such as when a long sequence is decoded.
 
 Each rank computes what its own keys say: a numerator, a denominator, and the greatest logarithm that both are over.
 These are merged, and only they are sent, however many keys there are:

@@ -1,4 +1,4 @@
-"""Written calls: a composite run for an op of a graph, on the axes that it is over, and checked to make the same."""
+"""Written calls: a composite run for an op of a graph, on its own axes, and checked to make the same."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
