@@ -45,7 +45,8 @@ class BoundedDelay:
 
     @property
     def delays(self) -> Counter[int]:
-        """How many gradients were of weights that many updates before those that they changed."""
+        """The number of gradients by delay: updates between the weights that they are of and those that they
+        changed."""
         return Counter(at - version for row in self.versions for at, version in enumerate(row))
 
     @property

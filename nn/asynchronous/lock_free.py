@@ -26,8 +26,8 @@ __all__ = ["LockFreeRun", "hogwild"]
 
 @dataclass
 class LockFreeRun:
-    """The record of a run: losses by worker, and of how many steps so many updates by others came between their reading
-    of the weights and their own update."""
+    """The record of a run: losses by worker, and the number of steps by delay. A delay counts the updates by others
+    between a step's reading of the weights and its own update."""
 
     losses: list[list[float]]
     delays: Counter[int] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ def hogwild(
 ) -> LockFreeRun:
     """Train by SGD, a thread for each list of batches, on the memory of the model itself.
 
-    A gradient that is sparse, as of `nn.Embedding(sparse=True)`, changes its rows alone, by `index_add_`; another one
+    A sparse gradient, such as that of `nn.Embedding(sparse=True)`, changes its rows alone, by `index_add_`; another one
     all of its weight. It differs from run to run, as threads come and go. It is for one process.
     """
     _check(model, batches, lr)

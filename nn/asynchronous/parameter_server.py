@@ -84,7 +84,7 @@ class ParameterServer:
 
     @property
     def delays(self) -> Counter[int]:
-        """How many gradients of the last run were so many updates late."""
+        """The number of gradients of the last run by how many updates late they were."""
         if self.course is None:
             raise SbpError("ParameterServer: nothing ran yet\n  call run(batches), or plan(rounds) to see it before")
         return self.course.delays
@@ -109,8 +109,8 @@ class ParameterServer:
             self._batches, self._losses = (), []
 
     def _follow(self) -> None:
-        """Have the workers' models be in the modes of the one on the servers, train what it trains, and hold the values
-        of its buffers: between runs these may be others."""
+        """Bring the workers' models up to the one on the servers, which may have changed between runs. That goes for
+        its modes, for what it trains, and for the values of its buffers."""
         for one, copies in zip(self.models, self.copies, strict=True):
             for copied, module in zip(one.modules(), self.model.modules(), strict=True):
                 copied.training = module.training
