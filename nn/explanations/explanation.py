@@ -164,7 +164,7 @@ class CallReport(Explanation):
 
 
 def lie(of: Layout) -> str:
-    """How a tensor lies, without its gradient; on one axis without brackets."""
+    """The signature of a tensor without its gradient's; on one axis without brackets."""
     text = of.with_state(of.state).lie
     return repr(of.sbp[0]) if len(of.sbp) == 1 and "[" not in text else text
 
@@ -202,7 +202,7 @@ def input_names(call: Call) -> tuple[str, ...]:
 
 
 def suggested(call: Call) -> str:
-    """A rule by which dims of inputs that come out again in their place may be split, and no others; "" if unknown.
+    """A rule that splits dims of inputs which come out again in their place, and no others; "" if unknown.
 
     Whether the op treats what lies along such a dim alike is for its author to know, or for `check_rule` to try.
     """

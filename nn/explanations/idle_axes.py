@@ -1,5 +1,5 @@
-"""Idle axes: those of a grid over which a step splits nothing, so that all ranks along one do the same; and what the
-step would take with the batch split over it."""
+"""Idle axes: a step splits nothing over them, so that all ranks along one do the same. Each says what the step would
+take with the batch split over it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,8 +18,8 @@ __all__ = ["IdleAxis", "idle_axes", "said_of_idle"]
 
 
 class IdleAxis(NamedTuple):
-    """An axis by its name, or its number where it has none, and how many ranks it has; `on` which stage of a pipeline,
-    where others split something over it."""
+    """An axis by its name, or its number where it has none, and its ranks. It is idle `on` a stage of a pipeline, where
+    others split something over it."""
 
     name: str
     ranks: int
@@ -27,8 +27,8 @@ class IdleAxis(NamedTuple):
 
 
 def idle_axes(graph: Physical) -> list[IdleAxis]:
-    """The axes along which no value lies in pieces or as addends, wherever they occur, nor gradients and states; in a
-    pipeline also those along which that is so on some stages."""
+    """The axes along which nothing lies in pieces or as addends: no value, gradient or state. In a pipeline also those
+    along which that is so on some stages."""
     sources = [of for s in graph.sources for of in (s.home, s.master)]
     found: dict[IdleAxis, dict[frozenset[int], bool]] = {}
     for of in dict.fromkeys([*(value.layout for value in graph.values.values()), *sources]):
@@ -71,8 +71,8 @@ def _is_used(of: Layout, at: int) -> bool:
 
 
 def _with_batch_split(plan: Planned, axis: IdleAxis) -> float | None:
-    """The cost of the best choice of those that were open in which the first dim of the batch is split over an axis;
-    None where there is none, as where arguments lie already."""
+    """The cost of the best open choice that splits the first dim of the batch over an axis. None where there is no such
+    choice, because arguments lie already."""
     sources, posed = plan.decided.logical.sources, plan.decided.formulated
     given = {s.name: s.fake for s in sources if s.kind == "input"}
     if plan.pieces is not None:

@@ -79,8 +79,8 @@ def _copying(graph: Physical, memory: int, files: int) -> float:
 
 
 def _waiting(copying: float, compute: float) -> float:
-    """Seconds by which copies there take longer than the forward beside them, a third of all that is computed, and
-    those back longer than the backward."""
+    """The seconds that copies to the host take beyond the forward, a third of all computing, and copies back beyond the
+    backward."""
     return max(0.0, copying - compute / 3) + max(0.0, copying - compute * 2 / 3)
 
 
@@ -95,8 +95,8 @@ def parts_of(decided: Decided) -> dict[str, float]:
 
 
 class _Spent(NamedTuple):
-    """Seconds of the optimizer, of moves that all wait for, of moves beside the computing, both of one micro-batch, and
-    of moves that a step in micro-batches makes once; with the ops' they are the cost of the choice."""
+    """Seconds of an optimizer's step, of a micro-batch's moves that all wait for and beside computing, and of moves
+    once a step. With the ops' they are the cost of the choice."""
 
     update: float
     waited: float
