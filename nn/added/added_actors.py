@@ -1,5 +1,5 @@
-"""Actors that a user added to a step: bundles of registers that were led through others, what added work sees of the
-step's own registers, and how values of registers that nobody planned get to other ranks.
+"""Actors that a user added to a step. Here are bundles of registers led through others, what added work sees of the
+step's registers, and how values of registers that nobody planned get to other ranks.
 
 A task's bundle is a tuple of the shards that this process holds, as its maker left them; who reads such a register on
 the ranks of a task that does, finds what the task finds.
@@ -184,7 +184,7 @@ def _own(x: Tensor) -> Tensor:
 
 
 def link_of(opening: Opening, edge: RegisterEnd, line: Carrier, rank: int) -> ValueLink | None:
-    """How an added register gets to other ranks, or one of the step to ranks that its tasks do not read it on."""
+    """The link of an added register to other ranks, or of a step's to ranks whose tasks do not read it."""
     made = opening.places[opening.network.actor(opening.network.producers[edge.register]).queue]
     read = edge.peers if edge.sends else next(ranks for ranks in opening.readers(edge.register) if rank in ranks)
     if read in opening.homes.get(edge.register, ()):
@@ -196,8 +196,8 @@ def link_of(opening: Opening, edge: RegisterEnd, line: Carrier, rank: int) -> Va
 
 
 def _hands_over(opening: Opening, register: str) -> bool:
-    """Whether its maker waits until a value was taken, and so keeps what it took as long: it has a queue for itself, so
-    that nobody waits with it; and others in its process that read the register would find nothing there."""
+    """Whether a register's maker waits until a value was taken, and so keeps what it took as long. It has a queue for
+    itself, so that nobody waits with it, and others in its process that read the register would find nothing there."""
     network = opening.network
     maker = network.actor(network.producers[register])
     alone = [actor.name for actor in network.actors if actor.queue == maker.queue] == [maker.name]
