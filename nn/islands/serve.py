@@ -27,7 +27,7 @@ START = "torchrun --nproc-per-node N -m sbpflow island --file"
 
 
 class IslandAddress(NamedTuple):
-    """Where an island listens, and its key. The file that has it may be read by its owner alone."""
+    """The address of an island, and its key. The file that has it may be read by its owner alone."""
 
     host: str
     port: int

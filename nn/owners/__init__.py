@@ -1,5 +1,4 @@
-"""Optimizers that need whole matrices: each matrix has an owner, a rank that has all of it for a step and keeps its
-state.
+"""Optimizers that need whole matrices: one rank, the owner, has all of a matrix for a step and keeps its state.
 
 kinds     which optimizers step tensor by tensor; users say it of their own
 balance   the owners, by what a step of each costs

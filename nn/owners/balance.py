@@ -24,7 +24,7 @@ def cost(shape: Sequence[int]) -> int:
 
 @lru_cache(64)
 def owners(held: tuple[tuple[Placement, tuple[int, ...]], ...]) -> tuple[int, ...]:
-    """The owner of each tensor, by where it is and its shape: the dearest first, to who has the least to do so far.
+    """The owner of each tensor, by its place and shape: the dearest first, to who has the least so far.
 
     >>> from ...placement import placement
     >>> p = placement("cpu:[0-1]")
@@ -35,7 +35,7 @@ def owners(held: tuple[tuple[Placement, tuple[int, ...]], ...]) -> tuple[int, ..
 
 
 def shared_out(held: Sequence[tuple[Placement, int]]) -> tuple[int, ...]:
-    """The rank of each thing, by where it may be and its weight: the heaviest first, to who has the least so far."""
+    """The rank of each thing, by its places and weight: the heaviest first, to who has the least so far."""
     load, found = Counter[int](), [0] * len(held)
     for at in sorted(range(len(held)), key=lambda at: (-held[at][1], at)):
         where, weight = held[at]

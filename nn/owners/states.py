@@ -46,8 +46,8 @@ def described(states: Mapping[int, Mapping[Any, Any]]) -> Described:
 def heard(
     mine: Described, where: Placement, known: dict[Placement, list[list[int]]], *, as_told: bool
 ) -> Described | None:
-    """All that the ranks of a placement say; None if it is what they said last and each of them still has that
-    (`as_told`), or there is nobody else."""
+    """The words of all ranks of a placement. None if all said the same last and each of them still has that
+    (`as_told`), or if there is nobody else."""
     text = json.dumps(sorted(mine.items())).encode()
     heads = told([crc32(text), len(text), as_told], where, "states of optimizers")
     if heads is None or (known.get(where) == heads and all(same for *_, same in heads)):

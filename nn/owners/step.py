@@ -66,8 +66,8 @@ class OwnedTensor:
 
 
 def steps_owned(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's steps are those of owners: it steps tensor by tensor, and has global tensors, none of
-    them on the host of a device."""
+    """Whether owners step for the optimizer: it steps tensor by tensor, and has global tensors, none on a device's
+    host."""
     if not by_tensor(optimizer):
         return False
     held = [x for group in optimizer.param_groups for x in group["params"] if isinstance(x, GlobalTensor)]
@@ -165,7 +165,7 @@ def _stand_in(optimizer: Optimizer, held: Sequence[OwnedTensor]) -> Optimizer:
 
 
 def _exact(x: GlobalTensor, rank: int) -> GlobalTensor:
-    """The tensor, or what it is a piece of, where a rank has all of that with all its digits: then nothing is sent."""
+    """The tensor, or the one that it is a piece of, if a rank has all its digits: then nothing is sent."""
     of = vars(x).get("_piece_of")
     if not isinstance(of, GlobalTensor) or of.dtype is not x.dtype or rank not in of.placement:
         return x
