@@ -71,9 +71,9 @@ def load(
     What was saved with `neighbours` is loaded with it: each process reads what is on its host, and only what it needs
     of the rest from hosts that have it, at once or at the first step. All of them still run until then.
 
-    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself comes on every rank:
-    of a disk, of numbers that are not those that were written, or that the model's dtype does not hold. A model on meta
-    is then as it was, and another has some of the new values.
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself comes on every
+    rank: of a disk, of numbers that are not those that were written, or that the model's dtype does not hold. A model
+    on meta is then as it was, and another has some of the new values.
     """
     finished()
     folder = Path(path).absolute()

@@ -72,9 +72,9 @@ def load(path: str | PathLike[str], model: M) -> M:
     converts for its models; floats are converted to the model's dtype. Buffers that are in no state_dict are computed
     by the model's initialisers where they are on meta, as `flow.nn.materialise` does.
 
-    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself, of a disk, say,
-    or a number that the model's dtype does not hold, comes on every rank; a model on meta is then as it was, and
-    another has some of the new values.
+    An error in names, shapes, dtypes and files comes before anything changes. One in the reading itself comes on every
+    rank: of a disk, or of a number that the model's dtype does not hold. A model on meta is then as it was, and another
+    has some of the new values.
     """
     held = saved_slots(model)
     stored = file_tensors(path)
