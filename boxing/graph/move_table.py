@@ -153,7 +153,7 @@ def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
 
 def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
     """The names of axes. Between two grids of the same ranks, whose common one has none, it is those of either grid for
-    the same groups: `data=expert`. `data=expert`."""
+    the same groups: `data=expert`."""
     if place.names or not axes:
         return axes_of(place, axes)
     groups = set(map(frozenset, place.groups(axes)))

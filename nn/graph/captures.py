@@ -22,8 +22,8 @@ __all__ = ["Captures"]
 
 
 class Captures:
-    """The captures of one build for arguments of one kind; modules change meanwhile in nothing but their notes, and
-    the cluster is one.
+    """The captures of one build for arguments of one kind, on one cluster. Modules change meanwhile in nothing but
+    their notes.
 
     The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out."""
 

@@ -222,8 +222,8 @@ class StepGraph(PlannedViews):
 
 
 def refuse_wrapper(optimizer: Any, name: str) -> None:
-    """Refuse one that holds another and was not made as an optimizer itself, as `accelerate.prepare` returns: a graph
-    steps what it knows, and whether such a one would step at a call is up to somebody else."""
+    """Refuse an optimizer that holds another and was not made as one itself, such as `accelerate.prepare` returns. A
+    graph steps what it knows, and whether such a one would step at a call is up to somebody else."""
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         kind = type(optimizer)

@@ -129,14 +129,14 @@ class Options:
 
     @cached_property
     def ends(self) -> Folding | None:
-        """How chunks end one by one, if they do."""
+        """The folding of chunks that end one by one, if they do."""
         if self.overlap is False and not self.post_validation:
             return None
         return self.overlap if isinstance(self.overlap, Folding) else Folding(beside=self.overlap)
 
     @cached_property
     def flows(self) -> dict[str, Pin]:
-        """How arguments are to lie, by their names."""
+        """The pins of arguments, by their names."""
         if not (self.inputs is None or isinstance(self.inputs, Mapping)):
             raise SbpError(
                 f"inputs={self.inputs!r}\n  give it signatures by name, as in inputs={{'tokens': {{'data': S(0)}}}}"

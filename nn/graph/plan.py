@@ -65,7 +65,7 @@ class Planned:
 
     @cached_property
     def kept(self) -> dict[str, Layout]:
-        """How parameters and buffers lie from the first run on."""
+        """The layouts of parameters and buffers from the first run on."""
         return kept_of(self.graph)
 
     @cached_property

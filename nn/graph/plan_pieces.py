@@ -165,9 +165,9 @@ class _Planner:
         return kinds, sized
 
     def rounds(self, many: int, where: Homes) -> Rounds:
-        """How often a step does what it does with each of so many micro-batches that make up an update, beside what it
-        does once: stages wait for the first to come, and for the last to go back, as long as one of them works at a
-        micro-batch for each other stage; where weights' gradients wait, these fill two thirds of that."""
+        """How often a step does a micro-batch's work, for each time that it does something once, with so many
+        micro-batches. Stages wait for the first to come and for the last to go back, as long as one of them works at a
+        micro-batch for each other stage. Where weights' gradients wait, these fill two thirds of that."""
         stages = len(set(groups(where.ops).values())) or 1
         waits = (stages - 1) / max(1, (1 + max(self.said.values(), default=0)) // stages)
         if not self.schedule.synchronous:

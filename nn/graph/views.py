@@ -118,13 +118,14 @@ class PlannedViews:
         return to_text(self.physical)
 
     def rank_times(self) -> RankTimes | None:
-        """The seconds that each rank works at a step, without what it waits for others, as the median of the last 16:
-        print it to have slow ranks named. All processes ask; None where one process plays all ranks, or has none."""
+        """The median seconds, over the last 16 steps, that each rank works without waiting for others; printed, it
+        names slow ranks. All processes ask; None where one process plays all ranks, or has none."""
         return self.planned.rank_times()
 
     def memory_at_rest(self) -> dict[int, AtRest]:
-        """The bytes that each rank of this process holds between steps, counted on the tensors themselves: parameters,
-        gradients that are left on them, states of optimizers. `explain().memory` says beforehand what they will be."""
+        """The bytes that each rank of this process holds between steps, counted on the tensors themselves. They are
+        parameters, gradients that are left on them, and states of optimizers. `explain().memory` says beforehand what
+        they will be."""
         runner = self.planned.runner
         if runner is None:
             raise SbpError(
@@ -134,19 +135,19 @@ class PlannedViews:
         return at_rest(runner.model)
 
     def costs(self) -> tuple[Costs, ...]:
-        """Seconds that each chunk of a pipelined step is predicted to take for one micro-batch: to try schedules
-        with, as in `published("zb_h1").show(p, m, costs=step.costs())`. Its `exchange` is what it moves, forward and
-        backward, among the ranks of its stage."""
+        """The seconds that each chunk of a pipelined step is predicted to take for one micro-batch. They serve to try
+        schedules, as in `published("zb_h1").show(p, m, costs=step.costs())`. Its `exchange` is what it moves, forward
+        and backward, among the ranks of its stage."""
         return self._pieces("without chunks").costs()
 
     def delays(self) -> Delays:
-        """How many updates late the weights are that each chunk reads, and by name each parameter, under a schedule
-        without a flush; as the network says that was proved, so before anything runs too."""
+        """The number of updates by which weights are late, by chunk and by parameter, under a schedule without a flush.
+        It is proved by the network, so it is known before anything runs."""
         return self._pieces("in which no weight is read late").delays()
 
     def layer_costs(self, layers: Iterable[nn.Module]) -> list[float]:
-        """The seconds that each layer is predicted to take, with what comes between it and the next: to cut by, as in
-        `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
+        """The seconds that each layer is predicted to take, with what comes between it and the next. They serve to cut
+        by, as in `flow.nn.pipeline(layers, placements, costs=step.layer_costs(layers))`."""
         paths, listed = paths_of(self.planned.plan.passes.modules), list(layers)
         strange = next((part for part in listed if id(part) not in paths), None)
         if strange is not None:

@@ -75,8 +75,8 @@ def own_parameters(
     modules: Callable[[], Mapping[str, nn.Module]],
     now: Callable[[Tensor], Tensor],
 ) -> tuple[Any, Any]:
-    """The arguments with notes where parameters of the modules stand, or what these were before, of which `now` says
-    what they are: a copy of their values would get no gradient, and would not be trained."""
+    """The arguments with notes in the place of the modules' parameters, because copies would get no gradient and not be
+    trained. `now` says what a tensor is that was a parameter before."""
     found = tensors_by_path(args, kwargs).values()
     if not any(type(x) is not Tensor and isinstance(x, nn.Parameter) for x in found):  # that asks a class of Python
         return args, kwargs
@@ -127,8 +127,8 @@ def _parts(title: str) -> Iterator[str]:
 def input_flows(
     said: Mapping[str, Pin], inputs: Mapping[str, Tensor], names: Sequence[str], graph: str
 ) -> dict[str, Pin]:
-    """How tensors in arguments are to lie, by path; said of an argument that holds several, it is said of those in it
-    that have the dims. A name may be a pattern: `*` is all of them."""
+    """The pins of tensors in arguments, by path. A pin of an argument with several tensors holds for those that have
+    its dims. A name may be a pattern: `*` is all of them."""
     titles = {path: path for path in inputs} | input_titles(inputs, names)
     found: dict[str, Pin] = {}
     for name, pin in said.items():
@@ -172,8 +172,8 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], *, starts: bool = False) -> Hashable:
-    """The kind of a step's arguments: shapes, dtypes and strides of tensors, and every other value; with `starts` also
-    which tensors start elsewhere than their memory."""
+    """The kind of a step's arguments: shapes, dtypes and strides of tensors, and all other values. With `starts` it
+    also says which tensors start elsewhere than their memory."""
     kind = tuple(map(_key, args)), tuple([(name, _key(value)) for name, value in kwargs.items()])
     if not starts:
         return kind
@@ -203,7 +203,7 @@ def _key(value: Any) -> Hashable:
 
 
 def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """How an argument is brought to a layout; of a plain tensor, which every process has whole, each takes its part."""
+    """A function that brings an argument to a layout. Each process has a plain tensor whole, and takes its part."""
     whole = Layout(layout.placement, type(layout.state)(((),) * len(layout.shape)), layout.shape, layout.dtype)
     here = [device(layout.placement, rank) for rank in owned(layout.placement)]
 
@@ -223,7 +223,7 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 
 class WrittenArguments:
-    """Of a step that writes to its arguments: what it returns is the result, and their new values by path."""
+    """The result of a step that writes to its arguments: what it returns, and their new values by path."""
 
     def __init__(self, rebuild: Callable[[Any], Any], paths: Sequence[str]) -> None:
         self.rebuild, self.paths = rebuild, tuple(paths)

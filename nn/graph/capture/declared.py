@@ -1,5 +1,5 @@
-"""Declarations of single tensors while a program is captured: factories with a placement, `to_global`, and how what
-goes into a module or comes out of it is to flow.
+"""Declarations of single tensors while a program is captured: factories with a placement, `to_global`, and flows into
+and out of modules.
 
 A captured tensor is the whole one, without values; where it lives and how it lies are notes on the op that makes it.
 """

@@ -1,4 +1,4 @@
-"""Writing in place, said without it: which op makes the new value, and how that of a view goes back to where it lies.
+"""Writing in place, as ops without it: which op makes the new value, and how a view's goes back to its place.
 
 x.relu_()             relu(x)
 x[2] = v              select_scatter(x, v, 0, 2)
@@ -61,7 +61,7 @@ def functional(op: Op) -> tuple[Op, frozenset[str]] | None:
 
 
 def overload_like(op: Op, name: str) -> Op:
-    """Of an ATen op the overload that takes what this one does."""
+    """The overload of an ATen op that takes what this one does."""
     found = _alike(getattr(aten, name), op, frozenset())
     assert found is not None, (op, name)
     return found
@@ -93,7 +93,7 @@ def _optional(op: Op, start: int) -> bool:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where in its memory a tensor lies."""
+    """The place of a tensor in its memory."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -112,7 +112,7 @@ Back = Callable[[Callable[..., int], int, int], int]
 def back(
     op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], at: int, whole: Geometry, part: Geometry
 ) -> Back | None:
-    """How a new value of a view goes back into what it is the `at`-th view of by this op; None where it cannot.
+    """The way of a view's new value back into its base, whose `at`-th view by this op it is; or None.
 
     It is told as a function of `make(op, *args)`, the number of the viewed tensor and that of the new value.
     """

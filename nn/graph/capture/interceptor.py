@@ -112,13 +112,13 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             self._paused = before
 
     def here(self) -> Origin:
-        """Where the program is."""
+        """The place of the program: its module, line, block and region."""
         return Origin(self.module, user_line(), self.block, self.region)
 
     @contextmanager
     def recomputed(self, policy: Policy | None = None) -> Iterator[None]:
-        """Calls that the backward is to make again, but for those that a policy keeps; inside of such a region there is
-        no other."""
+        """Have the backward make the calls inside again, except those that a policy keeps; a region inside of another
+        is none."""
         before = self.region, self.policy
         if not self.region:
             self.region, self.policy = self.new_region(), policy
@@ -246,8 +246,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         raise told from None
 
     def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
-        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not: one like it,
-        of all rows and the first group."""
+        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not. One like it
+        stands in, of all rows and the first group."""
         if b.dtype != a.dtype:
             raise SbpError(
                 f"capture: a grouped matrix product of {a.dtype} and {b.dtype}, at {self.tape.origin.line}\n"

@@ -14,7 +14,7 @@ __all__ = ["tell_kept"]
 
 
 def tell_kept(held: ModuleState, tape: Tape, lacked: Set[tuple[int, str]], varying: Set[int]) -> None:
-    """An error if the program asked for one before there was a tensor, since the next call would find this; a warning
+    """Raise an error if the program asked for a tensor before there was one, since the next call would find this. Warn
     if it was another before.
 
     `lacked` has the module's identity and the name of those that were asked for, or `ALL`, `varying` the numbers of

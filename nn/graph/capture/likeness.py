@@ -58,8 +58,8 @@ def of_value(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def of_module(module: nn.Module, constants: list[Tensor], numbers: list[Number]) -> Any:
-    """A module: classes, settings, and parameters by shape; tensors that are plain attributes are collected, and so are
-    whole numbers, which stand there by name alone.
+    """The likeness of a module: classes, settings, and parameters by shape. Plain tensor attributes are collected, and
+    so are whole numbers, which stand there by name alone.
 
     Objects among the settings count by identity and what they hold.
     """
@@ -70,8 +70,8 @@ def of_module(module: nn.Module, constants: list[Tensor], numbers: list[Number])
 def attributes_noted(
     classes: Iterable[type], note: Callable[[Any, str], object], found: Callable[[Any], object] | None = None
 ) -> Iterator[Callable[[type], bool]]:
-    """Until the end `note(object, name)` is called whenever an attribute is read of instances of these classes, and
-    `found(value)` with what came of it. Gives what has one more class noted, and tells whether that can be."""
+    """Until the end, call `note(object, name)` when an attribute of an instance of these classes is read, and
+    `found(value)` with its value. Gives what has one more class noted, and tells whether that can be."""
     before: dict[type, Any] = {}
 
     def watched(cls: type) -> Any:
@@ -109,8 +109,8 @@ def attributes_noted(
 
 
 def read_name(name: str) -> str | None:
-    """The attribute that a read of this one is about, where `attributes_noted` tells of it: torch's own look into the
-    dict of a module to find, or to set, one of another name; `ALL` where the reader has the whole dict. None where this
+    """The attribute that a read of this one is about, where `attributes_noted` tells of it. Torch looks into a module's
+    dict to find or set one of another name; `ALL` stands for the whole dict in the reader's hand. None where this
     package reads its notes of modules there, or torch looks for its tables."""
     if name not in _WHOLE:
         return name
@@ -188,8 +188,8 @@ class _Looking:
 
 
 def _reads_plainly(cls: type) -> bool:
-    """Whether reads of attributes are what they say: no function of the class's own, but those that note, stands there
-    and may read another."""
+    """Whether reads of attributes are what they say. A function of the class's own, but for those that note, may read
+    another."""
     get: Any = cls.__getattribute__
     while hasattr(get, "__wrapped__"):
         get = get.__wrapped__

@@ -41,8 +41,8 @@ class Constant:
 
 
 def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of the same shape and dtype, or of another, without values, as it would be on the device, with the same
-    strides; one of another dtype lies without gaps. Made under a fake mode."""
+    """A tensor like another on the device, without values: the same shape and strides, the same dtype or `dtype`. One
+    of another dtype lies without gaps. Made under a fake mode."""
     shape = tuple(real.shape)
     if isinstance(real, GlobalTensor):
         order, gaps = real._layout.order, real._layout.gaps

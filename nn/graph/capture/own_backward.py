@@ -202,7 +202,7 @@ def _written(seen: Logical) -> list[Any]:
 
 
 def _split(seen: Logical, named: Any, taken: Mapping[int, int]) -> dict[int, int] | None:
-    """The split dims of outputs where these of inputs are on two ranks; None if anything would have to move, or
+    """The split dims of outputs where these of inputs are on two ranks. None if anything would have to move, or
     gradients would not lie as those of ops do."""
     states = {i: _on(taken.get(i), s.fake.ndim) for i, s in enumerate(seen.sources)}
     for op in seen.ops:

@@ -48,8 +48,8 @@ Call = Callable[..., Any]
 
 @dataclass
 class _Crossing:
-    """The casts on the way into a module: each tensor by its identity, what it became, and the number of that value;
-    and the arguments that were made anew for it."""
+    """The casts on the way into a module: by a tensor's identity what it became, and that value's number. Arguments
+    made anew for it are kept too."""
 
     dtype: torch.dtype
     cast: dict[int, tuple[Tensor, Tensor, int]] = field(default_factory=dict)

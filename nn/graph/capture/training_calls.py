@@ -40,7 +40,7 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 
 class Questions(TorchFunctionMode):
-    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks; `started` is told of
+    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. `started` is told of
     tensors whose place in memory is asked for. For micro-batches it keeps samples apart that an ATen call would mix."""
 
     def __init__(self, started: Callable[[Tensor], None], *, samples_apart: bool = False) -> None:
@@ -86,9 +86,9 @@ def around(
     region: Region,
     scaled: Callable[[GradScaler, Any], Any],
 ) -> Iterator[None]:
-    """Until the end `backward()` calls `lost(loss, gradient)`, `call(run, module, args, kwargs)` calls modules, and
-    `own(apply, cls, args)` functions with a backward of their own. What `torch.utils.checkpoint` runs, it runs in a
-    `region()`, and what a GradScaler scales is `scaled(scaler, outputs)`."""
+    """Until the end, replace `backward()` by `lost(loss, gradient)`, calls of modules by `call(run, module, args,
+    kwargs)`, and of functions with their own backward by `own(apply, cls, args)`. What `torch.utils.checkpoint` runs,
+    it runs in a `region()`, and what a GradScaler scales is `scaled(scaler, outputs)`."""
     run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 

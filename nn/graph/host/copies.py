@@ -1,4 +1,4 @@
-"""Copies on the host of what a backward will need: there and back on queues of their own, in memory that is used again.
+"""Copies on the host of values for the backward: there and back on queues of their own, in memory used again.
 
     compute   run 3 | run 4 | ...            grad 4 | grad 3
     out             | saved 3 ->

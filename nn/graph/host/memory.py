@@ -59,8 +59,8 @@ class Folder:
             )
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor in a file of this name, whose room is taken at once: what is full says so here, and does not end
-        the process when a page is written."""
+        """A tensor in a file of this name, whose room is taken at once. A full disk says so here, and does not end the
+        process when a page is written."""
         numel, path = prod(shape), self.path / _plain(name)
         if not numel:
             return torch.empty(tuple(shape), dtype=dtype)

@@ -103,8 +103,8 @@ class StateMemory:
 
 
 class KeptState(dict[str, Any]):
-    """An optimizer's state of a parameter, or of one shard of it: tensors that are put in are copied to the host's
-    memory for them, one after the other. Copies and pickles of it are plain dicts."""
+    """An optimizer's state of a parameter, or of one shard of it. Tensors that are put in are copied one after the
+    other to the host's memory for them. Copies and pickles of it are plain dicts."""
 
     def __init__(self, memory: StateMemory, at: int | None = None, state: Mapping[str, Any] = {}) -> None:
         super().__init__(state)

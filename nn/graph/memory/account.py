@@ -1,5 +1,4 @@
-"""The account of memory: what a step takes at its peak on every rank, by kind; of plans to choose from and of the one
-that runs."""
+"""The account of memory: a step's peak on every rank, by kind, for plans to choose from and the one that runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ __all__ = ["account", "held_by_rank", "trained", "with_states"]
 
 
 def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, Held]:
-    """Of every rank, where an optimizer keeps so many tensors of each parameter."""
+    """The memory of every rank, where an optimizer keeps so many tensors of each parameter."""
     live = memory(graph, segments(graph), Localiser(graph), regather=regather)
     return _with_errors(with_states(live, trained(graph), kept), graph)
 
@@ -50,11 +49,11 @@ def _with_errors(held: dict[int, Held], graph: Physical) -> dict[int, Held]:
 
 
 def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:
-    """Bytes that a step takes, with those that an optimizer keeps of parameters besides: so many tensors of each, and
-    its own piece of it, unless that is a part of the parameter's memory. What it has whole for its step is there when
+    """Bytes of a step and of an optimizer's states: `kept` tensors of each parameter. Its own piece of a parameter
+    counts too, unless that is a part of the parameter's memory. What the optimizer has whole for its step is there when
     activations are gone; so are the roots of second moments, which Adam's family takes of all parameters at once, and
-    then the largest bucket in which what was changed goes home. On the host there are always a piece of its own and
-    the buffer for its gradient too."""
+    then the largest bucket in which what was changed goes home. On the host there are always a piece of its own and the
+    buffer for its gradient too."""
     sources, ranks = list(of), {}
     rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
     elsewhere = Counter(s.master for s in sources if s.owner is not None)  # than there is what is kept of these

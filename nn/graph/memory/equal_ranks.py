@@ -36,8 +36,8 @@ def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[in
 
 
 def _differs(way: BoxingPlan) -> bool:
-    """Whether some ranks may have a view after a move and others not: of what was cut evenly and in one piece, and got
-    no addends, they have it all, or none of them."""
+    """Whether some ranks may have a view after a move and others not. Where all was cut evenly in one piece, and got no
+    addends, all of them have it or none."""
     if way.sends:
         return False
     stops = [way.src, *(move.dst for move in way.moves)]

@@ -75,7 +75,7 @@ def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]])
 
 
 def change(have: State, to: State) -> Change | None:
-    """How a value in one state is brought into another; None where that takes other micro-batches."""
+    """The change of a value from one state into another; None where that takes other micro-batches."""
     cut = tuple(d for d, (before, after) in enumerate(zip(have.dims, to.dims, strict=True)) if before != after)
     share = tuple(axis for axis in to.partial if axis not in have.partial)
     sums = to.reduction == (have.reduction if have.partial else "sum") or not to.partial

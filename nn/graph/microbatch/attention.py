@@ -19,7 +19,7 @@ __all__ = ["attend", "forget", "reserved"]
 
 
 class Past:
-    """Of all slices of a sequence on one rank: keys and values, and gradients for these by later slices."""
+    """The past of a sequence on one rank, from all its slices: keys and values, and their gradients by later slices."""
 
     def __init__(self, key: Tensor, value: Tensor, length: int) -> None:
         def room(x: Tensor) -> Tensor:

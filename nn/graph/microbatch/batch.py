@@ -45,8 +45,8 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """How many samples there are, and tokens of each where sequences are cut; by which axis each dim of an argument is
-    cut; and the pieces, slices of one micro-batch behind each other."""
+    """A batch: its samples, tokens of each where sequences are cut, and its pieces, slices of one micro-batch behind
+    each other. `inputs` has the axes that cut each dim of an argument."""
 
     sizes: Size
     inputs: Mapping[str, tuple[Factors, ...]]
@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def slices(self) -> int:
-        """How many slices each micro-batch is cut into."""
+        """The number of slices of each micro-batch."""
         return prod(map(len, self.runs.lengths[1:]))
 
     @classmethod
@@ -164,7 +164,7 @@ def _lengths(given: Mapping[str, Tensor], slices: int | Sequence[int], name: str
 
 
 def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
-    """By which axis each dim of an argument is cut: samples are along its first, tokens along its second; a mask of all
+    """The axes that cut each dim of an argument. Samples are along its first, tokens along its second; a mask of all
     tokens for all has them whole."""
     dims: list[Factors] = [()] * x.ndim
     if 0 in axes and x.ndim and x.shape[0] == sizes[0]:

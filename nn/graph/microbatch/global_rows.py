@@ -16,7 +16,7 @@ __all__ = ["held_rows", "in_runs"]
 
 
 def in_runs(x: Tensor, size: int) -> Layout | None:
-    """The layout of a run of so many rows, of which a global tensor has a whole number and every rank its share."""
+    """A run's layout, of so many rows, if a global tensor has a whole number of runs and every rank its share."""
     if not isinstance(x, GlobalTensor) or not x.ndim or not size or x.shape[0] % size:
         return None
     of, many = x._layout, x.shape[0] // size

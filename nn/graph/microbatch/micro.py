@@ -33,7 +33,7 @@ class Known:
 
 
 class Share(NamedTuple):
-    """How much of the batch a micro-batch is along some axes, as a number to compute with."""
+    """The share of the batch that a micro-batch is along some axes, as a number to compute with."""
 
     name: str
     axes: tuple[int, ...]

@@ -94,7 +94,7 @@ def _seen(mask: Tensor) -> Tensor:
 
 
 class Pasts:
-    """Where slices leave what later ones need, in one step: a number for each sequence, op and rank."""
+    """The places where slices leave what later ones need, in one step: a number for each sequence, op and rank."""
 
     def __init__(self, batch: Batch, names: Sequence[str]) -> None:
         self.batch = batch

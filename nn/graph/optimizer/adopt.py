@@ -90,14 +90,14 @@ def _called(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
 
 
 def owner_of(value: Tensor) -> Tensor:
-    """The parameter of a model that an optimizer holds by a piece of it, or by what it was before it was global."""
+    """A model's parameter that an optimizer holds by a piece of it, or as it was before it was global."""
     now: Tensor = became[value]() if value in became else getattr(value, "_piece_of", value)
     return now
 
 
 def refuse_closures(optimizers: Sequence[Optimizer]) -> None:
-    """An optimizer that computes the loss several times a step has no place in a graph, which does so once; nor has one
-    of sparse gradients, as those of graphs are dense."""
+    """Refuse an optimizer that computes the loss several times a step, because a graph does so once. One of sparse
+    gradients is refused too, because those of graphs are dense."""
     for each in optimizers:
         if isinstance(each, SparseAdam):
             raise SbpError(

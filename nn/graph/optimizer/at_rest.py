@@ -17,9 +17,9 @@ __all__ = ["AtRest", "at_rest"]
 
 @dataclass(frozen=True)
 class AtRest:
-    """Bytes that one rank holds of what a graph uses: parameters and buffers, gradients that are left on them, and what
-    optimizers keep, with their own pieces of parameters where these are no views, and means of late updates. Numbers,
-    as counts of steps, are left out."""
+    """Bytes of one rank between steps: parameters and buffers, gradients left on them, and states of optimizers. States
+    include own pieces of parameters that are no views, and means of late updates. Numbers, such as counts of steps, are
+    left out."""
 
     parameters: int
     gradients: int

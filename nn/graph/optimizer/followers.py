@@ -192,7 +192,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _part(held: Any, how: Sequence[Any], each: _Follower) -> Any:
-    """A part of a state as this process has it, or is told of it: a number, or a tensor that lies somewhere."""
+    """A part of a state as this process has it, or hears of it: a number, or a tensor that lies somewhere."""
     if isinstance(held, GlobalTensor):
         return held
     if isinstance(held, Tensor) and held.ndim:  # every rank has all of it

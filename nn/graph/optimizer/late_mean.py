@@ -36,7 +36,7 @@ def put_mean(parameter: Tensor, mean: Tensor | None) -> None:
 
 
 def means_put() -> int:
-    """How often a parameter got a mean: while it is the same number, those that had none have none."""
+    """The number of times that a parameter got a mean: while it is the same, those that had none have none."""
     return _count
 
 
@@ -56,8 +56,8 @@ def carry_mean(before: Tensor, now: GlobalTensor) -> None:
 
 
 def means_of_step(held: Mapping[str, GlobalTensor], corrected: Collection[str]) -> dict[str, Shards]:
-    """The means of those that a step corrects, which begin with zero; of others it forgets them, as it is about to
-    change these without."""
+    """The means of weights that a step corrects, which begin with zero. Means of others are forgotten, because it is
+    about to change these without."""
     found: dict[str, Shards] = {}
     for name, x in held.items():
         if name not in corrected:
@@ -74,7 +74,7 @@ def means_of_step(held: Mapping[str, GlobalTensor], corrected: Collection[str]) 
 
 
 def wide(parameter: GlobalTensor) -> Layout:
-    """How a parameter's mean lies: as it does itself, of float32 at least."""
+    """The layout of a parameter's mean: as it lies itself, in float32 at least."""
     of = parameter._layout
     return Layout(of.placement, of.state, of.shape, wide_dtype(parameter.dtype), order=of.order)
 

@@ -92,7 +92,7 @@ def go_on(optimizer: Optimizer, value: float, good: int) -> None:
 
 
 def overflowed(grads: Iterable[tuple[Placement, Sequence[Tensor]]], ranks: Placement) -> bool:
-    """Whether a number is not finite in some gradient of some rank, of all `ranks` in a line; each is told of all.
+    """Whether a number in some gradient is not finite on some rank; all `ranks`, in a line, are told the same.
 
     Of a gradient there are the shards that this process owns, in the order of its placement.
     """

@@ -74,7 +74,7 @@ def spoilt(
     ranks: Placement,
     skipped: SkippedSteps,
 ) -> bool:
-    """Whether the step is to be left out, which is noted then; of all `ranks` in a line, each is told of all."""
+    """Whether the step is to be left out, which is noted then; all `ranks`, in a line, are told the same."""
     if not overflowed([*losses, *grads.values()], ranks):
         return False
     skipped.count += 1

@@ -29,7 +29,7 @@ __all__ = ["step_on_whole"]
 def step_on_whole(
     optimizer: Optimizer, trained: Mapping[int, Trained], grads: Mapping[int, tuple[Tensor, ...]]
 ) -> bool:
-    """One step with these gradients that have come home, by the ids of masters, and those that parameters have; False
+    """One step with these gradients that have come home, by the ids of masters, and those that parameters have. False
     if it is to be made on global tensors.
 
     So is that of an optimizer of several placements: none of their ranks has all that it may look at.
@@ -107,7 +107,7 @@ class _Whole:
 
 
 def _plain(x: GlobalTensor) -> Tensor:
-    """All of a tensor, as the first rank of this process has it; the memory is the tensor's own where it is whole."""
+    """All of a tensor on this process's first rank; the memory is the tensor's own where it is whole."""
     return _gathered(tuple(shard.detach() for shard in x._shards), x._layout.with_state(x._layout.state))
 
 

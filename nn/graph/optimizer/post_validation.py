@@ -151,8 +151,8 @@ class PostValidation:
         settle([each for each, _ in at.come if each.master is not each.parameter])
 
     def undo(self) -> Sequence[int]:
-        """Take back what chunks did in a step that an error has ended; the chunks of which that cannot be: those of
-        which all was known, and in several processes, whose ranks do not know how far others came, all that stepped."""
+        """Take back what chunks did in a step that an error has ended. It returns the chunks for which that cannot be:
+        those that knew all, and in several processes, whose ranks do not know how far others came, all that stepped."""
         begun = {chunk: at for chunk, at in self.chunks.items() if at.kept is not None}
         self.chunks = {}
         if self.stand or world().rank is not None:

@@ -32,14 +32,14 @@ _count = 0
 
 
 class ModelMove:
-    """A model that is to lie as its next plan says, wherever it is now; `lost` are ranks that have nothing any more."""
+    """A model that is to lie as its next plan says, wherever it is now; `lost` ranks have nothing any more."""
 
     def __init__(self, lost: Collection[int] = ()) -> None:
         self.lost, self.done = frozenset(lost), False
 
 
 def moves_made() -> int:
-    """How often models were moved: while it is the same number, tensors lie where they did."""
+    """The number of times that models were moved: while it is the same, tensors lie where they did."""
     return _count
 
 
@@ -63,7 +63,7 @@ def _mean(name: str, x: GlobalTensor, there: Layout) -> Iterator[tuple[str, Glob
 
 
 def filling(name: str, x: GlobalTensor, there: Layout, lost: Collection[int]) -> Filling:
-    """How memory of a layout is filled with a tensor, from ranks that are not lost."""
+    """The way to fill memory of a layout with a tensor, from ranks that are not lost."""
     return _way(name, x, _plain(there), lost)
 
 

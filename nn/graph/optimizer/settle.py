@@ -17,8 +17,8 @@ WHAT = "optimizer pieces"
 
 
 def settle(pieces: Sequence[Trained]) -> None:
-    """Bring what an optimizer changed to the parameters; those that are idle were not in its step, and those of other
-    ranks, such as other stages, are theirs."""
+    """Bring what an optimizer changed to the parameters. Idle ones were not in its step, and those of other ranks, such
+    as other stages, are theirs."""
     going = [each for each in pieces if not each.idle and owned(each.rest.placement)]
     with torch.no_grad():
         for numbers in _together(tuple([each.goes for each in going])):

@@ -49,8 +49,8 @@ class Trained:
         self.idle = False  # in an update of other parameters, as those of another stage
 
     def _pieces(self) -> GlobalTensor:
-        """Views into the parameter where its pieces are contiguous, so that the step changes it in place; memory of
-        their own where they are not, or of another dtype, or on the host."""
+        """Views into the parameter where its pieces are contiguous, so that the step changes it in place. Other pieces,
+        those of another dtype and those on the host have memory of their own."""
         shards = self._cut()
         made = wrap(shards if self.host is None else self.host.put("master", shards), self.held)
         made._is_param = True
@@ -230,8 +230,8 @@ def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
 
 
 def lies_beside(name: object, kept: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether what an optimizer keeps under a name, of these sizes, lies as its parameter does: it has an element for
-    each of that. Counts are plain numbers; beside a parameter without dims only their names tell them apart.
+    """Whether a state of this name and sizes lies as its parameter does, because it has an element for each there.
+    Counts are plain numbers; beside a parameter without dims only their names tell them apart.
 
     >>> lies_beside("exp_avg", (3, 4), (3, 4)), lies_beside("exp_avg", (), ()), lies_beside("step", (), ())
     (True, True, False)

@@ -1,4 +1,4 @@
-"""All that a capture has read besides tensors, and whether it is still the same: by this a plan is known to be good.
+"""All that a capture read besides tensors, and whether it is still so: by this a plan is known to be good.
 
 watch     which attributes code reads of modules and of other objects, while it is captured
 code      which names a function takes from around it

@@ -20,8 +20,8 @@ _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 class CodeNames(NamedTuple):
-    """The globals that code reads, the attributes that it reads of whatever, and modules that it imports as it runs;
-    globals that are `handed` to others, which may read attributes of them that are not named here."""
+    """The globals that code reads, attributes that it reads of anything, and modules that it imports as it runs.
+    `handed` globals go to others, which may read attributes of them that are not named here."""
 
     globals: frozenset[str]
     attributes: frozenset[str]

@@ -133,7 +133,7 @@ class ReadGuard:
         self._add(self._types, title, type(of), of)
 
     def size(self, of: Any, title: str) -> None:
-        """How many there are; of names also which, and in which order, as code may go through them."""
+        """Guard how many there are; of names also which, and in which order, as code may go through them."""
         if isinstance(of, Mapping) and not _by_name(of):
             self._add(self._contents, title, _content(of), of)
         elif isinstance(of, Mapping) and len(of) > 1:

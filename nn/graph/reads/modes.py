@@ -14,7 +14,7 @@ __all__ = ["Modes"]
 
 
 class Modes:
-    """How the modes of modules, and those around them, stood; steps are kept by `key`, one for each."""
+    """The modes of modules, and those around them, as they stood; steps are kept by `key`, one for each."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         parts = dict.fromkeys(part for root in modules.values() for part in root.modules())

@@ -41,8 +41,8 @@ class Recaptures:
 
 
 class ArgumentKinds:
-    """The kinds of arguments that a graph has plans for, by what they are but for numbers, which are parts of a kind as
-    all that is no tensor; it tells once of more than are kept."""
+    """The kinds of arguments for which a graph has plans. Kinds that differ in numbers alone are one shape, though a
+    number is part of its kind, as all is that is no tensor. It tells once of more shapes than are kept."""
 
     def __init__(self, name: str) -> None:
         self.name, self.told = name, False
@@ -51,8 +51,8 @@ class ArgumentKinds:
     def used(
         self, kind: Any, modes: Hashable, names: Callable[[], Sequence[str]]
     ) -> tuple[ReadChange | None, list[tuple[Hashable, Hashable]]]:
-        """A step of this kind runs now: the number that is another than in the last one, if it is a kind of its own,
-        and kinds that are too many by now, with their modes. `names` are those of arguments by position."""
+        """Note that a step of this kind runs now. Returned are the number that differs from the last one's, if it is a
+        new kind, and kinds that are too many by now, with their modes. `names` are those of arguments by position."""
         numbers: dict[str, Any] = {}
         shape = _without_numbers(kind, names, numbers), modes
         self._kinds[shape] = kinds = self._kinds.pop(shape, {})

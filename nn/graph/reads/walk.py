@@ -43,8 +43,8 @@ _NAMED = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
 class InReach(NamedTuple):
-    """Things that the functions of a graph and of its modules reach by themselves: objects with attributes, and whether
-    they name clocks or the system's chance."""
+    """Things in reach of a graph's and its modules' functions: objects with attributes, and whether they name clocks or
+    the system's chance."""
 
     objects: list[Any]
     clocks: bool
@@ -75,8 +75,8 @@ def guarded(
     names: AttributeReads,
     before: Mapping[tuple[int, Any], Any] | None = None,
 ) -> ReadGuard:
-    """All that a capture of this graph may have gone by, as it is now; `names` are the attributes that it read, and
-    numbers that it changed itself were so `before`."""
+    """All that a capture of this graph may have gone by, as it is now. `names` are the attributes that it read; numbers
+    that it changed itself were so `before`."""
     guard = ReadGuard(before)
     walk = _Walk(guard, names, modules)
     for prefix, root in modules.items():
@@ -293,8 +293,8 @@ class _Walk:
             self.value(function.__wrapped__, where)
 
     def _namespace(self, of: Any, held: Any, title: str, names: frozenset[str]) -> None:
-        """The parts of a module, or class, that code names; without names, which code has it in its hand is not known:
-        all that is no function, class or module."""
+        """The parts of a module, or class, that code names. Without names it is not known which code has it in its
+        hand, so all counts that is no function, class or module."""
         if not self._first(of, names):
             return
         if not names and not self._beyond(of):

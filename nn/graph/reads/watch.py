@@ -44,9 +44,9 @@ def is_data(value: Any) -> bool:
 def reading(
     names: AttributeReads, *classes: type, roots: Iterable[Any] = (), lacked: set[tuple[int, str]] | None = None
 ) -> Iterator[None]:
-    """Notes which attributes are read of instances of these classes, and of objects that are among `roots` or come out
-    of such reads; in `lacked`, by identity and name, those of modules that were asked for while there was no tensor,
-    and that the program had not set itself: `ALL` is the name where somebody had the whole dict."""
+    """Note the attributes that are read of instances of these classes, and of objects among `roots` or out of such
+    reads. In `lacked`, by identity and name, come those of modules that were asked for while there was no tensor and
+    that the program had not set itself. `ALL` is the name where somebody had the whole dict."""
     global _building
     watched = set(classes)
     written: set[tuple[int, str]] = set()

@@ -33,8 +33,8 @@ class Chunks:
     gathers: int = 0  # in how many parts weights in pieces are gathered once a step; 0: with every micro-batch
 
     def homeward(self, stages: Sequence[Stage]) -> dict[str, int]:
-        """The weights whose gradients are added up over a step and then brought home, and the chunk that first reads
-        each: all but those that are moved to their readers anew for every micro-batch."""
+        """The weights whose gradients are added up over a step and then brought home, with the chunk that first reads
+        each. It is all but those that are moved to their readers anew for every micro-batch."""
         found: dict[str, int] = {}
         for at, stage in enumerate(stages):
             for name in stage.inputs:
@@ -149,7 +149,7 @@ class _Chunker:
         return self.groups[self.graph.layout(box.source).placement] != self.groups[box.output.layout.placement]
 
     def levels(self) -> None:
-        """Every stage as early as it can run: one later behind a hop, or behind what is said to be an earlier chunk."""
+        """Put every stage as early as it can run: one level behind a hop, or behind an earlier chunk by its note."""
         said: dict[int, int] = {}
         for at, stage in enumerate(self.stages):
             if at in self.once or at in self.given:
@@ -169,8 +169,8 @@ class _Chunker:
             self.level[at] = level
 
     def delay(self) -> None:
-        """Put what depends on arguments or weights alone, and has no gradient if on both, as late as its users on this
-        group allow."""
+        """Put what depends on arguments or weights alone as late as its users on this group allow. What depends on both
+        goes with it if it has no gradient."""
         plain = {**dict.fromkeys(self.weights, "weights")}
         plain.update({s.value.name: "inputs" for s in self.graph.sources if s.kind == "input"})
         movable: set[int] = set()

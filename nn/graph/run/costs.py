@@ -80,8 +80,8 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
 
 
 def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list[int | None]:
-    """The chunk in which each node of the problem is done: an op where what it makes is; a copy where its tensor is
-    made, but of arguments, of weights and of what comes from elsewhere where it is first used."""
+    """The chunk in which each node of the problem is done: an op in that of its result. A copy goes where its tensor is
+    made, or, of arguments, of weights and of what comes from elsewhere, where it is first used."""
     posed, names = decided.formulated, decided.names
     made = {name: at for at, stage in enumerate(stages) for name in _names(stage)}
 
@@ -103,9 +103,9 @@ def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list
 
 
 def _costs(of: Mapping[str, float], hop: float) -> Costs:
-    """With moves inside of forward and backward as exchanges, as far as both have them: the rest of the longer is not
-    hidden by any other task of this chunk, and counts as if it computed. Of those beside the computing that counts for
-    which there is no room."""
+    """The costs of a chunk, with moves inside of forward and backward as exchanges as far as both have them. The rest
+    of the longer is not hidden by any other task of this chunk, and counts as if it computed. Of those beside the
+    computing that counts for which there is no room."""
     both = min(of["out"], of["back"])
     beside = of["hidden"] + of["hidden back"]
     over = max(0.0, 1 - of["room"] / beside) if beside else 0.0
@@ -117,9 +117,9 @@ def _costs(of: Mapping[str, float], hop: float) -> Costs:
 def once(
     graph: Physical, decided: Decided, where: Chunks, *, homed: Collection[str] = (), steps: bool = False
 ) -> float:
-    """Seconds of what is done once a step, before and behind all micro-batches: moves of weights, and of their
-    gradients home, and the optimizer. Groups of ranks do that beside each other. What chunks do by themselves is not in
-    it: gather weights, bring gradients of these home, and with `steps` their optimizers."""
+    """Seconds of work once a step, before and behind all micro-batches: moves of weights and of their gradients home,
+    and the optimizer. Groups of ranks do that beside each other. What chunks do by themselves is not in it: gather
+    weights, bring gradients of these home, and with `steps` their optimizers."""
     posed, choice, names = decided.formulated, decided.solution.choice, decided.names
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     found: dict[int, float] = defaultdict(float)
@@ -160,9 +160,9 @@ def course(
     inside: Collection[str] = (),
     ends: Ends | None = None,
 ) -> Course:
-    """How m micro-batches go through the stages, and chunks end; `more` seconds are spent once a step besides. Tasks
-    with moves `inside` run together with others, where the schedule says so. Without a flush it tells, too, how much
-    quicker one call of twice as many micro-batches is than two."""
+    """The course of m micro-batches through the stages, and of the ends of chunks; `more` seconds are spent once a step
+    besides. Tasks with moves `inside` run together with others, where the schedule says so. Without a flush it tells,
+    too, how much quicker one call of twice as many micro-batches is than two."""
     actors, registers = skeleton(schedule, routes, m, slices, trains, inside, costs)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)

@@ -17,8 +17,8 @@ __all__ = ["brought_each_time"]
 
 
 def brought_each_time(graph: Physical, stages: Sequence[Stage], where: Chunks) -> Mapping[str, tuple[int, ...]]:
-    """The values whose gradients are brought home with every micro-batch, of all that lie still for a step; and the
-    chunks that read each. There are none where all is brought home once."""
+    """The values that lie still for a step, but whose gradients come home with every micro-batch, with the chunks that
+    read each. There are none where all is brought home once."""
     if where.gathers:
         return {}
     sources = {s.value.name: s for s in graph.sources if s.kind == "parameter"}

@@ -30,7 +30,7 @@ class OpenProgram(Protocol):
 
     @property
     def count(self) -> int:
-        """How many chunks a route has."""
+        """The number of chunks of a route."""
 
     @property
     def lowered(self) -> Mapping[PieceKind, Lowered]: ...
@@ -66,7 +66,7 @@ class OpenNetwork(Protocol):
         """The registers of tasks, where some read a register in the place of another."""
 
     def link_of(self, edge: RegisterEnd, line: Carrier, rank: int) -> Link | None:
-        """How a register gets to other ranks, if it was added, or read where its tasks are not."""
+        """The link of a register to other ranks, if it was added, or read where its tasks are not."""
 
     def work_of(self, program: OpenProgram, actor: Actor, task: Callable[[], Fire]) -> Fire:
         """The work of an actor: one that was added, or a task of the step, to which registers may bring arguments."""

@@ -50,8 +50,8 @@ def by_turns(tasks: Sequence[Generator[None, None, T]]) -> list[T]:
 
 
 def moving(kinds: Iterable[Sequence[tuple[Tasks, Chunks]]]) -> frozenset[str]:
-    """The tasks inside of which something is moved that others can go on beside, for micro-batches of any kind, of all
-    routes; chunks are numbered route by route."""
+    """The tasks with moves inside that others can go on beside, of any kind of micro-batch and all routes. Chunks are
+    numbered route by route."""
     return frozenset(
         str(name.shifted(route * len(where.group)))
         for routes in kinds

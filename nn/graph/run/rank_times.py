@@ -1,4 +1,4 @@
-"""Rank times: how long each rank works at a step, without what it waits for others, so that a slow one has a name.
+"""Rank times: how long each rank works at a step, without waiting for others, so that a slow one is named.
 
 All ranks of a step end together, however slow one is; but the slow one waits least.
 """

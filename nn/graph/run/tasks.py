@@ -267,13 +267,14 @@ class _Tasks:
         return Name(kind if self.split or kind == "F" else "B", chunk)
 
     def put(self, name: Name, do: Instruction) -> None:
-        """A thing to do in a task, behind the sums that it reads, each part that it writes in a register of its own."""
+        """Put an instruction into a task, behind the sums that it reads. Each part that it writes has a register of its
+        own."""
         self.todo[name] += self.parts.summed(do.reads)
         self.todo[name].append(do._replace(writes=tuple(map(self.part, do.writes))))
 
     def part(self, slot: LocalRegister) -> LocalRegister:
-        """The register of one more part of a gradient; those of weights are added up over micro-batches, unless it is
-        brought home with each."""
+        """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
+        are brought home with each."""
         register = self.parts.part(slot)
         if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
             self.sums[register] = slot

@@ -25,7 +25,7 @@ ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
 
 
 def carrier(bundle: Bundle) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None:
-    """How a bundle gets to its reader in a process that owns the ranks of both; None: as it is."""
+    """The function that carries a bundle to its reader in a process that owns the ranks of both; None: as it is."""
     if not bundle.hops:
         return None
     pairs = [(hop.pair, len(owned(hop.pair[0].placement))) for hop in bundle.hops]
@@ -78,7 +78,7 @@ def _all(boxes: Sequence[PieceCut], shape: tuple[int, ...], side: int) -> bool:
 
 
 class PeerMessage:
-    """The message of one peer for a bundle: the parts of all ways that it has something of, in one run of memory."""
+    """The message of one peer for a bundle: its parts of all ways that it shares in, in one run of memory."""
 
     def __init__(self, ways: Sequence[Transit], peer: int) -> None:
         self.ways, self.peer = ways, peer

@@ -90,8 +90,8 @@ class Variant:
 
 
 def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:
-    """The part of its chunk's gradients with which each goes home: so many parts, of about as many bytes, by where the
-    middle of it lies among these."""
+    """The part, of `parts` with about as many bytes each, in which a gradient goes home: that in which its middle
+    lies."""
     moved = [move.of for move in graph.backs if move.of in home]
     sizes = {name: graph.layout(name).numel * graph.layout(name).dtype.itemsize for name in moved}
     total: Counter[int] = Counter()

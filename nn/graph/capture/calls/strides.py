@@ -80,7 +80,7 @@ def strided(tape: Tape, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: 
 
 
 def started(tape: Tape, x: Tensor) -> None:
-    """The program asks for the offset of a tensor: as it is in the memory that was captured, or none can be told."""
+    """Note that the program asks for a tensor's offset: the one in captured memory holds, or there is an error."""
     view = tape.view(x)
     if view.memory.part:
         raise SbpError(

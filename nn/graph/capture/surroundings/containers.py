@@ -163,8 +163,8 @@ class Containers:
 
 
 class LruCaches:
-    """Functions with an lru_cache, as they were met: what they keep is no tensor without values, and nothing but
-    `cache_clear` takes something out of one."""
+    """Functions with an lru_cache, as they were met. No tensor without values may stay in one, and only `cache_clear`
+    takes something out."""
 
     def __init__(self) -> None:
         self.met: dict[int, tuple[Any, int]] = {}  # with how often each had to compute

@@ -31,7 +31,8 @@ class ContainerKind:
 
 
 def kind_of(value: Any) -> ContainerKind | None:
-    """How to read and write a container; None of what holds nothing, or nothing that could be put back."""
+    """The kind of a container: how it is read and written. None if it holds nothing, or nothing that could be put
+    back."""
     cls = type(value)
     return _KINDS.get(cls) or next((_KINDS[base] for base in cls.__mro__ if base in _KINDS), None)
 

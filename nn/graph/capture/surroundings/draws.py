@@ -1,5 +1,5 @@
-"""Streams that a program draws from while it is captured: random numbers of Python and numpy, and iterators; each
-gives something else every time, and what it gave goes into the step.
+"""Streams that a program draws from while it is captured: random numbers of Python and numpy, and iterators. Each gives
+something else every time, and what it gave goes into the step.
 
 A graph's own draws are torch's, at each step anew. A stream is any that the model or its code is in reach of.
 """
