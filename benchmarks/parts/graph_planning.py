@@ -18,7 +18,8 @@ CLUSTER = "h100x8"
 def planning(rounds: int, layers: int, grid: tuple[int, ...]) -> Times:
     """Seconds, and what the plan is of: ops, nodes of the problem, and how far a better plan can be at most."""
     from sbpflow.nn.graph.capture.trace import trace
-    from sbpflow.nn.graph.choose.choose import decide
+    from sbpflow.nn.graph.choose.choose import Choosing, decide, taken_apart
+    from sbpflow.sbp.joint.demands import Demands
 
     size = Size(layers, width=4096, heads=32, batch=math.prod(grid), length=2048, vocabulary=32768)
     with torch.device("meta"):
@@ -34,7 +35,7 @@ def planning(rounds: int, layers: int, grid: tuple[int, ...]) -> Times:
         start = time.perf_counter()
         logical = trace(build, batch(size, "meta"), {}, {"model": model}, device="cpu")[0]
         captured = time.perf_counter()
-        found = decide(logical, where, states=2)
+        found = decide(Choosing(*taken_apart(logical, where), Demands(states=2)))
         done = time.perf_counter()
     row = {
         "capture": captured - start,

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...boxing.figures import volume
-from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.encode import encoded
 from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Box, Physical
@@ -25,10 +24,10 @@ from ...placement import Cluster, Placement, default_cluster
 from ...placement.errors import SbpError
 from ...placement.world import world
 from ...sbp import Layout
-from ...sbp.joint.demands import Rounds
+from ...sbp.joint.demands import Demands, Rounds, SourcePin
 from ...sbp.joint.known_options import KnownOptions
 from ...sbp.joint.options import Option
-from ...sbp.joint.placements import Homes
+from ...sbp.joint.placements import Homes, homes
 from ...sbp.joint.solver.solve import Solver
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical
@@ -41,8 +40,8 @@ from ..model.fp8 import refuse_eights
 from ..model.inside import uses_of
 from .capture.arguments import flat, tensors_by_path
 from .capture.trace import SCALER, Constants, trace
-from .choose.choose import Decided, decide
-from .choose.composed import check_uses
+from .choose.choose import Choosing, Decided, decide, taken_apart
+from .choose.composed import check_uses, composed
 from .choose.decompose import expand
 from .choose.parameters import (
     default_placement,
@@ -55,7 +54,6 @@ from .choose.parameters import (
 from .compiler.codegen import function
 from .lower.order import schedule
 from .lower.segments import Draw, Stage, segments
-from .memory.account import account
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
@@ -184,7 +182,7 @@ class Passes:
         logical: Logical,
         inputs: Mapping[str, Tensor],
         room: float | None,
-        kept: Mapping[str, Layout] | None = None,
+        kept: Mapping[str, Layout] = {},
         rest: Placement | None = None,
         enough: float = inf,
         known: KnownOptions | None = None,
@@ -193,36 +191,40 @@ class Passes:
         """The signatures, and all moves, within so many bytes a rank; some parameters lie in a way that is kept. The
         best of those that take `enough` seconds is not looked for; `known` is of others for this step and cluster, and
         `rounds` says how often a step runs what the graph is of."""
-        made = decide(
-            logical,
-            rest or self.rest,
-            pins=lambda homes: (
-                pins_of(self.modules, inputs, homes, free=self.free)
-                | input_pins(self.flows, inputs, homes)
-                | {n: of.state for n, of in (kept or {}).items()}
-            ),
-            rests=lambda homes: rests_of(self.modules, homes, states=self.learns, read=self.read_whole(homes)),
-            states=self.states,
-            limit=room,
-            regather=self.options.backend != "autograd",
-            name=self.name,
-            arguments_everywhere=self.options.piped,  # a rank of a pipeline takes them from its caller
-            uses=self.uses,
+        there = rest or self.rest
+        if self.uses:
+            where = homes(logical, there)
+            logical = composed(logical, where, self.uses, self.pins(inputs, kept, where.by_name(logical)))
+        # A rank of a pipeline takes arguments from its caller.
+        logical, where = taken_apart(logical, there, arguments_everywhere=self.options.piped)
+        places = where.by_name(logical)
+        demands = Demands(
+            self.pins(inputs, kept, places),
+            self.states,
+            rests=rests_of(self.modules, places, states=self.learns, read=self.read_whole(places)),
             encoders=compressed_grads(self.modules, self.options.compress),
-            enough=enough,
-            known=known,
-            rounds=rounds,
+            rounds=rounds and rounds(where),
         )
+        regather = self.options.backend != "autograd"
+        known = known or KnownOptions()
+        made = decide(Choosing(logical, where, demands, room, enough, regather, self.name, known))
         made = replace(made, graph=replace(self.encoded(made.graph), cluster=_cluster_of(made.graph)))
         if room is not None and any(back.encoding is not None for back in made.graph.backs):
-            self._fits_errors(made.graph, room)
+            self._fits_errors(made, room)
         if self.whole:
             made = replace(made, graph=self.stepped(made.graph))
             if room is not None:
-                self._fits(made.graph, room)
+                self._fits(made, room)
         self.dump("decomposed", lambda: str(made.logical))
         self.dump("chosen", lambda: "\n".join(_choices(made)))
         return made
+
+    def pins(
+        self, inputs: Mapping[str, Tensor], kept: Mapping[str, Layout], places: Mapping[str, Placement]
+    ) -> dict[str, SourcePin]:
+        """How sources must lie that are at such places."""
+        pins = pins_of(self.modules, inputs, places, free=self.free) | input_pins(self.flows, inputs, places)
+        return pins | {name: of.state for name, of in kept.items()}
 
     def encoded(self, graph: Physical) -> Physical:
         """The graph with the encoders that are said of gradients and hops."""
@@ -241,10 +243,9 @@ class Passes:
             return set()
         return self.whole.keys() - owned_by(self.optimizers, named_values(self.modules), homes).keys()
 
-    def _fits_errors(self, graph: Physical, room: float) -> None:
+    def _fits_errors(self, made: Decided, room: float) -> None:
         """Refuse errors for which there is no room: signatures were chosen without them."""
-        held = account(bucketed(graph), self.states, regather=self.options.backend != "autograd")
-        most = max(of.total for of in held.values())
+        most = max(of.total for of in made.held().values())
         if most > room:
             raise SbpError(
                 f"{self.name} does not fit into {volume(room)} a rank: with the errors of compressed gradients it "
@@ -273,12 +274,12 @@ class Passes:
         )
         return replace(graph, sources=sources)
 
-    def _fits(self, graph: Physical, room: float) -> None:
+    def _fits(self, made: Decided, room: float) -> None:
         """Refuse an update that takes more than there is room for: signatures were chosen without it."""
-        held = account(bucketed(graph), self.states, regather=self.options.backend != "autograd")
+        held = made.held()
         rank = max(held, key=lambda rank: held[rank].total)
         if held[rank].total > room:
-            many = sum(s.whole is not None or s.owner is not None for s in graph.sources)
+            many = sum(s.whole is not None or s.owner is not None for s in made.graph.sources)
             raise SbpError(
                 f"{self.name} does not fit into {volume(room)} a rank: the step of its optimizer takes "
                 f"{volume(held[rank].total)} on rank {rank}\n"

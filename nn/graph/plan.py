@@ -137,8 +137,7 @@ def plan_step(
     pieces = None
     if batch is None:
         try:
-            shared: Any = {"enough": captures.enough, "known": captures.known}
-            decided = passes.decided(logical, inputs, options.memory, **shared)
+            decided = passes.decided(logical, inputs, options.memory, enough=captures.enough, known=captures.known)
         except ShortageError as error:
             if not alone or options.memory is None or passes.whole or options.post_validation:
                 raise  # who plans many tries this itself; and optimizers that step whole tensors have other needs

@@ -154,13 +154,12 @@ class _Planner:
             logical = micro.logical
             if kept:
                 logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
-            asked: Any = {"known": self.known, "rounds": rounds}
-            decided = self.passes.decided(logical, self.inputs, room, kept, **asked)
+            decided = self.passes.decided(logical, self.inputs, room, kept, known=self.known, rounds=rounds)
             kept = kept or kept_of(decided.graph)
             one = sized[0, kind] = self.sized(micro, decided)
             if two:
                 logical, rest = mirrored(logical, one.variant.where, self.passes.rest)
-                decided = self.passes.decided(logical, self.inputs, room, kept, rest, **asked)
+                decided = self.passes.decided(logical, self.inputs, room, kept, rest, known=self.known, rounds=rounds)
                 sized[1, kind] = self.sized(micro, decided)
         return kinds, sized
 

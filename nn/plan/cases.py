@@ -87,7 +87,11 @@ class Cases:
         """The open problem where the backward runs these modules again."""
         found = self.posed.get(again)
         if found is None:
-            posed = self.opened.formulated if not again else self.opened.pose(_run_again(self.opened.logical, again))
+            posed = (
+                self.opened.formulated
+                if not again
+                else self.opened.asked.formulated(_run_again(self.opened.logical, again))
+            )
             folded = fold(posed.problem.priced(0.0))
             found = self.posed[again] = _Posed(posed, folded, measured(posed.problem, folded))
         return found

@@ -16,6 +16,10 @@ class Homes(NamedTuple):
     sources: tuple[Placement, ...]
     ops: tuple[Placement, ...]
 
+    def by_name(self, logical: Logical) -> dict[str, Placement]:
+        """The placements of the graph's sources."""
+        return {s.name: there for s, there in zip(logical.sources, self.sources, strict=True)}
+
 
 def homes(logical: Logical, default: Placement | None) -> Homes:
     """The placement of every op and source. An op outside of annotated modules runs where the last layer behind its

@@ -1,30 +1,22 @@
 """Shortage: the text of an error where no plan fits: what takes most of the leanest one, and what would help."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ....boxing.figures import volume
 from ....boxing.graph.measures import Held
-from ....sbp.joint.formulate import Formulated
+from .posed_graph import Decided
 
 __all__ = ["kept_most", "shortage"]
 
 LARGEST = 3  # of what is kept, named where nothing fits
 
 
-def kept_most(
-    posed: Formulated, choice: Sequence[int], names: Callable[[int], str], here: Callable[[int], bool]
-) -> str:
-    """Values that take most of what the backward keeps, of the ops that are `here`; `names` says what a node makes."""
-    held = zip(posed.nodes, posed.problem.memory, choice, strict=True)
-    large = sorted(
-        (
-            (float(memory[k]), at)
-            for at, (node, memory, k) in enumerate(held)
-            if node.kind == "op" and memory[k] and here(node.index)
-        ),
-        reverse=True,
-    )
-    return ", ".join(f"{names(at)} {volume(size)}" for size, at in large[:LARGEST])
+def kept_most(of: Decided, rank: int) -> str:
+    """Values that take most of what the backward keeps on a rank."""
+    held = zip(of.formulated.nodes, of.formulated.problem.memory, of.solution.choice, strict=True)
+    ops = ((node.index, float(memory[k])) for node, memory, k in held if node.kind == "op")
+    large = sorted(((size, at) for at, size in ops if size and rank in of.asked.where.ops[at]), reverse=True)
+    return ", ".join(f"{of.made_by(at)} {volume(size)}" for size, at in large[:LARGEST])
 
 
 def shortage(head: str, limit: float, worst: Held, kept: str, pieces: int = 1, more: Sequence[str] = ()) -> str:

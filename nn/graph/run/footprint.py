@@ -126,20 +126,12 @@ def less(held: Held, one: Held, limit: float) -> float:
 
 def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
     """The error that a step does not fit: which stage on which rank, what takes most there, and what would help."""
-    where, graph, name = program.where, decided.graph, program.schedule.name
+    where, name = program.where, program.schedule.name
     stages = sorted(set(where.group))
     mine = next(group for group in stages if rank in where.ranks(group))
     ran = [chunk for chunk, group in enumerate(where.group) if group == mine]
     slots = max(_slots(program, chunk) for chunk in ran)
-    posed, choice = decided.formulated, decided.solution.choice
-
-    def named(node: int) -> str:
-        return decided.names[decided.logical.ops[posed.nodes[node].index].numbers[0]]
-
-    def here(op: int) -> bool:
-        return rank in graph.layout(decided.names[decided.logical.ops[op].numbers[0]]).placement
-
-    kept = kept_most(posed, choice, named, here)
+    kept = kept_most(decided, rank)
     if len(stages) == 1:
         head = f"{program.name} does not fit into {volume(limit)} a rank"
     else:

@@ -1,6 +1,7 @@
 """From a model and a description of the cluster alone, the choice finds the parallel schemes that people invented."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Op, Physical
 from sbpflow.boxing.routes.moves import LOCAL
 from sbpflow.nn.graph.capture.trace import trace
-from sbpflow.nn.graph.choose.choose import Decided, decide
+from sbpflow.nn.graph.choose.choose import Choosing, Decided, decide, taken_apart
 from sbpflow.nn.graph.memory.account import account
+from sbpflow.sbp.joint.demands import Demands, SourcePin
 
 FOUR = flow.placement("cuda", range(4))
 APART = flow.placement("cuda", [0, 8, 16, 24])  # each in a node of its own
@@ -82,7 +84,12 @@ class AlexNet(nn.Module):
 
 
 def decided(
-    model: nn.Module, batch: list[Tensor], cluster: str = "h100x8", place: flow.Placement = FOUR, **more: Any
+    model: nn.Module,
+    batch: list[Tensor],
+    cluster: str = "h100x8",
+    place: flow.Placement = FOUR,
+    limit: float | None = None,
+    pins: Mapping[str, SourcePin] = {},
 ) -> Decided:
     def build(*batch: Tensor) -> Tensor:
         loss: Tensor = model(*batch)
@@ -91,7 +98,7 @@ def decided(
 
     logical, _ = trace(build, batch, {}, {"": model})
     with flow.use_cluster(cluster):
-        found = decide(logical, place, states=2, **more)
+        found = decide(Choosing(*taken_apart(logical, place), Demands(pins, states=2), limit))
     assert found.solution.cost <= found.solution.greedy
     return found
 
@@ -147,7 +154,7 @@ def test_columns_and_rows_as_in_megatron_where_weights_dominate() -> None:
 
 def test_grouped_heads_are_not_gathered_under_data_and_tensor_parallel() -> None:
     columns, rows = (B, S(0)), (B, S(1))
-    pins = {
+    pins: dict[str, SourcePin] = {
         **{f"{n}.weight": columns for n in "qkv"},
         **{f"{n}.bias": columns for n in "qkv"},
         "o.weight": rows,
@@ -155,7 +162,7 @@ def test_grouped_heads_are_not_gathered_under_data_and_tensor_parallel() -> None
     }
     grid = flow.placement("cuda", [[0, 1], [2, 3]])
     with torch.device("meta"):
-        graph = decided(Grouped(), [torch.zeros(4, 64, 4096)], place=grid, pins=lambda homes: pins).graph
+        graph = decided(Grouped(), [torch.zeros(4, 64, 4096)], place=grid, pins=pins).graph
     (attention,) = (step for step in graph.steps if isinstance(step, Op) and "attention" in str(step.op))
     assert {graph.layout(name).sbp for name in attention.inputs} == {(S(0), S(1))}
     assert not set(attention.inputs) & {box.output.name for box in graph.boxes}
@@ -242,5 +249,5 @@ def test_plans_for_many_ranks_are_the_best() -> None:
     for shape in ((8, 8), (16, 16, 16)):
         place = flow.placement("cuda", torch.arange(torch.Size(shape).numel()).reshape(shape).tolist())
         with flow.use_cluster("h100x8"):
-            found = decide(logical, place)
+            found = decide(Choosing(*taken_apart(logical, place), Demands()))
         assert found.solution.gap < 1e-3
