@@ -4,7 +4,7 @@ A capture looks at what is cast, run again in the backward, and said to flow; ho
 known by these, and by the placement that factories in the program are told.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..model.cast import types_of, works_of
 from ..model.flows import flows_of
 from ..model.fp8 import eights_of
 from ..model.recompute.recomputation import recomputed_of
+from .capture.arguments import StepCall
 from .passes import Passes
 
 __all__ = ["Captures"]
@@ -32,12 +33,12 @@ class Captures:
         self.known = KnownOptions()
         self.made: list[tuple[Any, Logical, Passes]] = []
 
-    def of(self, passes: Passes, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
+    def of(self, passes: Passes, call: StepCall) -> Logical:
         """The capture for these passes: one that was made, or a new one."""
         key = _noted(passes.modules), passes.rest, passes.learns, passes.options.piped, passes.scale
         found = next((each for each in self.made if each[0] == key), None)
         if found is None:
-            logical = passes.captured(build, args, kwargs)
+            logical = passes.captured(call)
             self.made.append((key, logical, passes))
             return logical
         _, logical, of = found

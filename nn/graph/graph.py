@@ -15,7 +15,7 @@ from ...placement.moved import MovedName
 from ..eager.refusals import run_untraced
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
-from .capture.arguments import key_of, own_parameters, parameter_names
+from .capture.arguments import StepCall, key_of, own_parameters, parameter_names
 from .capture.packed import padded
 from .captures import Captures
 from .launches import landed
@@ -102,8 +102,8 @@ class StepGraph(PlannedViews):
             known[:] = [step for step in known if step.in_place()][: KEPT - 1]
             optimizers = list(self._optimizers())
             move = None if self._move is None or self._move.done else self._move
-            how = modules, optimizers, self._options, self._names(), self._scale, self._captures
-            plan = plan_step(self.build, args, kwargs, *how, move)
+            call = StepCall(self.build, args, kwargs, self._names())
+            plan = plan_step(call, modules, optimizers, self._options, self._scale, self._captures, move)
             _refuse_lost(plan, move)
             if not self._starts and any(s.starts for s in plan.logical.sources):
                 self._starts, kind = True, key_of(args, kwargs, starts=True)

@@ -32,13 +32,12 @@ from ...sbp.joint.solver.solve import Solver
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical
 from ...sbp.state import Lie
-from ...sbp.text import Pin
 from ..model.annotate import LayerMoves
 from ..model.cast import in_half
 from ..model.compress import compressed_grads, compressed_hops
 from ..model.fp8 import refuse_eights
 from ..model.inside import uses_of
-from .capture.arguments import flat, tensors_by_path
+from .capture.arguments import StepCall, flat, input_flows
 from .capture.trace import SCALER, Constants, trace
 from .choose.choose import Choosing, Decided, decide, taken_apart
 from .choose.composed import check_uses, composed
@@ -99,9 +98,9 @@ class Passes:
 
     They change nothing but what is noted here of modules: `names` are attributes that captures have read, `reads` is
     all that they went by, and `constants` how to read those that they met; `deeds` is what the program does to Python's
-    values. `rest` is where what nobody placed lives, an optimizer keeps so many `states` of each parameter. `inputs`
-    are arguments by their paths, `flows` is how they are to lie. Where weights are trained in fp16, `scale` is the
-    factor of losses. With a `move`, what is global already may come to lie otherwise.
+    values. `rest` is where what nobody placed lives, an optimizer keeps so many `states` of each parameter. `flows` is
+    how arguments are to lie, by their paths. Where weights are trained in fp16, `scale` is the factor of losses. With a
+    `move`, what is global already may come to lie otherwise.
     """
 
     def __init__(
@@ -109,17 +108,16 @@ class Passes:
         modules: Mapping[str, nn.Module],
         optimizers: Sequence[Optimizer],
         options: Options,
-        flows: Mapping[str, Pin] = {},
-        inputs: Mapping[str, Tensor] = {},
+        call: StepCall,
         scale: LossScale | None = None,
         move: ModelMove | None = None,
     ) -> None:
-        self.flows, self.move = flows, move
         self.modules, self.options, self.name = dict(modules), options, str(options.name)
+        self.flows, self.move = input_flows(options.flows, call.inputs, call.names, self.name), move
         self.learns, self.states = bool(optimizers), states_of(optimizers)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
-        self.rest = default_placement(modules, options.placement, inputs)
+        self.rest = default_placement(modules, options.placement, call.inputs)
         self.uses = uses_of(modules)
         self.dump = Dump(self.name)
         self.names: AttributeReads = {}
@@ -134,20 +132,27 @@ class Passes:
         """Whether global parameters are to move."""
         return self.move is not None and not self.move.done
 
-    def captured(self, build: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logical:
-        """The computation of `build` on such arguments."""
+    def captured(self, call: StepCall) -> Logical:
+        """The computation of a call."""
         refuse_eights(self.modules, self.rest)
-        owner = getattr(build, "__self__", None)
-        where = self.rest.type if self.rest else "cpu"
-        how: Any = {"device": where, "placement": self.rest, "samples_apart": self.options.piped}
-        how["scale"] = self.scale and self.scale.tensor
-        reach = around(owner, self.modules)
-        how["clocks"], how["lacked"] = reach.clocks, (lacked := set[tuple[int, str]]())
+        owner = getattr(call.build, "__self__", None)
+        reach, lacked = around(owner, self.modules), set[tuple[int, str]]()
         owners = [] if owner is None else [type(owner)]
         with reading(self.names, nn.Module, *owners, roots=reach.objects, lacked=lacked):
-            given, inputs = flat(build, args, kwargs), tensors_by_path(args, kwargs)
+            given = flat(call.build, call.args, call.kwargs)
             try:
-                logical, constants = trace(given, (), inputs, self.modules, **how)
+                logical, constants = trace(
+                    given,
+                    (),
+                    call.inputs,
+                    self.modules,
+                    device=self.rest.type if self.rest else "cpu",
+                    placement=self.rest,
+                    samples_apart=self.options.piped,
+                    scale=None if self.scale is None else self.scale.tensor,
+                    clocks=reach.clocks,
+                    lacked=lacked,
+                )
             except RuntimeError as error:
                 if not torch.is_grad_enabled():
                     error.add_note(f"{self.name} was called under torch.no_grad(), where build cannot call backward()")

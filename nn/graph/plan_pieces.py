@@ -10,7 +10,6 @@ little for the others, it is chosen again with less room.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from ...sbp.joint.placements import Homes
 from ...sbp.logical import Logical
 from ...sbp.state import Runs
 from ..model.annotate import LayerMoves, chunk_of, placement_of
-from .capture.arguments import tensors_by_path
+from .capture.arguments import StepCall
 from .choose.choose import Decided
 from .memory.account import account, held_by_rank
 from .microbatch.along import along, said
@@ -46,37 +45,9 @@ __all__ = ["plan_pieces"]
 TURNS = 4  # of choosing again where a limit of memory is not kept
 
 
-def plan_pieces(
-    passes: Passes,
-    build: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    batch: Batch,
-    whole: Logical,
-    moved: LayerMoves,
-) -> Pieces:
-    """The plan for a batch, of which `whole` is the step, where some layers are moved to other stages."""
-
-    def captured(group: Sequence[int]) -> Logical:
-        """The step of some micro-batches."""
-        if len(group) == len(batch.pieces):
-            return whole
-        rows = batch.rows(group)
-
-        def put(path: str, x: Tensor) -> Tensor:
-            return batch.piece(x, batch.inputs[path], rows)
-
-        cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(args)]
-        named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
-        try:
-            return passes.placed(passes.captured(build, cut, named), moved)
-        except Exception as error:
-            many = f"{rows.sizes[0]} of {batch.sizes[0]} samples"
-            error.add_note(f"{passes.name} updates its weights after {many}, for which this step was captured")
-            raise
-
-    inputs, limit = tensors_by_path(args, kwargs), passes.options.memory
-    choose = _Planner(passes, captured, batch, inputs, moved).chosen
+def plan_pieces(passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves) -> Pieces:
+    """The plan for a batch, of which `step` is captured, where some layers are moved to other stages."""
+    choose, limit = _Planner(passes, call, batch, step, moved).chosen, passes.options.memory
     return choose(None) if limit is None else _fitted(choose, limit, passes.states)
 
 
@@ -103,20 +74,13 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
 class _Planner:
     """The pieces of one batch in the making: each update is captured once, however often it is chosen."""
 
-    def __init__(
-        self,
-        passes: Passes,
-        captured: Callable[[Sequence[int]], Logical],
-        batch: Batch,
-        inputs: Mapping[str, Tensor],
-        moved: LayerMoves,
-    ) -> None:
-        self.passes, self.captured, self.batch = passes, captured, batch
-        self.inputs, self.moved = batch.lying(inputs), moved
+    def __init__(self, passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves) -> None:
+        self.passes, self.call, self.batch = passes, call, batch
+        self.inputs, self.moved = batch.lying(call.inputs), moved
         self.schedule = passes.options.policy
         self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
         self.numbers = range(len(batch.pieces))
-        self.whole = along(captured(self.numbers), batch.runs, batch.inputs)
+        self.whole = along(step, batch.runs, batch.inputs)
         self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
         self.known = KnownOptions()
         self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
@@ -173,6 +137,22 @@ class _Planner:
             waits = 0
         ends = self.passes.options.ends
         return Rounds(many + waits / (3 if self.schedule.split else 1), stages, ends is not None and ends.once)
+
+    def captured(self, group: Sequence[int]) -> Logical:
+        """The step of some micro-batches."""
+        batch, rows = self.batch, self.batch.rows(group)
+
+        def put(path: str, x: Tensor) -> Tensor:
+            return batch.piece(x, batch.inputs[path], rows)
+
+        cut = [replaced(value, put, str(number), objects=True) for number, value in enumerate(self.call.args)]
+        named = {name: replaced(value, put, name, objects=True) for name, value in self.call.kwargs.items()}
+        try:
+            return self.passes.placed(self.passes.captured(StepCall(self.call.build, cut, named)), self.moved)
+        except Exception as error:
+            many = f"{rows.sizes[0]} of {batch.sizes[0]} samples"
+            error.add_note(f"{self.passes.name} updates its weights after {many}, for which this step was captured")
+            raise
 
     def micros_of(self, group: Sequence[int], update: Batch) -> list[Micro]:
         """The steps of an update's micro-batches."""

@@ -2,7 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -26,6 +28,7 @@ from .calls.strides import part_of_memory
 from .packed import repacked, unpacked
 
 __all__ = [
+    "StepCall",
     "WrittenArguments",
     "cutter",
     "flat",
@@ -47,6 +50,21 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
         else:
             found.update({".".join(map(str, keys)): x for keys, x in walk(value, Tensor, (name,))})
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class StepCall:
+    """The call of a step: its function with arguments, which the user calls by these `names`."""
+
+    build: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    names: Sequence[str] = ()
+
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """The tensors in the arguments by their paths."""
+        return tensors_by_path(self.args, self.kwargs)
 
 
 class OwnParameter:

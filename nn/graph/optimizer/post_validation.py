@@ -28,22 +28,11 @@ from .adopt import has_hooks
 from .adopted_model import AdoptedModel
 from .before_step import BeforeStep
 from .loss_scale import overflowed, unscaled
-from .on_shards import ALONE, step_on_shards
+from .on_shards import step_on_shards
 from .settle import settle
 from .trained import Trained
 
-__all__ = ["PostValidation", "refuse_hooks", "refuse_mixing"]
-
-
-def refuse_mixing(optimizers: Sequence[Optimizer], name: str) -> None:
-    """Refuse optimizers of which it is not known that they treat every parameter alone."""
-    for each in optimizers:
-        if type(each) not in ALONE:
-            known = ", ".join(sorted(of.__name__ for of in ALONE))
-            raise SbpError(
-                f"{name}: post_validation steps a chunk of the model at a time, and {type(each).__name__} may look at "
-                f"more of it\n  take one of {known}, or leave post_validation= out"
-            )
+__all__ = ["PostValidation", "refuse_hooks"]
 
 
 def refuse_hooks(optimizers: Sequence[Optimizer], name: str) -> None:
