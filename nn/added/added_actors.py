@@ -30,7 +30,7 @@ from ..graph.run.network import Bundle, Lowered, task_actors
 from ..graph.run.open_network import OpenProgram
 from ..graph.run.tasks import Name
 from ..graph.run.transfers import carrier
-from ..graph.run.weights.same_weights import Fire
+from ..graph.run.weights.weights import Fire
 
 __all__ = ["AddedWork", "Fed", "OpenStep"]
 
@@ -156,7 +156,7 @@ def _added(of: "ref[OpenProgram]", work: AddedWork, firing: Firing) -> Sequence[
     """The work of an added actor."""
     program = of()
     assert program is not None
-    return work(firing, program.kinds, len(program.firsts), program.grad)
+    return work(firing, program.kinds, len(program.firsts), program.step.grad)
 
 
 def _fed(
@@ -175,7 +175,7 @@ def _fed(
         k = label * len(program.firsts) + routes[actor.parts.index(part)]
         for port, argument in feeds:
             if actor.active(actor.takes[port], part):
-                program.shards[k].update(program.opening.fed(k, argument, firing.held[port][0].value))
+                program.step.shards[k].update(program.opening.fed(k, argument, firing.held[port][0].value))
     return run(firing)
 
 

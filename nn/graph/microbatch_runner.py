@@ -22,8 +22,6 @@ from .optimizer.post_validation import PostValidation, refuse_hooks
 from .pieces import Pieces, Sized
 from .plan import Planned
 from .run.pipeline import seeds_of
-from .run.weights.chunk_weights import ChunkWeights
-from .run.weights.weight_versions import WeightVersions
 
 __all__ = ["MicroBatchRunner"]
 
@@ -44,11 +42,8 @@ class MicroBatchRunner:
         updates = [self.batch.update(group) for group in pieces.groups]
         shares = [update.shares(piece) for update in updates for piece in update.pieces]
         self.seeds = [self._seeds(one, share) for one, share in zip(self.each, shares, strict=True)]
-        weights = self.program.weights
-        self.validation: PostValidation | None = None
-        if isinstance(weights, ChunkWeights) and weights.validated:
-            self.validation = PostValidation(model, weights.names)
-        self.late = weights if isinstance(weights, WeightVersions) else None
+        names = self.program.weights.validates
+        self.validation = None if names is None else PostValidation(model, names)
         self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
     @staticmethod
@@ -71,9 +66,10 @@ class MicroBatchRunner:
             self.validation.begin()
         elif self.streams:
             self.model.hold()
-        means = self.model.late_means(() if self.late is None else self.late.corrected)
-        if self.late is not None:
-            self.late.goes_on(means)
+        corrected = self.program.weights.corrected
+        means = self.model.late_means(corrected)
+        if corrected:
+            self.program.weights.goes_on(means)
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)

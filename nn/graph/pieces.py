@@ -24,12 +24,17 @@ from .optimizer.late_mean import wide_dtype
 from .options import Options
 from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
-from .run.network import Ends, shape_of
+from .run.network import shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
 from .run.variant import Variant
 from .run.weights.chunk_weights import ChunkWeights
+from .run.weights.same_weights import SameWeights
+from .run.weights.step_state import VariantKey
+from .run.weights.unpinned_weights import UnpinnedWeights
+from .run.weights.validated_weights import ValidatedWeights
 from .run.weights.weight_versions import WeightVersions
+from .run.weights.weights import Weights
 
 __all__ = ["Pieces", "Sized", "kept_of"]
 
@@ -102,34 +107,38 @@ class Pieces:
         """The pipeline that runs."""
         schedule, name = self.options.policy, str(self.options.name)
         variants = {key: one.variant for key, one in self.sized.items()}
-        weights: WeightVersions | ChunkWeights | None = None
-        if self.streams:
-            weights = WeightVersions(variants, self.kinds, schedule, name)
-        elif self.trains and self.options.ends is not None:
-            routes = 1 + max(route for route, _ in variants)
-            keys = [(k % routes, kind) for k, kind in enumerate(self.kinds)]
-            how = {"steps": self.options.post_validation, "validated": self.validated}
-            folding = self.options.ends
-            places = [place for each in self.first.variant.where.placements for place in each]
-            if folding.beside and not all(map(threads_exchange, places)):
-                folding = replace(folding, beside=False)
-            weights = ChunkWeights(variants, keys, folding, name, **how)
-        made = Pipelined(variants, self.kinds, schedule, name, self.batch.slices, weights)
-        if isinstance(weights, WeightVersions):
+        weights = self._weights(variants)
+        made = Pipelined(variants, self.kinds, schedule, name, weights, self.batch.slices)
+        if self.streams and schedule.unpinned == "corrected":
             weights.corrects(_delays(made).chunks)
         return made
 
+    def _weights(self, variants: Mapping[VariantKey, Variant]) -> Weights:
+        """How the pipeline that runs keeps weights."""
+        schedule, name, folding = self.options.policy, str(self.options.name), self.options.ends
+        if self.streams:
+            return (UnpinnedWeights if schedule.unpinned else WeightVersions)(variants, self.kinds, schedule, name)
+        routes = 1 + max(route for route, _ in variants)
+        keys = [(k % routes, kind) for k, kind in enumerate(self.kinds)]
+        if not self.trains or folding is None:
+            return SameWeights(variants, keys)
+        places = [place for each in self.first.variant.where.placements for place in each]
+        if folding.beside and not all(map(threads_exchange, places)):
+            folding = replace(folding, beside=False)
+        kind = ValidatedWeights if self.validated else ChunkWeights
+        return kind(variants, keys, folding, name, steps=self.options.post_validation)
+
     def delays(self) -> Delays:
         """How late weights are read, by chunk and by parameter."""
-        schedule, weights = self.options.policy, self.program.weights
-        if not isinstance(weights, WeightVersions):
+        schedule = self.options.policy
+        if not self.streams:
             what = "has a flush" if self.trains else "trains nothing here"
             raise SbpError(
                 f"{self.options.name}: schedule {schedule.name} {what}, so no weight is read late\n"
                 "  delays are of schedules without a flush, such as 'pipedream', '2bw' and 'pipemare'"
             )
-        found = _delays(self.program)
-        late = {name: found.chunks[chunk] for chunk, names in sorted(weights.homes.items()) for name in names}
+        found, weights = _delays(self.program), self.program.weights
+        late = {name: found.chunks[chunk] for chunk, names in sorted(weights.late.items()) for name in names}
         return replace(found, parameters=late)
 
     def memory(self) -> dict[int, RankMemory]:
@@ -151,13 +160,8 @@ class Pieces:
     def _course(self) -> Course:
         one, pieces, weights = self.first, self.batch.pieces, self.program.weights
         parts = one.graph, one.decided, one.variant.where
-        ends = None
-        if isinstance(weights, ChunkWeights):
-            timed = weights.ends(step_costs(one.graph, one.decided))
-            ends = Ends(tuple(timed), weights.folding, weights.validated)
-            more = once(*parts, homed=weights.alone, steps=weights.steps)
-        else:
-            more = once(*parts)
+        ends = weights.ends(step_costs(one.graph, one.decided))
+        more = once(*parts, homed=weights.alone, steps=weights.steps)
         routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
         return course(
             self.options.policy,

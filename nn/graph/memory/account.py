@@ -13,7 +13,7 @@ from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
 from .equal_ranks import alike
-from .liveness import RankMemory, memory
+from .liveness import RankMemory, bytes_on, memory
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
 PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
@@ -74,17 +74,17 @@ def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int)
             ranks[rank] = made[key]
             continue
         states = held.means + sum(
-            n * (kept + _is_own(*ends, rank)) * _bytes(ends[1], rank) for ends, n in rests.items()
+            n * (kept + _is_own(*ends, rank)) * bytes_on(ends[1], rank) for ends, n in rests.items()
         )
-        states += kept * sum(n * _bytes(of, rank) for of, n in owned.items())
-        states -= kept * sum(n * _bytes(of, rank) for of, n in elsewhere.items())
+        states += kept * sum(n * bytes_on(of, rank) for of, n in owned.items())
+        states -= kept * sum(n * bytes_on(of, rank) for of, n in elsewhere.items())
         wide, wide_away = (
-            sum(n * _bytes(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
+            sum(n * bytes_on(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
         )
-        roots = sum(n * _bytes(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
-        home = max((sum(_bytes(x, rank) for ends in bucket for x in ends) for bucket in homeward), default=0)
+        roots = sum(n * bytes_on(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
+        home = max((sum(bytes_on(x, rank) for ends in bucket for x in ends) for bucket in homeward), default=0)
         total = max(held.total, held.parameters + held.gradients + max(wide, roots, home)) + states
-        cpu, disk = (sum(n * _bytes(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
+        cpu, disk = (sum(n * bytes_on(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
         ranks[rank] = made[key] = Held(
             held.parameters,
             held.gradients,
@@ -103,10 +103,3 @@ def _is_own(lies: Layout, master: Layout, rank: int) -> bool:
     if lies is master or rank not in master.placement:
         return False
     return lies.dtype is not master.dtype or not plan(lies, master).is_view(rank)
-
-
-def _bytes(of: Layout, rank: int) -> int:
-    size = of.dtype.itemsize if rank in of.placement else 0
-    for n in of.local_shape(rank) if size else ():
-        size *= n
-    return size

@@ -23,7 +23,7 @@ from ..lower.order import Order, schedule
 from ..lower.segments import Segment, Stage
 from .equal_ranks import equal_ranks
 
-__all__ = ["Kept", "RankMemory", "kept", "memory"]
+__all__ = ["Kept", "RankMemory", "bytes_on", "kept", "memory"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class RankMemory:
     @property
     def total(self) -> int:
         return self.parameters + self.gradients + self.activations
+
+
+def bytes_on(of: Layout, rank: int) -> int:
+    """The bytes of a rank's shard of what lies so."""
+    size = of.dtype.itemsize if rank in of.placement else 0
+    for n in of.local_shape(rank) if size else ():
+        size *= n
+    return size
 
 
 def memory(

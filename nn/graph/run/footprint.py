@@ -5,31 +5,26 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import NamedTuple, TypeAlias
-
-import torch
+from typing import NamedTuple
 
 from ....actors.runtime.channel import ahead
 from ....boxing.figures import volume
 from ....boxing.graph.measures import Held
 from ....boxing.graph.physical import vars_in
 from ....placement.errors import SbpError
-from ....sbp import Layout
 from ..choose.choose import Decided
 from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
-from ..memory.liveness import Kept, RankMemory, kept, memory
+from ..memory.liveness import Kept, RankMemory, bytes_on, kept, memory
 from ..microbatch.attention import attend
 from .pipeline import Pipelined
 from .tasks import Hop
 from .variant import Variant
-from .weights.chunk_weights import ChunkWeights
-from .weights.weight_versions import WeightVersions
+from .weights.weights import MeanDtype
 
 __all__ = ["footprint", "left", "less", "outgrown"]
 
 TASK = re.compile(r"[FBW](\d+)")
-MeanDtype: TypeAlias = Callable[[torch.dtype], torch.dtype]  # of the mean of updates of a weight of some dtype
 
 
 def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
@@ -45,38 +40,7 @@ def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: Mean
         for rank, mine in _of_route(program, variant, route, regather).items():
             held = total.get(rank)
             total[rank] = mine if held is None else _sum(held, mine)
-    if isinstance(program.weights, ChunkWeights):
-        return {rank: _ending(program, program.weights, rank, one, states) for rank, one in total.items()}
-    if isinstance(program.weights, WeightVersions):
-        return {rank: _correcting(program.weights, rank, one, mean) for rank, one in total.items()}
-    return total
-
-
-def _correcting(weights: WeightVersions, rank: int, one: RankMemory, mean: MeanDtype) -> RankMemory:
-    """With what corrected weights take on a rank: a mean of each, and those that the backward of one chunk sees."""
-    means = seen = 0
-    for chunk in weights.velocity:
-        layouts = [weights.variant.graph.layout(name) for name in weights.homes.get(chunk, ())]
-        wide = [_bytes(of.with_dtype(mean(of.dtype)), rank) for of in layouts]
-        means += sum(wide)
-        seen = max(seen, sum(_bytes(of, rank) for of in layouts) + 2 * max(wide, default=0))
-    return replace(one, activations=one.activations + seen, means=means)
-
-
-def _ending(program: Pipelined, weights: ChunkWeights, rank: int, one: RankMemory, states: int) -> RankMemory:
-    """With what the ends of chunks take on a rank."""
-    variant, where = program.firsts[0], program.where
-    mine = [c for c, group in enumerate(where.group) if rank in where.ranks(group)]
-    work = weights.work_of[weights.keys[0]]
-    brought = sum(_bytes(variant.tasks.layouts[y], rank) for c in mine for y in work.brought(c))
-    copies = 0
-    if weights.validated:
-        masters = [s.master for s in variant.graph.sources if s.value.name in weights.names]
-        copies = (1 + states) * sum(_bytes(of, rank) for of in masters)
-    kept = one.activations + brought
-    # A stage of one chunk has let its activations go by then.
-    held = kept + copies if len(mine) > 1 else max(kept, copies + summed(variant, rank))
-    return replace(one, activations=held)
+    return {rank: program.weights.resident(rank, one, states, mean) for rank, one in total.items()}
 
 
 def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
@@ -99,7 +63,7 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         sequences = -(-slots // program.slices)  # that have begun and not ended
         more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
         # There are no sums before a first micro-batch has ended, and behind that one less is kept.
-        parts = summed(variant, rank)
+        parts = variant.summed(rank)
         added = parts if many > 1 else 0
         extra = round(max(more * stays[rank].bytes, behind * stays[rank].bytes + added))
         extra += max(0, parts - peak.gradients)  # those of one micro-batch lie so too, where they go home behind all
@@ -158,13 +122,6 @@ def left(variant: Variant, rank: int) -> int:
     return found
 
 
-def summed(variant: Variant, rank: int) -> int:
-    """The gradients of weights as they are added up."""
-    tasks = variant.tasks
-    added = {slot: tasks.layouts[part] for part, slot in tasks.sums.items()}
-    return sum(_bytes(of, rank) for of in added.values())
-
-
 class BundleUnderWay(NamedTuple):
     """The hops of one register that a step fills so often, and how many are sent, and have come and wait, at most."""
 
@@ -187,9 +144,9 @@ def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[BundleUnd
 
 def _hopping(way: BundleUnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
     """Bytes that hops hold on a rank beside what is counted already: of each value as many as `slots` says."""
-    found, message = 0, sum(_bytes(hop.pair[1], rank) for hop in way.hops)
+    found, message = 0, sum(bytes_on(hop.pair[1], rank) for hop in way.hops)
     for hop in way.hops:
-        sent, come = (_bytes(of, rank) for of in hop.pair)
+        sent, come = (bytes_on(of, rank) for of in hop.pair)
         found += sent * max(0, way.sent - slots(hop.sent, hop.source.chunk))
         most = way.waiting + ahead(message)
         found += come * max(0, min(most, way.fillings - slots(hop.come, hop.target.chunk)))
@@ -200,10 +157,6 @@ def _pairs(program: Pipelined, chunks: Collection[int]) -> bool:
     """Whether tasks of chunks run together with others."""
     queues = {f"device {program.where.group[c]}" for c in chunks}
     return any("&" in case for actor in program.network.actors if actor.queue in queues for case in actor.cases)
-
-
-def _bytes(of: Layout, rank: int) -> int:
-    return prod(of.local_shape(rank)) * of.dtype.itemsize if rank in of.placement else 0
 
 
 def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str, chunk: int) -> int:

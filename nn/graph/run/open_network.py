@@ -7,10 +7,10 @@ from ....actors.protocol.network import Actor, Network
 from ....actors.protocol.simulate import Simulation
 from ....actors.runtime.channel import Carrier, Link
 from ....actors.runtime.partition import RegisterEnd
-from ..compiler.generated_calls import Shards
 from ..microbatch.batch import PieceKind
 from .network import Lowered
-from .weights.same_weights import Fire
+from .weights.step_state import StepState
+from .weights.weights import Fire
 
 __all__ = ["OpenNetwork", "OpenProgram"]
 
@@ -18,9 +18,8 @@ __all__ = ["OpenNetwork", "OpenProgram"]
 class OpenProgram(Protocol):
     """A program of micro-batches as the work of added actors sees it."""
 
-    grad: bool  # whether whoever called the step has gradients
     opening: "OpenNetwork | None"
-    shards: list[dict[str, Shards]]  # of the micro-batches of the step under way
+    step: StepState  # that is under way
 
     @property
     def kinds(self) -> Sequence[PieceKind]: ...

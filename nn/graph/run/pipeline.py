@@ -31,20 +31,18 @@ from ....sbp import Layout
 from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
-from ..lower.instructions import LocalRegister
 from ..lower.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
 from .chunks import Chunks
-from .network import Bundle, Ends, Lowered, links_of, lowered
+from .network import Lowered, links_of, lowered
 from .open_network import OpenNetwork
 from .pairs import by_turns
-from .tasks import Hop, Name, Tasks
+from .tasks import Name, Tasks
 from .transfers import BundleLink
 from .variant import BoundTask, Variant
-from .weights.chunk_weights import ChunkWeights, Validation
-from .weights.same_weights import Fire, SameWeights, Sums, Update
-from .weights.weight_versions import WeightVersions
+from .weights.step_state import NO_STEP, StepState, Sums, Update, Validation, VariantKey
+from .weights.weights import Fire, Weights
 
 __all__ = ["Pipelined", "seeds_of"]
 
@@ -56,23 +54,22 @@ class Pipelined:
     When it is made it is proved to end; what runs is made with the first step.
 
     Micro-batches take the routes by turns. The second has copies of the weights on other ranks. What weights they see,
-    and where gradients go, is said by `weights`; else all of a step see the same.
+    and where gradients go, is said by `weights`.
     """
 
     def __init__(
         self,
-        variants: Mapping[tuple[int, PieceKind], Variant],
+        variants: Mapping[VariantKey, Variant],
         kinds: Sequence[PieceKind],
         schedule: Schedule,
         name: str,
+        weights: Weights,
         slices: int = 1,
-        weights: SameWeights | WeightVersions | ChunkWeights | None = None,
     ) -> None:
         self.variants, self.kinds, self.schedule, self.slices = variants, kinds, schedule, slices
-        self.name = name
+        self.name, self.weights = name, weights
         self.firsts = [variants[route, kinds[0]] for route in sorted({route for route, _ in variants})]
         self.keys = [(k % len(self.firsts), kind) for k, kind in enumerate(kinds)]  # of the micro-batches
-        self.weights = weights or SameWeights(variants, self.keys)
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
         self.lowered = self.lower(name)
         self.network: Network = self.lowered[kinds[0]].network
@@ -80,9 +77,7 @@ class Pipelined:
         self.opening: OpenNetwork | None = None
         self.links: dict[str, Link] = {}  # to other ranks
         self._driver: tuple[World, Runtime] | None = None
-        self.grad = True
-        self.values: list[dict[str, Shards]] = []
-        self.shards: list[dict[str, Shards]] = []
+        self.step = NO_STEP
         self.outcome: RunRecord | None = None
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
         self.draws = any(isinstance(stage, Draw) for stage in self.firsts[0].stages)
@@ -129,9 +124,8 @@ class Pipelined:
         }
 
     def lower(self, name: str) -> dict[PieceKind, Lowered]:
-        how = self.weights if isinstance(self.weights, ChunkWeights) else None
-        ends = None if how is None else Ends(tuple(how.ends()), how.folding, how.validated)
-        return lowered(self.tasks, self.schedule, len(self.kinds) // self.slices, name, self.slices, ends)
+        many = len(self.kinds) // self.slices
+        return lowered(self.tasks, self.schedule, many, name, self.slices, self.weights.ends())
 
     def alone(self, name: str) -> Runtime:
         """In a process that owns all ranks: every group's queue is a thread."""
@@ -185,7 +179,7 @@ class Pipelined:
         added = self.opening.link_of(edge, joint.line, rank) if self.opening else None
         if added is not None:
             return added
-        told = self.telling(edge.register)
+        told = self.weights.told(edge.register, self.network, self.places)
         bundles = {kind: low.bundles.get(edge.register, told) for kind, low in self.lowered.items()}
         if self.everywhere.type == "cpu":
             return BundleLink(joint.line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
@@ -195,17 +189,6 @@ class Pipelined:
         line = CardLine(joint, edge.number, (*ours, *edge.peers), device(self.everywhere, rank))
         made = BundleLink(line, edge.number, bundles, self.kinds, labels, edge.peers, rank)
         return CardLink(made, line, edge.peers[0])
-
-    def telling(self, register: str) -> Bundle | None:
-        """The content of a register by which chunks tell each other of their gradients."""
-        made, weights = self.network.producers[register], self.weights
-        if not isinstance(weights, ChunkWeights) or made[0] not in "NV":
-            return None
-        (reader,) = (a for a in self.network.actors if any(take.register == register for take in a.takes))
-        lies = [weights.told_as(self.places[a.queue]) for a in (self.network.actor(made), reader)]
-        ends = Name("B", 0), Name("B", 0)
-        what = LocalRegister("sent", register), LocalRegister("come", register)
-        return Bundle(what[:1], what[1:], (Hop(*ends, *what, (lies[0], lies[1])),))
 
     def on_card(self, work: Work, rank: int) -> Work:
         """Work whose kernels go to its card's stream, and whose results others wait for on theirs."""
@@ -268,7 +251,7 @@ class Pipelined:
         """A task of a micro-batch: what it makes, or of one that pauses the generator that makes it."""
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
-        return entry.run(self.weights.seen(self.shards[k], firing, self.keys[k], entry.name), *bundles)
+        return entry.run(self.weights.seen(self.step.shards[k], firing, self.keys[k], entry.name), *bundles)
 
     def done(self, entry: BoundTask, k: int, made: Sequence[Any], out: list[Any]) -> None:
         """Hand on what a task has made."""
@@ -279,7 +262,7 @@ class Pipelined:
         if entry.values:
             self.keep(entry, k, made[-2])
         if entry.sums:
-            self.add(entry, self.weights.sums[self.keys[k]], made[-1])
+            self.add(entry, self.step.sums[self.keys[k]], made[-1])
 
     def weigh(self, entry: BoundTask, bundles: Sequence[Any]) -> None:
         """Note how large what lies in the slots is, once."""
@@ -292,14 +275,14 @@ class Pipelined:
         if self.draws:
             agree(self.everywhere)
             step = int(torch.randint(1 << 62, ()))
-            for k, shards in enumerate(self.shards):
+            for k, shards in enumerate(self.step.shards):
                 shards["numbers"] = step, k  # type: ignore[assignment]
 
     def keep(self, entry: BoundTask, k: int, tensors: tuple[Tensor, ...]) -> None:
         """The results of a micro-batch."""
         at = 0
         for register, many in entry.values:
-            self.values[k][register] = trimmed(tensors[at : at + many])
+            self.step.values[k][register] = trimmed(tensors[at : at + many])
             at += many
 
     @staticmethod
@@ -330,10 +313,11 @@ class Pipelined:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
         change meanwhile are changed by `update`, or by `validation`. Returns results by micro-batch, and gradients
         where sources have their homes."""
-        self.grad = torch.is_grad_enabled()
+        values: list[dict[str, Shards]] = [{} for _ in self.kinds]
+        sums: dict[VariantKey, Sums] = {key: {} for key in self.keys}
+        self.step = step = StepState(held, update, validation, torch.is_grad_enabled(), sums, values)
         with torch.no_grad(), plain():
-            self.values = [{} for _ in self.kinds]
-            weights = self.weights.begin(held, update, self.values, validation)
+            weights = self.weights.begin(step)
             try:
                 self.stream([weights[key] for key in self.keys], inputs, seeds)
                 grads = self.weights.grads()
@@ -348,7 +332,7 @@ class Pipelined:
                 raise
             finally:
                 self.weights.end()
-        values, self.values = self.values, []
+                self.step = NO_STEP
         return values, grads
 
     def stream(
@@ -358,12 +342,12 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
     ) -> None:
         """All micro-batches, each with the weights that it sees."""
-        self.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
+        self.step.shards = [{**own, **mine, **seed} for own, mine, seed in zip(weights, inputs, seeds, strict=True)]
         self.numbered()
         try:
             self.outcome = self.runtime.run(record=True)
         finally:
-            self.shards = []
+            self.step.shards = []
 
 
 def _weakly(of: "ref[Pipelined]", cases: Sequence[Sequence[Bound]], width: int, firing: Firing) -> Sequence[Any]:

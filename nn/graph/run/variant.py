@@ -18,6 +18,7 @@ from ..lower.localise import Localiser
 from ..lower.order import Order
 from ..lower.overlap import freed, goes_on, overlapped, pausing
 from ..lower.segments import Stage, segments
+from ..memory.liveness import bytes_on
 from .chunks import Chunks, chunks
 from .gradient_homes import brought_each_time
 from .network import Lowered
@@ -87,6 +88,11 @@ class Variant:
             beside = pausing(beside, self.tasks.transfers)
         plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
+
+    def summed(self, rank: int) -> int:
+        """The bytes of the gradients of weights on a rank as they are added up."""
+        added = {slot: self.tasks.layouts[part] for part, slot in self.tasks.sums.items()}
+        return sum(bytes_on(of, rank) for of in added.values())
 
 
 def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:

@@ -85,7 +85,7 @@ def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -
     made = trained("bfpp", ranks=2, overlap=True, steps=1)
     program, home = plan_of(made), {chunk: Event() for chunk in range(4)}
     fire, weights = program.fire, program.weights
-    run = weights.work_of[weights.keys[0]].homes  # type: ignore[union-attr]
+    run = weights.work_of[weights.keys[0]].homes  # type: ignore[attr-defined]
 
     def gone(chunk: int, before: Any) -> Any:
         def going(*given: Any) -> Any:

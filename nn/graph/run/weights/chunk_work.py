@@ -17,7 +17,8 @@ from ...compiler.codegen import Bundles, Running
 from ...compiler.generated_calls import Shards
 from ...lower.instructions import Instruction, LocalRegister
 from ..variant import Variant
-from .same_weights import Once, Sums
+from .same_weights import Once
+from .step_state import Sums
 
 __all__ = ["ChunkWork", "Home", "Together"]
 

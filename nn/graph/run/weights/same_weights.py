@@ -3,28 +3,19 @@
 Micro-batches of another kind or on another route have weights of their own, which are copies.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
 
-from torch import Tensor
-
-from .....actors.protocol.network import Actor, Network
-from .....actors.protocol.state import Firing
 from .....boxing import box
 from .....sbp import Layout
 from ...compiler.codegen import Bundles
 from ...compiler.generated_calls import Shards
 from ...lower.instructions import Instruction, LocalRegister
-from ...microbatch.batch import PieceKind
-from ..tasks import Name
 from ..variant import Variant
+from .step_state import StepState, Sums, VariantKey
+from .weights import Weights
 
-__all__ = ["Fire", "Once", "SameWeights", "Sums", "Update"]
-
-Fire: TypeAlias = Callable[[Firing], Sequence[Any]]  # the work of an actor
-Sums: TypeAlias = dict[str, list[Tensor]]  # gradients of weights, of all micro-batches so far
-Update: TypeAlias = Callable[[Mapping[str, Shards]], None]  # an optimizer's step with these gradients, in place
+__all__ = ["Once", "SameWeights"]
 
 
 class Once:
@@ -62,63 +53,35 @@ class Once:
         return made
 
 
-class SameWeights:
+class SameWeights(Weights):
     """How a schedule with a flush keeps weights."""
 
-    def __init__(
-        self, variants: Mapping[tuple[int, PieceKind], Variant], micro_batches: Sequence[tuple[int, PieceKind]]
-    ) -> None:
+    def __init__(self, variants: Mapping[VariantKey, Variant], micro_batches: Sequence[VariantKey]) -> None:
         self.variants, self.home = variants, variants[micro_batches[0]]
         self.keys = list(dict.fromkeys(micro_batches))
-        self.there: dict[tuple[int, PieceKind], Mapping[str, Shards]] = {}
-        self.sums: dict[tuple[int, PieceKind], Sums] = {}
+        self.there: dict[VariantKey, Mapping[str, Shards]] = {}
 
     @cached_property
-    def once(self) -> dict[tuple[int, PieceKind], Once]:
+    def once(self) -> dict[VariantKey, Once]:
         return {key: Once.all_of(self.variants[key]) for key in self.keys}
 
     def prepare(self) -> None:
-        """Compile what is done once a step, which else the first does."""
         _ = self.once
 
-    def begin(
-        self,
-        held: Mapping[str, Shards],
-        update: Update,
-        made: Sequence[Mapping[str, Shards]],
-        validation: object,
-    ) -> dict[tuple[int, PieceKind], Mapping[str, Shards]]:
-        """The weights as the micro-batches of each route and kind see them."""
-        self.sums = {key: {} for key in self.keys}
-        self.there = {key: self.copied(held, self.variants[key]) for key in self.keys}
+    def begin(self, step: StepState) -> dict[VariantKey, Mapping[str, Shards]]:
+        self.step = step
+        self.there = {key: self.copied(step.held, self.variants[key]) for key in self.keys}
         return {key: once.before(self.there[key]) for key, once in self.once.items()}
 
     def grads(self) -> dict[str, Shards]:
-        """The gradients of the step, at home."""
         found: dict[str, Shards] = {}
         for key, once in self.once.items():
-            self.returned(self.variants[key], once.after(self.there[key], self.sums[key]), found)
+            self.returned(self.variants[key], once.after(self.there[key], self.step.sums[key]), found)
         return found
 
-    def undo(self) -> Sequence[int]:
-        """Nothing has changed before the end of a step, whatever ends it."""
-        return ()
-
     def end(self) -> None:
-        self.there, self.sums = {}, {}
-
-    def initial(self, network: Network) -> dict[str, Callable[[], Sequence[Any]]]:
-        """Nothing lies in registers from the start."""
-        return {}
-
-    def work(self, actor: Actor, task: Callable[[Actor], Fire]) -> Fire:
-        return task(actor)
-
-    def seen(
-        self, shards: Mapping[str, Shards], firing: Firing, key: tuple[int, PieceKind], task: Name
-    ) -> Mapping[str, Shards]:
-        """The sources of a micro-batch, whatever the task."""
-        return shards
+        super().end()
+        self.there = {}
 
     def copied(self, held: Mapping[str, Shards], variant: Variant) -> Mapping[str, Shards]:
         """The weights as a variant has them: on the ranks of another route, or as they are."""

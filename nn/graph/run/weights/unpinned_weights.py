@@ -1,17 +1,28 @@
-"""Weights that nobody holds a version of: what may be done with them, and how a backward corrects them.
+"""Weights that nobody holds a version of: no register has them, as in PipeMare. There is one version, which a forward
+reads at its time and its backward at its own. Where they are corrected, the backward reads them as many updates back as
+there were since the forward, at the pace of the mean of late ones.
 
 velocity   the mean of late updates of a weight
 back       weight - gap * velocity: about what it was before the last `gap` updates, as its forward saw it
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from .....actors.protocol.state import Firing
+from .....actors.schedules.schedule import Schedule
 from .....placement.errors import ScheduleError
 from ...compiler.generated_calls import Shards
 from ...lower.segments import Segment, made_by
+from ...memory.liveness import RankMemory, bytes_on
+from ...microbatch.batch import PieceKind
+from ..tasks import Name
 from ..variant import Variant
+from .step_state import VariantKey
+from .weight_versions import Version, WeightVersions
+from .weights import MeanDtype
 
-__all__ = ["Velocity", "check_only_read"]
+__all__ = ["UnpinnedWeights"]
 
 LEFT = 0.135  # what is left of an update in the velocity when as many have followed as a chunk is late: PipeMare's D
 
@@ -44,6 +55,60 @@ class Velocity:
             name: tuple([(x - v * gap).to(x.dtype) for x, v in zip(shards, self.mean[name], strict=True)])
             for name, shards in weights.items()
         }
+
+
+class UnpinnedWeights(WeightVersions):
+    """How a schedule without a flush keeps weights of which nobody holds a version."""
+
+    def __init__(
+        self, variants: Mapping[VariantKey, Variant], kinds: Sequence[PieceKind], schedule: Schedule, name: str
+    ) -> None:
+        super().__init__(variants, kinds, schedule, name)
+        check_only_read(self.variant, schedule.name, name)
+        self.velocity: dict[int, Velocity] = {}  # where weights are corrected
+        self.read: dict[tuple[int, int], int] = {}  # of updates, by chunk and micro-batch, those that its forward saw
+
+    def corrects(self, delays: Mapping[int, int]) -> None:
+        self.velocity = {chunk: Velocity(late) for chunk, late in delays.items() if late}
+        self.corrected = frozenset(name for chunk in self.velocity for name in self.homes.get(chunk, ()))
+
+    def resident(self, rank: int, one: RankMemory, states: int, mean: MeanDtype) -> RankMemory:
+        """With a mean of each corrected weight, and those that the backward of one chunk sees."""
+        means = seen = 0
+        for chunk in self.velocity:
+            layouts = [self.variant.graph.layout(name) for name in self.homes.get(chunk, ())]
+            wide = [bytes_on(of.with_dtype(mean(of.dtype)), rank) for of in layouts]
+            means += sum(wide)
+            seen = max(seen, sum(bytes_on(of, rank) for of in layouts) + 2 * max(wide, default=0))
+        return replace(one, activations=one.activations + seen, means=means)
+
+    def goes_on(self, means: Mapping[str, Shards]) -> None:
+        for chunk, velocity in self.velocity.items():
+            velocity.mean = {name: means[name] for name in self.homes.get(chunk, ())}
+
+    def updated(self, chunk: int, grads: Mapping[str, Shards]) -> tuple[Version]:
+        velocity = self.velocity.get(chunk)
+        if velocity is None:
+            return super().updated(chunk, grads)
+        own = {name: self.step.held[name] for name in self.homes[chunk]}
+        velocity.before(own)
+        made = super().updated(chunk, grads)
+        velocity.after(own)
+        return made
+
+    def seen(self, shards: Mapping[str, Shards], firing: Firing, key: VariantKey, task: Name) -> Mapping[str, Shards]:
+        """With those of the time at which a task reads, which is that of its chunk's queue."""
+        chunk, number = task.chunk, firing.label
+        if chunk not in self.homes:
+            return shards  # nothing of it is trained
+        updates, version = self.updates.get(chunk, 0), self.newest.get(chunk) or self.first(chunk)
+        if chunk in self.velocity:
+            if task.kind == "F":
+                self.read[chunk, number] = updates
+            else:
+                own = {name: self.step.held[name] for name in self.homes[chunk]}
+                version = self.version(chunk, self.velocity[chunk].back(own, updates - self.read[chunk, number]))
+        return {**shards, **version.shards}
 
 
 def check_only_read(variant: Variant, schedule: str, name: str) -> None:
