@@ -50,8 +50,8 @@ from .choose.parameters import (
     placed,
     rests_of,
 )
-from .compiler.codegen import function
-from .lower.order import schedule
+from .instructions.codegen import function
+from .instructions.order import schedule
 from .lower.segments import Draw, Stage, segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole

@@ -12,7 +12,9 @@ from ...boxing.graph.blocks import Blocks
 from ...boxing.graph.move_table import MoveRow, each_move
 from ...boxing.graph.physical import Physical
 from ..explanations.step_report import explained
-from ..graph.lower.order import schedule
+from ..graph.instructions.moves import MoveInstruction
+from ..graph.instructions.order import schedule
+from ..graph.instructions.overlap import Free
 from ..graph.lower.segments import segments
 from ..graph.step import Step
 from .language.plan_text import PlanText
@@ -128,9 +130,9 @@ def gathered_at_once(step: Step) -> int:
     layer = {name: blocks.around(of) or of.rpartition(".")[0] for name, of in root.items() if name in sends}
     most, held = 0, Counter[str]()
     for do in schedule(graph, segments(graph)).todo:
-        if do.what in ("box", "wait", "start"):
+        if isinstance(do, MoveInstruction):
             held.update(layer[y.of] for y in do.writes if y.of in layer and not y.is_gradient)
-        elif do.what == "free":
+        elif isinstance(do, Free):
             held.subtract(layer[x.of] for x in do.reads if x.of in layer and not x.is_gradient)
         most = max(most, sum(count > 0 for count in held.values()))
     return most

@@ -12,7 +12,7 @@ from ....boxing.exchange.execute import token
 from ....boxing.graph.buckets import packed
 from ....placement.world import device, owned
 from ....sbp import Layout, State
-from ..lower.instructions import Transfer
+from ..lower.registers import Transfer
 
 __all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "plain", "to_holders", "trimmed"]
 

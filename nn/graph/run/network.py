@@ -15,7 +15,7 @@ from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, parts, together
 from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
-from ..lower.instructions import LocalRegister
+from ..lower.registers import LocalRegister
 from ..microbatch.batch import PieceKind
 from .chunks import Chunks
 from .pairs import moving

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import TypeVar
 
-from ..lower.overlap import goes_on
+from ..instructions.overlap import goes_on
 from .chunks import Chunks
 from .tasks import Tasks
 

@@ -31,7 +31,7 @@ from ....sbp import Layout
 from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
-from ..lower.order import moved_again
+from ..instructions.order import moved_again
 from ..lower.segments import Draw
 from ..microbatch.batch import PieceKind
 from .chunks import Chunks

@@ -10,11 +10,11 @@ from ....boxing.graph.physical import Physical, Source
 from ....placement.errors import ShapeError
 from ....placement.world import owned
 from ..compiler.backends import Backend, Compiled
-from ..compiler.codegen import Bundles, Running, function
 from ..compiler.compiled_segments import CompiledSegments
 from ..compiler.generated_calls import Shards, plain
+from ..instructions.codegen import Bundles, Running, function
+from ..instructions.order import Order, moved_again, schedule
 from ..lower.localise import Localiser
-from ..lower.order import Order, moved_again, schedule
 from ..lower.segments import segments
 from ..memory.liveness import RankMemory, memory
 

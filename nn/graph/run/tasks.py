@@ -10,7 +10,7 @@ And what each hands to others, and what is done once a step, before and after al
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from ....boxing.graph.buckets import gathered
@@ -18,11 +18,13 @@ from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ....sbp import Layout
-from ..lower.gradient_parts import Parts
-from ..lower.instructions import Contents, Instruction, LocalRegister, Transfer
-from ..lower.offload import offloaded, offloads
-from ..lower.order import Writer, bucketed
+from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
+from ..instructions.instruction import Instruction
+from ..instructions.moves import DecodeHop, EncodeHop
+from ..instructions.offload import offloaded, offloads
+from ..instructions.order import Writer, bucketed
 from ..lower.recompute import recomputed
+from ..lower.registers import Contents, LocalRegister, Transfer
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 from .gradient_homes import brought_each_time
@@ -186,17 +188,17 @@ class _Tasks:
 
     def stashed(self, do: Instruction) -> Instruction:
         """A forward whose backward is in two keeps something for each half."""
-        halved = do.what == "run" and do.number in self.apart and any(y.kind == "saved" for y in do.writes)
-        return do._replace(writes=(*do.writes, LocalRegister("stash", number=do.number))) if halved else do
+        halved = isinstance(do, Forward) and do.number in self.apart and any(y.kind == "saved" for y in do.writes)
+        return replace(do, writes=(*do.writes, LocalRegister("stash", number=do.number))) if halved else do
 
     def hopped(self, source: Name, target: Name, do: Instruction) -> None:
         """A move from one task to another; with an encoder the one encodes what the other decodes."""
         if self.writer.transfers[do.number].encoder is None:
             return self.hop(source, target, do.reads[0], do.writes[0])
         leave, arrive = self.writer.code(do)
-        self.todo[source].append(Instruction("encode", do.number, do.reads[:1], (leave,)))
+        self.todo[source].append(EncodeHop(do.number, do.reads[:1], (leave,)))
         self.hop(source, target, leave, arrive)
-        self.todo[target].append(Instruction("decode", do.number, (arrive,), do.writes))
+        self.todo[target].append(DecodeHop(do.number, (arrive,), do.writes))
         return None
 
     def hop(self, source: Name, target: Name, reads: LocalRegister, writes: LocalRegister) -> None:
@@ -217,9 +219,9 @@ class _Tasks:
             self.todo.setdefault(name, [])  # there may be nothing else to do there
 
     def backward(self, do: Instruction) -> None:
-        if do.what == "grad":
+        if isinstance(do, Backward):
             self.gradient(do)
-        elif do.what == "seed":
+        elif isinstance(do, SeedGradient):
             self.put(Name("B", self.where.home[do.writes[0].of]), do)
         elif do.writes[0].kind == "again":
             self.put(self.name(do.writes[0].number, "B"), self.stashed(do))
@@ -239,7 +241,7 @@ class _Tasks:
         elif n in self.where.hops:
             source, target = Name("B", self.where.home[name]), Name("B", self.where.home[into])
             self.todo[source] += self.parts.summed(do.reads)
-            self.hopped(source, target, do._replace(writes=(self.part(do.writes[0]),)))
+            self.hopped(source, target, replace(do, writes=(self.part(do.writes[0]),)))
         else:
             self.put(self.name(n, "W" if name in self.derived else "B"), do)
 
@@ -258,8 +260,8 @@ class _Tasks:
         into = [y for y, weight in zip(do.writes, weights, strict=True) if not weight]
         theirs = [y for y, weight in zip(do.writes, weights, strict=True) if weight]
         reads = (do.reads[0], *first, *do.reads[-many:])
-        self.put(self.name(do.number, "B"), Instruction("first", do.number, reads, (*into, rest)))
-        self.put(self.name(do.number, "W"), Instruction("second", do.number, (stash, *second, rest), (*theirs,)))
+        self.put(self.name(do.number, "B"), FirstHalf(do.number, reads, (*into, rest)))
+        self.put(self.name(do.number, "W"), SecondHalf(do.number, (stash, *second, rest), (*theirs,)))
 
     def name(self, stage: int, kind: TaskKind) -> Name:
         chunk = self.where.of[stage]
@@ -270,7 +272,7 @@ class _Tasks:
         """Put an instruction into a task, behind the sums that it reads. Each part that it writes has a register of its
         own."""
         self.todo[name] += self.parts.summed(do.reads)
-        self.todo[name].append(do._replace(writes=tuple(map(self.part, do.writes))))
+        self.todo[name].append(replace(do, writes=tuple(map(self.part, do.writes))))
 
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
@@ -296,9 +298,9 @@ class _Tasks:
             for name in [name for name, end in last.items() if end == at]:
                 first, *others = parts[name]
                 for number, other in enumerate(others, 2):
-                    yield Instruction("add", number, (first, other), (first,))
+                    yield AddPart(number, (first, other), (first,))
                 move = self.homeward[name]
-                yield move._replace(reads=(first,), writes=(self.part(move.writes[0]),))
+                yield replace(move, reads=(first,), writes=(self.part(move.writes[0]),))
 
     def gathered(self) -> list[Instruction]:
         """The moves of weights before all micro-batches, with those of a part of a chunk's weights as one."""
@@ -337,7 +339,7 @@ class _Tasks:
             if slot in slots:
                 part = slot.part(number + 2)
                 self.writer.layouts[part] = self.writer.layouts[slot]
-                self.after += [do._replace(writes=(part,)), Instruction("add", 2, (slot, part), (slot,))]
+                self.after += [replace(do, writes=(part,)), AddPart(2, (slot, part), (slot,))]
             else:
                 slots[slot] = None
                 self.after.append(do)
@@ -358,7 +360,7 @@ class _Tasks:
         makers = dict(arrive)
         for name, task in done.items():
             for do in task.todo:
-                if do.what != "add":
+                if not isinstance(do, AddPart):
                     makers.update(dict.fromkeys(do.writes, name))
         found: dict[tuple[Name, Name], dict[LocalRegister, None]] = defaultdict(dict)
         for name, task in done.items():

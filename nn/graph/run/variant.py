@@ -11,12 +11,12 @@ from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
 from ....placement.world import owned, world
 from ..compiler.backends import Backend
-from ..compiler.codegen import Bundles, Running, function
 from ..compiler.compiled_segments import CompiledSegments
-from ..lower.instructions import Instruction
+from ..instructions.codegen import Bundles, Running, function
+from ..instructions.instruction import Instruction
+from ..instructions.order import Order
+from ..instructions.overlap import freed, goes_on, overlapped, pausing
 from ..lower.localise import Localiser
-from ..lower.order import Order
-from ..lower.overlap import freed, goes_on, overlapped, pausing
 from ..lower.segments import Stage, segments
 from ..memory.liveness import bytes_on
 from .chunks import Chunks, chunks

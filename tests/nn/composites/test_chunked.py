@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import S
+from sbpflow.nn.graph.instructions.moves import MoveNow
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import SbpError
@@ -97,10 +98,10 @@ def test_of_n_moves_one_is_waited_for() -> None:
     program = Program(step.physical, overlap=True)
     order = program.schedule
     routes = {"box": Counter[str](), "start": Counter[str]()}
-    sends = [do for do in order.todo if do.what in routes and order.transfers[do.number].sends]
+    sends = [do for do in order.todo if do.word in routes and order.transfers[do.number].sends]
     for do in sends:
-        routes[do.what][order.transfers[do.number].plans[0].route] += 1
-    assert sends[0].what == "box"  # what is waited for goes before those that may take longer
+        routes[do.word][order.transfers[do.number].plans[0].route] += 1
+    assert isinstance(sends[0], MoveNow)  # what is waited for goes before those that may take longer
     assert routes == {
         "box": {"all_gather": 1, "reduce_scatter": 1},
         "start": {"all_gather": 3, "reduce_scatter": 3},

@@ -11,6 +11,7 @@ import sbpflow as flow
 from sbpflow import S
 from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.nn.composites.ring_attention import STRIPES, _strips
+from sbpflow.nn.graph.instructions.moves import MoveNow, StartMove
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import SbpError
@@ -172,8 +173,8 @@ def test_no_rank_ever_has_all_keys_and_values() -> None:
 def test_what_goes_round_goes_beside_the_computing(learns: bool, turns: int) -> None:
     """Of gradients the last come home beside the first block."""
     order = Program(planned(True, learns).physical, overlap=True).schedule
-    moves = [do for do in order.todo if do.what in ("box", "start")]
-    round_the_axis = [do.what for do in moves if order.transfers[do.number].plans[0].route == "transfer"]
+    moves = [do for do in order.todo if isinstance(do, MoveNow | StartMove)]
+    round_the_axis = [do.word for do in moves if order.transfers[do.number].plans[0].route == "transfer"]
     assert round_the_axis == ["start"] * turns
 
 

@@ -15,8 +15,10 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors.schedules.published import PUBLISHED
 from sbpflow.actors.schedules.schedule import Schedule
-from sbpflow.nn.graph.lower.instructions import Instruction, Transfer
-from sbpflow.nn.graph.lower.overlap import overlapped
+from sbpflow.nn.graph.instructions.instruction import Instruction
+from sbpflow.nn.graph.instructions.moves import StartMove
+from sbpflow.nn.graph.instructions.overlap import overlapped
+from sbpflow.nn.graph.lower.registers import Transfer
 from sbpflow.nn.graph.run import variant
 from sbpflow.placement.errors import ScheduleError
 from tests.grids import with_all_pairs
@@ -462,7 +464,7 @@ def beside(schedule: str) -> None:
 
     def watched(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[Instruction]:
         made = overlapped(todo, transfers)
-        started.extend(do for do in made if do.what == "start")
+        started.extend(do for do in made if isinstance(do, StartMove))
         return made
 
     with pytest.MonkeyPatch.context() as patch:

@@ -81,7 +81,7 @@ def watched() -> Iterator[list[list[Event]]]:
 
     mine: dict[int, list[Event]] = {}
     with (
-        patch("sbpflow.nn.graph.compiler.move_source.box_async", start),
+        patch("sbpflow.nn.graph.instructions.moves.box_async", start),
         patch("sbpflow.nn.graph.run.pipeline.by_turns", turns),
     ):
         yield pairs

@@ -96,7 +96,7 @@ def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -
         return going
 
     for chunk, each in run.items():
-        each.run = gone(chunk, each.run)  # type: ignore[method-assign]
+        each.run = gone(chunk, each.run)
 
     def firing(cases: Any, width: int, at: Firing) -> Any:
         if program.network.actors[at.actor].name == "B0" and at.label == len(program.kinds) - 1:

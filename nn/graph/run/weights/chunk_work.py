@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .....boxing.graph.buckets import exchange
-from ...compiler.codegen import Bundles, Running
 from ...compiler.generated_calls import Shards
-from ...lower.instructions import Instruction, LocalRegister
+from ...instructions.codegen import Bundles, Running
+from ...instructions.instruction import Instruction
+from ...instructions.moves import MoveNow
+from ...lower.registers import LocalRegister
 from ..variant import Variant
 from .same_weights import Once
 from .step_state import Sums
@@ -80,7 +82,7 @@ class ChunkWork:
             for do in task.todo:
                 for register in do.reads:
                     readers.setdefault(register, set()).add(task.name.chunk)
-        used = {x: readers[x] for do in tasks.before for x in (*do.reads, *do.writes) if x in readers}
+        used = {x: readers[x] for do in tasks.before for x in do.registers if x in readers}
         before = [each for each in _together(tasks.before, used) if self.sends(each)]
         sources = {s.value.name for s in variant.graph.sources}
         self.gathered = {
@@ -98,15 +100,15 @@ class ChunkWork:
         if len(groups) > 1 or any(x not in known and x not in written for do in each.todo for x in do.reads):
             return False
         ranks = {rank for group in groups for rank in where.ranks(group)}
-        ways = [tasks.transfers[do.number].pairs for do in each.todo if do.what == "box"]
+        ways = [tasks.transfers[do.number].pairs for do in each.todo if isinstance(do, MoveNow)]
         return all(ranks.issuperset(of.placement.flat) for pairs in ways for pair in pairs for of in pair)
 
     def sends(self, each: Together) -> bool:
-        return any(self.variant.tasks.transfers[do.number].sends for do in each.todo if do.what == "box")
+        return any(self.variant.tasks.transfers[do.number].sends for do in each.todo if isinstance(do, MoveNow))
 
     def seconds(self, listed: Iterable[Together]) -> float:
         """The price of their moves."""
-        boxes = (do for each in listed for do in each.todo if do.what == "box")
+        boxes = (do for each in listed for do in each.todo if isinstance(do, MoveNow))
         return sum(exchange(self.variant.tasks.transfers[do.number].plans).price.time for do in boxes)
 
     def brought(self, chunk: int) -> list[LocalRegister]:
@@ -165,7 +167,7 @@ def _together(todo: Sequence[Instruction], of: Mapping[LocalRegister, set[int]])
     """Things to do that share registers, and single registers of which nothing is to be done; with their chunks."""
     groups: dict[int, set[LocalRegister]] = {}
     number: dict[LocalRegister, int] = {}
-    for at, registers in enumerate([*((*do.reads, *do.writes) for do in todo), *((register,) for register in of)]):
+    for at, registers in enumerate([*(do.registers for do in todo), *((register,) for register in of)]):
         joined = set(registers)
         for other in {number[x] for x in registers if x in number}:
             joined |= groups.pop(other)

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from .....boxing import box
 from .....sbp import Layout
-from ...compiler.codegen import Bundles
 from ...compiler.generated_calls import Shards
-from ...lower.instructions import Instruction, LocalRegister
+from ...instructions.codegen import Bundles
+from ...instructions.instruction import Instruction
+from ...lower.registers import LocalRegister
 from ..variant import Variant
 from .step_state import StepState, Sums, VariantKey
 from .weights import Weights

@@ -13,7 +13,7 @@ from .....boxing.exchange.transport import lane
 from .....placement import Placement
 from .....sbp import Layout, State
 from ...compiler.generated_calls import Shards
-from ...lower.instructions import LocalRegister
+from ...lower.registers import LocalRegister
 from ...memory.liveness import bytes_on
 from ..network import Bundle
 from ..tasks import Hop, Name

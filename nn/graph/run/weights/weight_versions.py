@@ -18,9 +18,10 @@ from .....actors.protocol.network import Actor, Network, Register
 from .....actors.protocol.state import Firing
 from .....actors.schedules.schedule import Schedule
 from .....placement.errors import ScheduleError
-from ...compiler.codegen import Bundles, Running
 from ...compiler.generated_calls import Shards
-from ...lower.instructions import Instruction, LocalRegister, Transfer
+from ...instructions.codegen import Bundles, Running
+from ...instructions.instruction import Instruction
+from ...lower.registers import LocalRegister, Transfer
 from ...microbatch.batch import PieceKind
 from ..tasks import Name
 from ..variant import Variant

@@ -12,6 +12,7 @@ from sbpflow.boxing import gather, record
 from sbpflow.boxing.graph.buckets import bucketed
 from sbpflow.boxing.graph.physical import Op, Physical, Value, Var
 from sbpflow.nn.graph.compiler.backends import Backend
+from sbpflow.nn.graph.instructions.moves import MoveNow, WaitForMove
 from sbpflow.nn.graph.run.program import Program
 from tests.ranks import Ranks
 
@@ -42,7 +43,7 @@ def test_what_is_sent_is_what_the_plans_say(name: str) -> None:
     given = shards_of(graph, wholes(graph))
     with record() as moves:
         program(given)
-    gathered = [do for do in program.schedule.todo if do.what in ("box", "wait") and "again" in do.writes[0]]
+    gathered = [do for do in program.schedule.todo if isinstance(do, MoveNow | WaitForMove) and "again" in do.writes[0]]
     again = sum(program.schedule.transfers[do.number].plans[0].bytes for do in gathered)
     backs = sum(back.plan.bytes for back in graph.backs if name != "maximum")
     planned = sum(graph.plan(box).bytes for box in graph.boxes) + backs + again
@@ -101,7 +102,7 @@ def test_what_cannot_be_traced_runs_all_the_same_and_is_told() -> None:
 def test_inference_saves_nothing() -> None:
     program = Program(GRAPHS["forward only"]())
     assert all(made.backward is None for made in program.compiled)
-    assert {do.what for do in program.schedule.todo} <= {"run", "box", "start", "wait", "free"}
+    assert {do.word for do in program.schedule.todo} <= {"run", "box", "start", "wait", "free"}
 
 
 def test_shards_of_another_shape_are_refused() -> None:

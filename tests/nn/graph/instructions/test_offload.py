@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sbpflow as flow
-from sbpflow.nn.graph.lower.instructions import Instruction, LocalRegister, What
-from sbpflow.nn.graph.lower.overlap import WORK
+from sbpflow.nn.graph.instructions.computing import Backward, Forward, SegmentWork
+from sbpflow.nn.graph.instructions.instruction import Instruction
+from sbpflow.nn.graph.instructions.offload import Fetch, Land, Stow
+from sbpflow.nn.graph.instructions.overlap import Free
+from sbpflow.nn.graph.lower.registers import LocalRegister
 from sbpflow.placement.cluster import cluster, default_cluster
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.alike import same, same_model
@@ -80,7 +83,7 @@ def test_what_was_saved_comes_back_so_many_segments_ahead(ahead: int) -> None:
     step = step_of(offloaded(Net(), ahead=ahead))
     step(*batch())
     order = todo(step)
-    stows, fetches, lands = ({do.reads[0]: at for at, do in enumerate(order) if do.what == what} for what in WAYS)
+    stows, fetches, lands = ({do.reads[0]: at for at, do in enumerate(order) if isinstance(do, kind)} for kind in WAYS)
     assert len(stows) == len(fetches) == len(lands)
     assert sum(x.kind == "saved" for x in stows) == 6 - ahead // 2  # those of the last would come back at once
     for x, at in stows.items():
@@ -88,28 +91,28 @@ def test_what_was_saved_comes_back_so_many_segments_ahead(ahead: int) -> None:
         (coming,) = order[fetches[away]].writes
         (landed,) = order[lands[coming]].writes
         reader = next(n for n, do in enumerate(order) if landed in do.reads)
-        assert order[reader].what == "grad"
-        between = [do for do in order[fetches[away] : reader] if do.what in WORK]
+        assert isinstance(order[reader], Backward)
+        between = [do for do in order[fetches[away] : reader] if isinstance(do, SegmentWork)]
         assert len(between) == ahead
-        assert not [do for do in order[lands[coming] : reader] if do.what in WORK]
-        before = [do for do in order[:at] if do.what in WORK]
+        assert not [do for do in order[lands[coming] : reader] if isinstance(do, SegmentWork)]
+        before = [do for do in order[:at] if isinstance(do, SegmentWork)]
         assert x in before[-1].writes or x in before[-1].reads  # behind its last use in the forward
-        assert any(do.what == "free" and x in do.reads for do in order[at : at + 2])
-        assert any(do.what in WORK for do in order[at : fetches[away]])
+        assert any(isinstance(do, Free) and x in do.reads for do in order[at : at + 2])
+        assert any(isinstance(do, SegmentWork) for do in order[at : fetches[away]])
 
 
-WAYS: tuple[What, What, What] = ("stow", "fetch", "land")
+WAYS = Stow, Fetch, Land
 
 
 def test_what_others_read_or_nothing_runs_beside_stays() -> None:
     step = step_of(offloaded(Net(), patterns="blocks.2"))
     step(*batch())
-    names = [do.reads[0] for do in todo(step) if do.what == "stow"]
+    names = [do.reads[0] for do in todo(step) if isinstance(do, Stow)]
     assert [x.kind for x in names] == ["saved", "value"]  # of the one block: what it saves, and its input
     every = step_of(offloaded(Net(), patterns="*"))
     every(*batch())
-    saved = [do.number for do in todo(every) if do.what == "run"]
-    gone = [do.reads[0].number for do in todo(every) if do.what == "stow" and do.reads[0].kind == "saved"]
+    saved = [do.number for do in todo(every) if isinstance(do, Forward)]
+    gone = [do.reads[0].number for do in todo(every) if isinstance(do, Stow) and do.reads[0].kind == "saved"]
     assert gone == saved[:-1]  # the backward of the last comes at once
 
 
@@ -152,7 +155,7 @@ def test_what_goes_into_a_region_is_offloaded() -> None:
     assert less.host == 5 * ROWS * WIDTH * 8  # of six inputs one is the caller's
     assert less.activations <= held.activations
     mine(*batch())
-    runs = [do for do in todo(mine) if do.what == "run" and do.writes[0].kind == "again"]
+    runs = [do for do in todo(mine) if isinstance(do, Forward) and do.writes[0].kind == "again"]
     assert sum(x.kind == "landed" for do in runs for x in do.reads) == 5
 
 
@@ -213,7 +216,7 @@ def test_one_way_back_does_not_hold_for_readers_far_apart() -> None:
     step, plain = step_of(offloaded(model, patterns="*")), step_of(other)
     for _ in range(2):
         same(step(*batch()), plain(*batch()), 0)
-    fetched = [do.reads[0].of for do in todo(step) if do.what == "fetch"]
+    fetched = [do.reads[0].of for do in todo(step) if isinstance(do, Fetch)]
     assert max(map(fetched.count, fetched)) == 2  # for the product, and for the second block
 
 
@@ -228,7 +231,7 @@ def test_without_a_backward_nothing_is_stowed() -> None:
     step = flow.compile(model, placement=ONE)
     with torch.no_grad():
         same(step(batch()[0]), Net()(batch()[0]))
-    assert not [do for do in todo(step) if do.what == "stow"]
+    assert not [do for do in todo(step) if isinstance(do, Stow)]
 
 
 def test_registers_on_their_way_have_names_of_their_own() -> None:

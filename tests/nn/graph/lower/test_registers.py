@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from sbpflow.nn.graph.lower.instructions import Contents, Instruction, LocalRegister, values_of
+from sbpflow.nn.graph.lower.registers import Contents, LocalRegister, values_of
 
 
 @pytest.mark.parametrize("kind", get_args(Contents))
@@ -26,8 +26,3 @@ def test_a_value_called_as_a_gradient_is_none() -> None:
     (value,) = values_of(["d x"])
     assert LocalRegister("d", "x").is_gradient
     assert not value.is_gradient
-
-
-def test_an_instruction_prints_what_it_reads_and_writes() -> None:
-    d = LocalRegister("d", "x")
-    assert str(Instruction("add", 2, (d, d.part(2)), (d,))) == "add 2: d x, d x #2 -> d x"

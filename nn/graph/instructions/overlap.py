@@ -8,18 +8,35 @@ task that takes turns with another, every move is started, then the other has it
 from bisect import bisect, bisect_left
 from collections.abc import Collection, Iterator, Sequence
 
-from .instructions import Instruction, LocalRegister, Transfer
+from ..compiler.source_text import SourceText
+from ..lower.registers import LocalRegister, Transfer
+from .computing import SegmentWork
+from .instruction import Instruction, Storages
+from .moves import MoveNow, NextExchange, Pause, StartMove, WaitForMove
 
-__all__ = ["AHEAD", "freed", "goes_on", "overlapped", "pausing"]
+__all__ = ["AHEAD", "Free", "freed", "goes_on", "overlapped", "pausing"]
 
 AHEAD = 2  # segments
-WORK = ("run", "grad", "first", "second")
+
+
+class Free(Instruction, word="free"):
+    """Registers that nobody needs any more."""
+
+    def source(self, text: SourceText) -> None:
+        names = [n for register in self.reads for n in text.all_names(register) if n in text.live]
+        if names:
+            text.live.difference_update(names)
+            text.line(f"del {', '.join(names)}")
+
+    def effect(self, memory: Storages) -> None:
+        for register in self.reads:
+            memory.drop(register)
 
 
 def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], always: bool = False) -> list[Instruction]:
     """The list with moves started early and waited for late, where work lies between; `always` also where that does
     not pay."""
-    work = [at for at, do in enumerate(todo) if do.what in WORK]
+    work = [at for at, do in enumerate(todo) if isinstance(do, SegmentWork)]
     there: dict[str, int] = {}  # from where on a register may be read
     starts: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
@@ -27,7 +44,7 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
     readers = _first_uses(todo)
     for at, do in enumerate(todo):
         done = at + 1
-        if do.what == "box":
+        if isinstance(do, MoveNow):
             transfer = transfers[do.number]
             here = bisect(work, at)  # the first segment behind
             begin = max([0, *work[max(here - AHEAD, 0) : here][:1], *(there.get(name, 0) for name in do.reads)])
@@ -37,8 +54,8 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
             beside = bisect_left(work, end) > bisect_left(work, begin)
             if beside and transfer.sends and (always or transfer.pays) and not transfer.at_once:
                 pending = LocalRegister("moving", number=do.number)
-                starts.setdefault(begin, []).append(Instruction("start", do.number, do.reads, (pending,)))
-                waits.setdefault(end, []).append(Instruction("wait", do.number, (pending,), do.writes))
+                starts.setdefault(begin, []).append(StartMove(do.number, do.reads, (pending,)))
+                waits.setdefault(end, []).append(WaitForMove(do.number, (pending,), do.writes))
                 done = end
             else:
                 at_once.add(at)
@@ -46,14 +63,14 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
     out: list[Instruction] = []
     for at, do in enumerate(todo):
         out += [*waits.get(at, ()), *starts.get(at, ())]
-        if do.what != "box" or at in at_once:
+        if not isinstance(do, MoveNow) or at in at_once:
             out.append(do)
     return [*out, *waits.get(len(todo), ())]
 
 
 def goes_on(do: Instruction, transfers: Sequence[Transfer]) -> bool:
     """Whether something else can be done while a move goes on."""
-    return do.what in ("box", "start") and transfers[do.number].exchanges > 0
+    return isinstance(do, MoveNow | StartMove) and transfers[do.number].exchanges > 0
 
 
 def pausing(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[Instruction]:
@@ -68,28 +85,28 @@ def pausing(todo: Sequence[Instruction], transfers: Sequence[Transfer]) -> list[
 
     def land() -> None:
         for n in range(max((transfers[do.number].exchanges for do in waiting), default=0)):
-            out.append(Instruction("pause", 0))
+            out.append(Pause(0))
             more = [do for do in waiting if transfers[do.number].exchanges > n + 1]
-            out.extend(Instruction("on", do.number, do.reads) for do in more)
+            out.extend(NextExchange(do.number, do.reads) for do in more)
         out.extend(waiting)
         waiting.clear()
         coming.clear()
 
     for do in todo:
-        moves = do.what == "wait" or goes_on(do, transfers)
-        if not moves or not coming.isdisjoint((*do.reads, *do.writes)):
+        moves = isinstance(do, WaitForMove) or goes_on(do, transfers)
+        if not moves or not coming.isdisjoint(do.registers):
             land()
-        if do.what == "box" and moves:
+        if isinstance(do, MoveNow) and moves:
             under_way = LocalRegister("moving", number=do.number)
-            out.append(Instruction("start", do.number, do.reads, (under_way,)))
-            do = Instruction("wait", do.number, (under_way,), do.writes)
-        if do.what == "wait":
+            out.append(StartMove(do.number, do.reads, (under_way,)))
+            do = WaitForMove(do.number, (under_way,), do.writes)
+        if isinstance(do, WaitForMove):
             waiting.append(do)
             coming.update(do.writes)
         else:
             out.append(do)
     land()
-    return out if any(do.what == "pause" for do in out) else [Instruction("pause", 0), *out]
+    return out if any(isinstance(do, Pause) for do in out) else [Pause(0), *out]
 
 
 def _first_uses(todo: Sequence[Instruction]) -> dict[int, int]:
@@ -99,15 +116,15 @@ def _first_uses(todo: Sequence[Instruction]) -> dict[int, int]:
     for at in range(len(todo) - 1, -1, -1):
         do = todo[at]
         found[at] = min((next_use.get(name, len(todo)) for name in do.writes), default=len(todo))
-        next_use.update(dict.fromkeys((*do.reads, *do.writes), at))
+        next_use.update(dict.fromkeys(do.registers, at))
     return found
 
 
 def freed(todo: Sequence[Instruction], stay: Collection[str]) -> Iterator[Instruction]:
     """The list with registers let go after their last use."""
-    last = {name: at for at, do in enumerate(todo) for name in (*do.reads, *do.writes)}
+    last = {name: at for at, do in enumerate(todo) for name in do.registers}
     for at, do in enumerate(todo):
         yield do
-        gone = tuple(n for n in dict.fromkeys((*do.reads, *do.writes)) if last[n] == at and n not in stay)
+        gone = tuple(n for n in dict.fromkeys(do.registers) if last[n] == at and n not in stay)
         if gone:
-            yield Instruction("free", 0, gone)
+            yield Free(0, gone)

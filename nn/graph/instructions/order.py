@@ -1,6 +1,7 @@
 """The schedule: the forward and backward of a graph as one list of things to do, the same on all ranks.
 
     run, grad     a segment, forward or backward            draw        random numbers
+    first, second  a backward in two: that of what came in, and that of weights
     seed          a loss's gradient to start with           add         one gradient to another
     box           a move, done at once                      start, wait a move that goes on beside what lies between
     stow          what the backward needs, to the host      fetch, land   and back from there
@@ -14,20 +15,23 @@ once more, the other way, and a region that is recomputed is run again before it
 in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
-from .gradient_parts import Parts
-from .instructions import Instruction, LocalRegister, Transfer, values_of
+from ..lower.recompute import Recomputed, recomputed
+from ..lower.registers import LocalRegister, Transfer, values_of
+from ..lower.saved_inputs import read_again
+from ..lower.segments import Draw, Segment, Stage, kept, made_by
+from .computing import Backward, DrawNumbers, Forward, Parts, SeedGradient
+from .instruction import Instruction
+from .moves import DecodeHop, EncodeHop, MoveInstruction, MoveNow
 from .offload import backward_begins, offloaded, offloads
 from .overlap import AHEAD, freed, overlapped
-from .recompute import Recomputed, recomputed
-from .saved_inputs import read_again
-from .segments import Draw, Segment, Stage, kept, made_by
 
 __all__ = ["Order", "Writer", "bucketed", "moved_again", "schedule"]
 
@@ -79,7 +83,7 @@ Gathered: TypeAlias = dict[str, tuple[LocalRegister, int]]  # by value: where it
 
 def moved_again(todo: Iterable[Instruction]) -> tuple[str, ...]:
     """The values that are moved a second time for the backward, once for each time."""
-    moves = (do for do in todo if do.what in ("box", "wait"))
+    moves = (do for do in todo if isinstance(do, MoveInstruction))
     return tuple(y.of for do in moves for y in do.writes if y.kind == "again")
 
 
@@ -142,21 +146,21 @@ class Writer:
         reads: Iterable[LocalRegister],
         writes: Iterable[LocalRegister],
         **how: Any,
-    ) -> Instruction:
+    ) -> MoveNow:
         self.transfers.append(Transfer(tuple(pairs), **how))
-        return Instruction("box", len(self.transfers) - 1, tuple(reads), tuple(writes))
+        return MoveNow(len(self.transfers) - 1, tuple(reads), tuple(writes))
 
     def coded(self, do: Instruction) -> Iterator[Instruction]:
         """A move, or what it is made of where it hops encoded: before it, itself, and behind it."""
-        move = self.transfers[do.number] if do.what == "box" else None
+        move = self.transfers[do.number] if isinstance(do, MoveNow) else None
         if move is None or move.encoder is None or move.filled:
             yield do
             return
         leave, arrive = self.code(do)
         ends = self.layouts[leave], self.layouts[arrive]
-        yield Instruction("encode", do.number, do.reads, (leave,))
+        yield EncodeHop(do.number, do.reads, (leave,))
         yield self.move([ends], [leave], [arrive])
-        yield Instruction("decode", do.number, (arrive,), do.writes)
+        yield DecodeHop(do.number, (arrive,), do.writes)
 
     def code(self, do: Instruction) -> tuple[LocalRegister, LocalRegister]:
         """The registers of what hops as bytes."""
@@ -173,11 +177,9 @@ class Writer:
                 saved = (
                     (LocalRegister("saved", number=number),) if stage.wants and number not in self.regions.of else ()
                 )
-                yield Instruction("run", number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
+                yield Forward(number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
             elif isinstance(stage, Draw):
-                yield Instruction(
-                    "draw", number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number))
-                )
+                yield DrawNumbers(number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number)))
             else:
                 name, pair = stage.output.name, (self.layouts[stage.source], stage.output.layout)
                 saved = (self.extremal[name],) if name in self.extremal else ()
@@ -188,7 +190,7 @@ class Writer:
         for number, (name, given) in enumerate(self.graph.losses):
             slot = self.slot(name)
             if given is None:
-                yield Instruction("seed", number, (), (slot,))
+                yield SeedGradient(number, (), (slot,))
             else:
                 yield self.move([(self.layouts[given], self.graph.layout(name).dual)], values_of([given]), [slot])
         gathered: Gathered = {}
@@ -215,7 +217,7 @@ class Writer:
         taken += [register for name, register in registers.items() if name not in names]
         cotangents = [self.slot(name) for name in stage.returns]
         saved = LocalRegister("saved", number=number)
-        yield Instruction("grad", number, (saved, *taken, *cotangents), tuple(map(self.slot, stage.wants)))
+        yield Backward(number, (saved, *taken, *cotangents), tuple(map(self.slot, stage.wants)))
 
     def gather(
         self, number: int, names: Sequence[str], gathered: Gathered, step: int
@@ -272,9 +274,9 @@ class Writer:
             made.update(outputs)
             if isinstance(stage, Segment):
                 saved = (LocalRegister("saved", number=number),) if stage.wants else ()
-                yield Instruction("run", number, tuple(given), (*outputs.values(), *saved))
+                yield Forward(number, tuple(given), (*outputs.values(), *saved))
             elif isinstance(stage, Draw):
-                yield Instruction("draw", number, (*given, *self.chance(number)), tuple(outputs.values()))
+                yield DrawNumbers(number, (*given, *self.chance(number)), tuple(outputs.values()))
             else:
                 pair = self.layouts[stage.source], stage.output.layout
                 yield self.move([pair], given, tuple(outputs.values()), encoder=stage.encoder)
@@ -303,7 +305,7 @@ class Writer:
         larger = src.state.split - dst.state.split
         return bool(larger) and src.placement is dst.placement and plan(src, dst).sends
 
-    def back(self, move: Back) -> Instruction:
+    def back(self, move: Back) -> MoveNow:
         """The move of a gradient, all of which has come."""
         source = self.sources.get(move.into)
         slot = LocalRegister("home" if source and move.dst is source.home else "d", move.into)
@@ -366,12 +368,13 @@ def _ended(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]
 def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:
     """With the moves of one bucket as one, where its last member is ready."""
     listed = list(todo)
-    members: dict[int, list[Instruction]] = {}
+    members: dict[int, list[Instruction]] = defaultdict(list)
     for do in listed:
-        if do.what == "box" and do.number in writer.bucket:
-            members.setdefault(writer.bucket[do.number], []).append(do)
+        if isinstance(do, MoveNow) and do.number in writer.bucket:
+            members[writer.bucket[do.number]].append(do)
     for do in listed:
-        together = members.get(writer.bucket[do.number], []) if do.what == "box" and do.number in writer.bucket else []
+        bucket = writer.bucket.get(do.number) if isinstance(do, MoveNow) else None
+        together = members[bucket] if bucket is not None else []
         if len(together) < 2:
             yield do
         elif do is together[-1]:
@@ -385,5 +388,5 @@ def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instructio
 def _summed(todo: Iterable[Instruction], parts: Parts) -> Iterator[Instruction]:
     """With every further part of a gradient in a register of its own, and added to the first."""
     for do in todo:
-        yield do._replace(writes=tuple(map(parts.part, do.writes)))
+        yield replace(do, writes=tuple(map(parts.part, do.writes)))
         yield from parts.summed(do.writes)

@@ -16,24 +16,90 @@ pipeline the way back begins in the task that reads it.
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from dataclasses import replace
 
+from ....placement.errors import SbpError
+from ....placement.world import owned
 from ....sbp import Layout
-from ....sbp.logical import SavedOffload
-from .instructions import Instruction, LocalRegister
-from .overlap import WORK
-from .segments import Segment, Stage
+from ....sbp.logical import OffloadPlace, SavedOffload
+from ..compiler.source_text import SourceText
+from ..host.copies import Copies
+from ..lower.registers import LocalRegister
+from ..lower.segments import Segment, Stage
+from .computing import Backward, DrawNumbers, Forward, SeedGradient, SegmentWork
+from .instruction import Instruction, Storages
 
-__all__ = ["backward_begins", "offload_of", "offloaded", "offloads"]
+__all__ = ["Fetch", "Land", "Stow", "backward_begins", "offloaded", "offloads"]
 
 
-def offload_of(stage: Stage) -> SavedOffload | None:
+class Stow(Instruction, word="stow"):
+    """A copy to the host begins."""
+
+    def place(self, stages: Sequence[Stage]) -> OffloadPlace:
+        said = _offload_of(stages[self.number])
+        assert said is not None
+        return said.to
+
+    def source(self, text: SourceText) -> None:
+        (x,), to = self.reads, self.place(text.stages)
+        value = x in text.layouts
+        if not value:
+            _check_saved(text, x.number)
+        copies = text.bind(text.copies.setdefault(to, Copies(to, text.graph.name)), "host")
+        for mine, away in zip(*map(text.all_names, self.registers), strict=True):
+            text.line(f"{text.target(away)} = {copies}.stow({f'({mine},)' if value else mine})")
+
+    def effect(self, memory: Storages) -> None:
+        memory.hold(self.writes[0], memory.stow(self.reads[0], self.place(memory.stages)))
+
+
+class Fetch(Instruction, word="fetch"):
+    """The way back begins."""
+
+    def source(self, text: SourceText) -> None:
+        for at, away in enumerate(text.all_names(self.reads[0])):
+            text.line(f"{text.target(text.name(self.writes[0], at))} = {away}.fetch()")
+
+    def effect(self, memory: Storages) -> None:
+        there = memory.held.get(self.reads[0], ())
+        memory.hold(self.writes[0], [memory.new(memory.bytes[storage]) for storage in there])
+
+
+class Land(Instruction, word="land"):
+    """The way back is waited for."""
+
+    def source(self, text: SourceText) -> None:
+        comma = "," if self.writes[0] in text.layouts else ""
+        for at, landed in enumerate(text.all_names(self.writes[0])):
+            text.line(f"{text.target(landed)}{comma} = {text.name(self.reads[0], at)}.wait()")
+
+    def effect(self, memory: Storages) -> None:
+        memory.hold(self.writes[0], memory.held.get(self.reads[0], ()))
+        memory.drop(self.reads[0])
+
+
+def _check_saved(text: SourceText, number: int) -> None:
+    """Refuse to offload what torch's autograd keeps to itself."""
+    stage = text.stages[number]
+    assert isinstance(stage, Segment)
+    for made in (text.compiled[number, rank] for rank in owned(stage.placement)):
+        if made.backend == "autograd":
+            module = stage.ops[0].origin.module
+            raise SbpError(
+                f"what {module or text.graph.name} saves is to be offloaded, but autograd runs it and keeps that\n"
+                f"  {made.reason or 'this is the backend that was asked for'}\n"
+                f'  leave it on the device: flow.nn.offload(model, "{module or "*"}", "saved", to=None)'
+            )
+
+
+def _offload_of(stage: Stage) -> SavedOffload | None:
     """Where lies what a stage saves, if it is offloaded; the ops of a segment are alike in that."""
     return stage.ops[0].origin.offload if isinstance(stage, Segment) else None
 
 
 def offloads(stages: Sequence[Stage]) -> bool:
     """Whether any stage is offloaded."""
-    return any(offload_of(stage) is not None for stage in stages)
+    return any(_offload_of(stage) is not None for stage in stages)
 
 
 def offloaded(
@@ -54,13 +120,12 @@ def offloaded(
 
 def backward_begins(todo: Sequence[Instruction]) -> int:
     """Where the backward begins in a list of both."""
-    at = (n for n, do in enumerate(todo) if do.what in ("seed", "grad") or _again(do))
+    at = (n for n, do in enumerate(todo) if _begins(do))
     return next(at, len(todo))
 
 
-def _again(do: Instruction) -> bool:
-    """Whether it is done again for the backward; of what only its own backward reads it writes nothing."""
-    return do.what in ("run", "draw") and (not do.writes or do.writes[0].kind == "again")
+def _begins(do: Instruction) -> bool:
+    return isinstance(do, SeedGradient | Backward) or (isinstance(do, Forward | DrawNumbers) and do.again)
 
 
 class _Ways:
@@ -77,7 +142,7 @@ class _Ways:
         for part in parts:
             self.ends.append((self.ends[-1] if self.ends else 0) + len(part))
         self.stages, self.layouts, self.stay, self.apart = stages, layouts, stay, apart
-        self.work = [at for at, do in enumerate(self.todo) if do.what in WORK]
+        self.work = [at for at, do in enumerate(self.todo) if isinstance(do, SegmentWork)]
         self.behind: dict[int, list[Instruction]] = defaultdict(list)  # what goes behind each
         # What begins to come back before each, and by whom it is read.
         self.before: dict[int, list[tuple[int, Instruction]]] = defaultdict(list)
@@ -93,7 +158,7 @@ class _Ways:
                 if self.reads_offloaded(at) is None:
                     others.add(x)
                 found[x].append(at)
-        last = {x: at for at in range(self.ends[0]) for x in (*self.todo[at].reads, *self.todo[at].writes)}
+        last = {x: at for at in range(self.ends[0]) for x in self.todo[at].registers}
         may = [x for x in found if x in last and x not in others and self.may_go(x)]
         return {x: [last[x], *found[x]] for x in sorted(may, key=last.__getitem__)}
 
@@ -104,10 +169,10 @@ class _Ways:
         """The stage of an instruction whose modules are offloaded; that of the next where it moves or draws anew what
         that takes again."""
         do = self.todo[at]
-        if do.what not in WORK and (do.what in ("box", "start", "draw") and do.writes and do.writes[0].kind == "again"):
+        if not isinstance(do, SegmentWork) and do.again:
             next_one = bisect_left(self.work, at)
             do = self.todo[self.work[next_one]] if next_one < len(self.work) else do
-        mine = do.what in WORK and offload_of(self.stages[do.number]) is not None
+        mine = isinstance(do, SegmentWork) and _offload_of(self.stages[do.number]) is not None
         return do.number if mine else None
 
     def send(self, x: LocalRegister, places: Sequence[int]) -> None:
@@ -117,7 +182,7 @@ class _Ways:
         for n, at in enumerate(readers):
             number = self.reads_offloaded(at)
             assert number is not None
-            said = offload_of(self.stages[number])
+            said = _offload_of(self.stages[number])
             assert said is not None
             begin = self.begin(gone, at, said.ahead)
             if first is None:
@@ -125,14 +190,14 @@ class _Ways:
                     return
                 first = LocalRegister("away", str(x), x.number)
                 self.name(first, x)
-                self.behind[gone].append(Instruction("stow", number, (x,), (first,)))
+                self.behind[gone].append(Stow(number, (x,), (first,)))
             if fetched < 0 or begin > readers[n - 1] or self.part(at) != self.part(readers[n - 1]):
                 fetched = n
                 number_of = x.number if x not in self.layouts else n
                 coming, landed = (LocalRegister(kind, str(x), number_of) for kind in ("coming", "landed"))
                 self.name(landed, x)
-                self.before[begin].append((at, Instruction("fetch", number, (first,), (coming,))))
-                self.landing[at].append(Instruction("land", number, (coming,), (landed,)))
+                self.before[begin].append((at, Fetch(number, (first,), (coming,))))
+                self.landing[at].append(Land(number, (coming,), (landed,)))
             self.instead[at][x] = landed
 
     def name(self, register: LocalRegister, x: LocalRegister) -> None:
@@ -165,5 +230,5 @@ class _Ways:
         for _, fetch in sorted(self.before.get(at, ()), key=lambda one: one[0]):
             yield fetch
         yield from self.landing.get(at, ())
-        yield do._replace(reads=tuple(instead.get(x, x) for x in do.reads)) if instead else do
+        yield replace(do, reads=tuple(instead.get(x, x) for x in do.reads)) if instead else do
         yield from self.behind.get(at, ())

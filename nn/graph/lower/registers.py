@@ -1,4 +1,4 @@
-"""Instructions of an order, the registers that they read and write, and the moves that they make.
+"""Registers, which instructions read and write, and transfers, the moves that they make.
 
 A register is a value that says what it holds, and prints as its name:
 
@@ -15,7 +15,7 @@ code     x code 0   as bytes that hop               coming   x coming 0 the same
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from ....boxing.encoding import Encoding, MoveEncoder, encoded_plans
 from ....boxing.exchange.execute import exchanges
@@ -24,7 +24,7 @@ from ....boxing.plan import BoxingPlan, plan
 from ....placement.world import owned
 from ....sbp import Layout
 
-__all__ = ["Contents", "Instruction", "LocalRegister", "Transfer", "What", "values_of"]
+__all__ = ["Contents", "LocalRegister", "Transfer", "values_of"]
 
 Contents: TypeAlias = Literal[
     "value", "d", "home", "again", "sent", "come", "saved", "stash", "rest", "chance", "holders", "moving",
@@ -80,24 +80,6 @@ def _text(kind: Contents, of: str, number: int) -> str:
     if kind in ("sent", "come", "away"):
         return f"{of} {kind}"
     return f"{kind} {of or number}"
-
-
-What: TypeAlias = Literal[
-    "run", "grad", "first", "second", "draw", "seed", "add", "box", "start", "wait", "stow", "fetch", "land", "free",
-    "encode", "decode", "pause", "on",
-]  # fmt: skip
-
-
-class Instruction(NamedTuple):
-    """One thing to do; `number` is that of the stage, transfer or loss, and of an add, the how manyth part it adds."""
-
-    what: What
-    number: int
-    reads: tuple[LocalRegister, ...] = ()
-    writes: tuple[LocalRegister, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.number}: {', '.join(self.reads)} -> {', '.join(self.writes)}"
 
 
 @dataclass(frozen=True)

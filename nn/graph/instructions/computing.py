@@ -1,0 +1,215 @@
+"""Instructions that compute: segments forward, backward or in two halves, random numbers, first gradients and sums.
+
+A gradient comes in parts, one from each that uses its value, which are added up before anybody reads the sum.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from ....placement.world import owned
+from ....sbp import Layout
+from ..compiler.backends import Function
+from ..compiler.generated_calls import ones
+from ..compiler.inside import Estimate
+from ..compiler.source_text import SourceText, tuple_of
+from ..lower.random import Drawer, Numbered
+from ..lower.registers import LocalRegister
+from ..lower.segments import Draw, Segment, Stage
+from .instruction import Instruction, Storages
+
+__all__ = [
+    "AddPart", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient", "SegmentWork",
+]  # fmt: skip
+
+BackwardPart: TypeAlias = tuple[Sequence[str], Function | None, Sequence[int], Sequence[bool]]
+
+
+class SegmentWork(Instruction):
+    """A segment at work, beside which moves go on."""
+
+    def segment(self, stages: Sequence[Stage]) -> Segment:
+        stage = stages[self.number]
+        assert isinstance(stage, Segment)
+        return stage
+
+
+class Forward(SegmentWork, word="run"):
+    @property
+    def again(self) -> bool:
+        return not self.writes or super().again  # of what only its own backward reads it writes nothing
+
+    def source(self, text: SourceText) -> None:
+        stage = self.segment(text.stages)
+        kept = next((register for register in self.writes if register.kind == "saved"), None)
+        for at, rank in enumerate(owned(stage.placement)):
+            made = text.compiled[self.number, rank]
+            run = text.bind(made.forward, "f")
+            makes = [text.name(y, at) for y in self.writes[: len(stage.outputs)]]
+            saved = text.name(kept, at) if kept else "_"
+            given = ", ".join(text.on(x, rank, at) for x in self.reads)
+            text.line(f"{text.makes([*makes, saved])} = {run}({given})")
+            if stage.wants and not kept:
+                text.line("del _")
+            if self.writes and self.writes[-1].kind == "stash":
+                stash = text.target(text.name(self.writes[-1], at))
+                parts = [tuple_of([f"{saved}[{n}]" for n in half]) for half in text.apart(self.number, rank).saved]
+                text.line(f"{saved}, {stash} = {parts[0]}, {parts[1]}")
+
+    def effect(self, memory: Storages) -> None:
+        made, many = memory.traced.get(self.number), len(self.segment(memory.stages).outputs)
+        if made is None:  # it runs on other ranks
+            return
+        outputs = self.writes[:many]
+        if isinstance(made, Estimate):
+            memory.passing(made.forward)
+            for register in outputs:
+                memory.take(register)
+            left = [*(memory.held[name][0] for name in (*self.reads, *outputs)), memory.new(made.kept)]
+        else:
+            found = memory.run(made.forward, self.reads)
+            left = found[many:]
+            for register, storage in zip(outputs, found, strict=False):
+                memory.hold(register, [storage])
+        for register in self.writes[many:]:  # what it saved
+            memory.hold(register, left)
+
+
+class Backward(SegmentWork, word="grad"):
+    """A backward, called with what was saved, inputs that it takes again, and gradients that came."""
+
+    def part(self, text: SourceText, rank: int) -> BackwardPart:
+        """The names of inputs that ranks here take again, and on one rank the function, which of the segment's inputs
+        it takes, and whether the memory of what it makes is nobody else's."""
+        made = text.compiled[self.number, rank]
+        return text.again.get(self.number, ()), made.backward, made.again, made.owns
+
+    def come(self, stage: Segment) -> Sequence[LocalRegister]:
+        """The registers of gradients that came."""
+        return self.reads[len(self.reads) - len(stage.returns) :]
+
+    def source(self, text: SourceText) -> None:
+        stage = self.segment(text.stages)
+        for at, rank in enumerate(owned(stage.placement)):
+            names, function, again, owns = self.part(text, rank)
+            registers = dict(zip(names, self.reads[1:], strict=False))
+            taken = [text.on(registers[stage.inputs[i]], rank, at) for i in again]
+            given = [f"*{text.name(self.reads[0], at)}", *taken]
+            given += [f"*{text.name(x, at)}" if x.kind == "rest" else text.cotangent(x, at) for x in self.come(stage)]
+            made = [text.on(register, rank, at) for register in self.writes]
+            text.borrowed.update(name for name, own in zip(made, owns, strict=True) if not own)
+            text.line(f"{text.makes(made)} = {text.bind(function, 'b')}({', '.join(given)})")
+            text.cast(self.writes, at)
+
+    def effect(self, memory: Storages) -> None:
+        made = memory.traced.get(self.number)
+        if isinstance(made, Estimate):
+            memory.passing(made.backward)
+            super().effect(memory)
+        elif made is not None:
+            assert made.backward is not None
+            given = (*self.reads[: 1 + len(made.again)], *self.come(self.segment(memory.stages)))
+            for register, storage in zip(self.writes, memory.run(made.backward, given), strict=True):
+                memory.hold(register, [storage])
+
+
+class FirstHalf(Backward, word="first"):
+    """The gradients of what came in, and last the rest for the second half."""
+
+    effect = Instruction.effect
+
+    def part(self, text: SourceText, rank: int) -> BackwardPart:
+        mine = text.apart(self.number, rank)
+        return text.halves[self.number][0], mine.first, mine.again[0], [False] * len(self.writes)
+
+
+class SecondHalf(Backward, word="second"):
+    """The gradients of weights, of the rest."""
+
+    effect = Instruction.effect
+
+    def part(self, text: SourceText, rank: int) -> BackwardPart:
+        mine = text.apart(self.number, rank)
+        return text.halves[self.number][1], mine.second, mine.again[1], mine.owns
+
+    def come(self, stage: Segment) -> Sequence[LocalRegister]:
+        return self.reads[-1:]
+
+
+class DrawNumbers(Instruction, word="draw"):
+    """Random numbers of whole tensors; drawn again, from where on they were drawn."""
+
+    def source(self, text: SourceText) -> None:
+        stage = text.stages[self.number]
+        assert isinstance(stage, Draw)
+        drawer = Drawer(text.graph, stage)
+        # The same numbers whatever is moved in between.
+        before = sum(isinstance(other, Draw) for other in text.stages[: self.number])
+        drawn: Any = Numbered(drawer, before) if text.handed else drawer
+        here = bool(owned(stage.op.outputs[0].layout.placement))
+        if any(x.kind == "chance" for x in self.reads):  # what this process owns nothing of, it does not draw again
+            if not here:
+                return
+            drawn = drawer.again
+        elif any(y.kind == "chance" for y in self.writes):
+            drawn = drawer.noted
+        given = [text.name(x, 0) if x.kind == "chance" else tuple_of(text.names(x)) for x in self.reads]
+        call = f"{text.bind(drawn, 'draw')}({', '.join([*(['shards'] if text.handed else []), *given])})"
+        if here:
+            makes = (
+                text.target(text.name(y, 0)) if y.kind == "chance" else f"({text.targets(y)})" for y in self.writes
+            )
+            call = f"{', '.join(makes)}, = {call}"
+        text.line(call)
+
+
+class SeedGradient(Instruction, word="seed"):
+    """The gradient of a loss, to start with."""
+
+    def source(self, text: SourceText) -> None:
+        if text.handed:
+            text.line(f"{text.targets(self.writes[0])} = shards['seed {self.number}']")
+            return
+        for name, one in zip(text.names(self.writes[0]), ones(text.layouts[self.writes[0]]), strict=False):
+            text.line(f"{text.target(name)} = {text.bind(one, 'one')}")
+            text.borrowed.add(name)
+
+
+class AddPart(Instruction, word="add"):
+    """One more part of a gradient, the so manyth, added to what has come."""
+
+    def source(self, text: SourceText) -> None:
+        # The first sum is a new tensor, for what it adds to may be somebody else's too.
+        call = "add" if self.number == 2 else "add_"
+        for into, part in zip(*map(text.names, self.reads), strict=True):
+            text.line(f"{into} = {call}({into}, {part})")
+            text.borrowed.discard(into)
+
+    def effect(self, memory: Storages) -> None:
+        if self.number == 2:  # others are in place
+            super().effect(memory)
+
+
+class Parts:
+    """Gradients that come in parts: the first has its slot, each further one a register of its own, and is added."""
+
+    def __init__(self, layouts: dict[str, Layout]) -> None:
+        self.layouts = layouts
+        self.come: Counter[LocalRegister] = Counter()
+        self.added: Counter[LocalRegister] = Counter()
+
+    def part(self, slot: LocalRegister) -> LocalRegister:
+        """The register of one more part; what is no gradient has none but its own."""
+        if not slot.is_gradient:
+            return slot
+        self.come[slot] += 1
+        register = slot.part(self.come[slot])
+        self.layouts[register] = self.layouts[slot]
+        return register
+
+    def summed(self, slots: Iterable[LocalRegister]) -> Iterator[AddPart]:
+        """Add up what has come of these gradients."""
+        for slot in slots:
+            for number in range(max(2, self.added[slot] + 1), self.come[slot] + 1):
+                yield AddPart(number, (slot, slot.part(number)), (slot,))
+            self.added[slot] = self.come[slot]
