@@ -39,6 +39,17 @@ def test_a_hop_takes_a_byte_or_half_a_byte_an_element_and_a_scale_a_block(encode
     assert hopped(piped(made)) == 4 * 2 * each
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_the_account_counts_what_hops_as_bytes_and_what_is_decoded(schedule: str) -> None:
+    how = {"micro_batches": 4, "schedule": schedule}
+    plain, coded = (
+        piped(each, **how).plan(*batch(0)).explain().memory.ranks for each in (None, flow.encoders.int8(block=32))
+    )
+    assert coded.keys() == plain.keys()
+    assert all(coded[rank].parameters == plain[rank].parameters for rank in plain)
+    assert all(coded[rank].activations >= plain[rank].activations for rank in plain)
+
+
 def test_a_step_of_micro_batches_computes_what_rounded_activations_and_gradients_give() -> None:
     """The same by hand: rounded between the stages, forward and backward, in the blocks of each rank's rows."""
     encoder = flow.encoders.int8(block=32)
