@@ -41,9 +41,9 @@ def test_a_hop_takes_a_byte_or_half_a_byte_an_element_and_a_scale_a_block(encode
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_the_account_counts_what_hops_as_bytes_and_what_is_decoded(schedule: str) -> None:
-    how = {"micro_batches": 4, "schedule": schedule}
     plain, coded = (
-        piped(each, **how).plan(*batch(0)).explain().memory.ranks for each in (None, flow.encoders.int8(block=32))
+        piped(each, micro_batches=4, schedule=schedule).plan(*batch(0)).explain().memory.ranks
+        for each in (None, flow.encoders.int8(block=32))
     )
     assert coded.keys() == plain.keys()
     assert all(coded[rank].parameters == plain[rank].parameters for rank in plain)
