@@ -40,14 +40,15 @@ def test_a_hop_takes_a_byte_or_half_a_byte_an_element_and_a_scale_a_block(encode
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-def test_the_account_counts_what_hops_as_bytes_and_what_is_decoded(schedule: str) -> None:
+def test_the_account_counts_what_hops_as_bytes(schedule: str) -> None:
     plain, coded = (
         piped(each, micro_batches=4, schedule=schedule).plan(*batch(0)).explain().memory.ranks
         for each in (None, flow.encoders.int8(block=32))
     )
     assert coded.keys() == plain.keys()
     assert all(coded[rank].parameters == plain[rank].parameters for rank in plain)
-    assert all(coded[rank].activations >= plain[rank].activations for rank in plain)
+    # A quarter of what hops is under way; what is decoded is kept for the backward, as what comes plainly is.
+    assert all(plain[rank].activations / 2 < coded[rank].activations < plain[rank].activations for rank in plain)
 
 
 def test_a_step_of_micro_batches_computes_what_rounded_activations_and_gradients_give() -> None:
