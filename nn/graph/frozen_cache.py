@@ -126,7 +126,7 @@ class FrozenCache:
                 "  it would stay as it is where these are not run; have them evaluate: layers.eval()"
             )
         if x.shape[0] > 1:  # planned in two halves, which is refused where samples are mixed
-            halves: Any = {**self.options, "micro_batches": 2}
+            halves: GivenOptions = {**self.options, "micro_batches": 2}
             pieces = CompiledGraph(part.model, None, None, halves).step_for(x).plan.pieces
             assert pieces is not None
             micros = [each.micro for each in pieces.sized.values()]

@@ -91,8 +91,9 @@ def _plan(asked: Namespace) -> None:
         print(json.dumps(checked.dict(), indent=1) if asked.json else checked)
         return
     limit = None if asked.memory is None else asked.memory * 2**30
-    how: Any = {"cluster": asked.cluster, "memory": limit, "loss_fn": of.loss_fn, "ranks": asked.ranks}
-    found = plan(of.model, of.batch, told=_tell, **how)
+    found = plan(
+        of.model, of.batch, cluster=asked.cluster, memory=limit, loss_fn=of.loss_fn, ranks=asked.ranks, told=_tell
+    )
     path = found.save(asked.out or Path(f"{of.name}.plan"))
     if asked.json:
         others = [{"name": one.name, "why": one.why, "plan": str(one.plan)} for one in found.runners_up]

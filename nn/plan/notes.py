@@ -114,8 +114,7 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
         yield None, partial(fold, modules[path], str(how.folds), how.name, int(how.size))
     yield from _rests(made, model)
     for (path, side), axes in made.flows.items():
-        said: dict[str, Any] = {side: _entries(axes)}
-        yield _last(axes), partial(flow, modules[path], **said)
+        yield _last(axes), partial(flow, modules[path], **{side: _entries(axes)})
     for line, names in made.marks:
         yield line, partial(line.note, model, names, made.grids)
 

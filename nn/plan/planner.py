@@ -143,7 +143,7 @@ class _Trying:
         limit: float | None,
     ) -> None:
         self.model, self.batch, self.ranks, self.limit = model, batch, ranks, limit
-        self.how: Any = {"loss_fn": loss_fn, "optimizer": optimizer, "ranks": ranks}
+        self.loss_fn, self.optimizer = loss_fn, optimizer
         self.captures = Captures()
         self.tried: list[TriedPlan] = []
         self.best: TriedPlan | None = None
@@ -163,13 +163,19 @@ class _Trying:
     def planned(self, one: Candidate) -> TriedPlan:
         """A candidate with its step, checked if it may be the answer."""
         self.captures.enough = inf if self.best is None else self.best.seconds * (1 - SURE)
-        step = planned_step(one.plan, self.model, self.batch, captures=self.captures, **self.how)
+        model, batch, loss_fn, optimizer, ranks = self.model, self.batch, self.loss_fn, self.optimizer, self.ranks
+        step = planned_step(
+            one.plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=self.captures
+        )
         if one.opened and step.plan.pieces is None:  # what is known of these is of one micro-batch
             self.cases = Cases(step.plan.decided)
         made = TriedPlan(one, step)
         if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):
             return made
-        return TriedPlan(one, step, checked_step(one.plan, step, self.model, self.batch, **self.how, idle=False))
+        checked = checked_step(
+            one.plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, idle=False
+        )
+        return TriedPlan(one, step, checked)
 
     @property
     def opened(self) -> TriedPlan | None:

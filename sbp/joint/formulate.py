@@ -202,8 +202,9 @@ class _Formulation:
         if key not in self.known:
             states, sharded = self.demands.states, self.demands.sharded
             device, links = self.cluster(there).device_of(there), self.links(there)
-            how: Any = {"reached": reached, "together": together}
-            made = stored(source, wished, pinned, rest, states, sharded, device, links, **how)
+            made = stored(
+                source, wished, pinned, rest, states, sharded, device, links, reached=reached, together=together
+            )
             summed = by is not None and not all(cut_over(pinned, axis) for axis in by.axes(there))
             encoded = EncodedGrads(by, source.grads or source.fake.dtype, summed) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)

@@ -2,7 +2,6 @@
 
 import copy
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,11 @@ def model_of(stages: int) -> nn.Module:
 def goes_forward(micro_batches: int, schedule: str | None, stages: int, rows: int) -> None:
     model = model_of(stages)
     one = copy.deepcopy(model)
-    how: Any = {"placement": everywhere(), "micro_batches": micro_batches, "schedule": schedule}
-    asked = flow.compile(model, lambda model, x: model(x), **how)
-    plain = flow.compile(model, **how)
+    where = everywhere()
+    asked = flow.compile(
+        model, lambda model, x: model(x), placement=where, micro_batches=micro_batches, schedule=schedule
+    )
+    plain = flow.compile(model, placement=where, micro_batches=micro_batches, schedule=schedule)
     for at in range(2):
         x = numbers(at, rows)[0]
         with torch.no_grad():
