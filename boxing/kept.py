@@ -79,7 +79,7 @@ class KeptErrors:
         """Refuse to step by gradients of which none is encoded, where errors were loaded: they would never be added."""
         if self._loaded and not encodes:
             raise SbpError(
-                f"what was kept of {sorted(self._loaded)[0]} was loaded, and no gradient of this step is encoded\n"
+                f"the kept error of {sorted(self._loaded)[0]} was loaded, and no gradient of this step is encoded\n"
                 "  go on with the ranks and the encoder that it was saved with, or begin without errors: "
                 "step.kept.reset()"
             )
@@ -188,9 +188,9 @@ def _rows(held: KeptRows) -> dict[str, Any]:
 def _read(name: str, rows: Mapping[str, Any], lies: Layout, by: str) -> KeptRows:
     if rows["lies"] != _text(lies) or rows["by"] != by:
         raise SbpError(
-            f"what was kept of {name} is of another run\n"
+            f"the errors kept for {name} are of another run\n"
             f"  {rows['by']} of {rows['lies']}\n  now {by} of {_text(lies)}\n"
-            "  go on with the ranks and the encoder that it was saved with, or begin without errors: step.kept.reset()"
+            "  go on with the ranks and encoder that they were saved with, or begin without errors: step.kept.reset()"
         )
     place, found = lies.placement, []
     for rank in owned(place):

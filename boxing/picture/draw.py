@@ -88,7 +88,7 @@ def _rasterised(svg: str) -> bytes | None:
     family = next((family for family in SANS if _shows_text(resvg, family)), None)
     if family is None:
         raise MissingError(
-            f"cannot draw a png: of the fonts {', '.join(SANS)} none is here, and its text would be missing\n"
+            f"cannot draw a png: none of the fonts {', '.join(SANS)} is here, and its text would be missing\n"
             "  install one (Debian: apt install fonts-dejavu-core), or ask for .svg"
         )
     return bytes(resvg.svg_to_bytes(svg_string=svg, background="#ffffff", dpi=96.0, sans_serif_family=family))

@@ -66,7 +66,7 @@ def raise_told(failure: Exception, path: Path) -> NoReturn:
     if isinstance(failure, OSError) and not isinstance(failure, FileError):
         raise FileError(
             f"flow.save: {path} could not be written: {failure}\n"
-            "  what was saved before is as it was\n  make room, or have the disk writable, or save to another"
+            "  an earlier checkpoint is as it was\n  make room, or have the disk writable, or save to another"
         ) from failure
     raise failure
 

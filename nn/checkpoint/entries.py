@@ -55,7 +55,7 @@ class NamedTensor:
         if value.layout is not torch.strided or value.is_nested or type(value).__torch_dispatch__ is not DISABLED:
             raise SbpError(
                 f"flow.save: {name} is a {type(value).__name__} of layout {value.layout}, and plain or global tensors "
-                "are saved\n  of a DTensor: flow.from_dtensor(x); of one that is sparse: x.to_dense()"
+                "are saved\n  save a DTensor as flow.from_dtensor(x), a sparse tensor as x.to_dense()"
             )
         where = where or everybody()
         lies = Layout(where, State(((),) * value.ndim), tuple(value.shape), value.dtype)

@@ -118,7 +118,7 @@ class FrozenCache:
         if drawn is not None:
             raise SbpError(
                 f"FrozenCache: {drawn.op} at {drawn.origin.line or 'no line'} draws random numbers, others each time\n"
-                "  what is kept would have those of the first; have frozen layers evaluate: layers.eval()"
+                "  kept results would have those of the first time; have frozen layers evaluate: layers.eval()"
             )
         if graph.writes:
             raise SbpError(
@@ -155,7 +155,7 @@ def _check_frozen(layers: nn.Module) -> None:
     trains = next((name for name, x in layers.named_parameters() if x.requires_grad), None)
     if trains is not None:
         raise SbpError(
-            f"FrozenCache: {trains} of {type(layers).__name__} is not frozen: what is kept would be of old weights\n"
+            f"FrozenCache: {trains} of {type(layers).__name__} is not frozen, so kept results would be of old weights\n"
             "  freeze it first: layers.requires_grad_(False)"
         )
 

@@ -208,7 +208,7 @@ def _read(given: DType, pattern: str, kinds: Sequence[str]) -> torch.dtype:
     if dtype.itemsize == 1:
         raise SbpError(
             f"cast: {pattern!r} is to be {short(dtype)}, in which no weights rest\n"
-            f"  of 8 bits there are products alone: {' and '.join(EIGHTS)}"
+            f"  only products have 8 bits: {' and '.join(EIGHTS)}"
         )
     return dtype
 

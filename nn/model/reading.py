@@ -66,7 +66,7 @@ def reading(*models: nn.Module) -> Iterator[None]:
         found = "nothing" if wrong is None else f"a {type(wrong).__name__}"
         raise SbpError(
             f"flow.nn.reading at {user_line()} got {found}, and no model\n"
-            "  pass the modules: of a compiled step the model that it was compiled with, flow.nn.reading(model)"
+            "  pass modules; for a compiled step, the model that it was compiled with: flow.nn.reading(model)"
         )
     claim = begin_reading(_held(dict(zip(map(str, range(len(models))), models, strict=True))))
     try:

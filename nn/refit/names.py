@@ -77,7 +77,7 @@ def _check_models(source: object, target: object) -> None:
         if not isinstance(model, nn.Module):
             raise SbpError(
                 f"flow.refit: the {what} is no module but of type {type(model).__name__}\n"
-                "  pass the modules: of a compiled step the model that it was compiled with, flow.refit(model, other)"
+                "  pass modules; for a compiled step, the model that it was compiled with: flow.refit(model, other)"
             )
     if source is target:
         raise SbpError(

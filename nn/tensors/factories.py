@@ -78,8 +78,8 @@ def check_values(value: Tensor, asked: str) -> None:
     if value.is_meta:
         raise SbpError(
             f"{asked}: a tensor {tuple(value.shape)} on meta, which has no values\n"
-            "  of a model: flow.nn.place(model, placement), then flow.nn.materialise(model) makes each rank's part; "
-            "of a tensor: flow.empty(shape, placement=, sbp=)"
+            "  for a model, flow.nn.place(model, placement), then flow.nn.materialise(model) makes each rank's part; "
+            "for a tensor, flow.empty(shape, placement=, sbp=)"
         )
 
 

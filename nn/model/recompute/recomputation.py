@@ -138,7 +138,7 @@ def recompute(
     if alone not in ((), ("attention",)):
         raise SbpError(
             f"recompute: only={list(alone)}\n  there is only=['attention'], its core\n"
-            "  of other ops say which are not run again: keep=[...]"
+            "  name other ops that are not run again: keep=[...]"
         )
     for module in each:
         _take_back(module)

@@ -136,7 +136,7 @@ def test_eager_code_runs_as_ever() -> None:
         ({"*": "bf61"}, "weights", "which is no type of real numbers"),
         ({"*": torch.int8}, "weights", "which is no type of real numbers"),
         ({"*": "fp8"}, "grads", "are to be fp8"),
-        ({"*": torch.float8_e8m0fnu}, "weights", "of 8 bits there are products"),
+        ({"*": torch.float8_e8m0fnu}, "weights", "only products have 8 bits"),
         ({"*": "bf16"}, "weight", "known are 'weights', 'grads', 'states'"),
         ({"count": "bf16"}, "weights", "called 'count'"),
     ],

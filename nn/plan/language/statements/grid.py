@@ -64,7 +64,7 @@ STAR: "*"
                     column(name), f"the axis {str(name)!r} stands twice", "give each axis a name of its own"
                 )
             if size == "*" and any(axis.size == "*" for axis in made.values()):
-                raise TextFault(column(size), "two axes are *", "what the launcher has left can be one axis alone")
+                raise TextFault(column(size), "two axes are *", "one axis alone can have what the launcher has left")
             many: Any = whole(size, 1) if size.type == "INT" else size.value
             made[str(name)] = GridAxis(axis_of(name, at), many, folds and str(folds))
             at[f"size:{name}"] = column(size)
