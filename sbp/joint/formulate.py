@@ -200,11 +200,9 @@ class _Formulation:
         asked = tuple(wished), reached, pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
         key = "source", shape, types, there, trained, source.kind, together, *asked
         if key not in self.known:
-            states, sharded = self.demands.states, self.demands.sharded
-            device, links = self.cluster(there).device_of(there), self.links(there)
-            made = stored(
-                source, wished, pinned, rest, states, sharded, device, links, reached=reached, together=together
-            )
+            where = self.cluster(there).device_of(there), self.links(there)
+            said = wished, pinned, rest, self.demands.states, self.demands.sharded
+            made = stored(source, *said, *where, reached=reached, together=together)
             summed = by is not None and not all(cut_over(pinned, axis) for axis in by.axes(there))
             encoded = EncodedGrads(by, source.grads or source.fake.dtype, summed) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)

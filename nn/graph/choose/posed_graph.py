@@ -27,7 +27,7 @@ __all__ = ["Choosing", "Decided", "PosedGraph"]
 
 @dataclass(frozen=True, eq=False)
 class Choosing:
-    """What is asked: the cheapest signatures of a graph that lives there, under such demands.
+    """A question: the cheapest signatures of a graph that lives there, under such demands.
 
     With a `limit` in bytes a rank, all that sources keep may lie in pieces, and the backward runs blocks again where
     that is not enough, or takes less. The best of what takes `enough` seconds is not looked for: with a limit, where
@@ -92,7 +92,7 @@ class PosedGraph:
         return Solver(self.formulated.problem)
 
     def decided(self, solution: Solution) -> Decided:
-        """What a solution makes of the graph; an error if it is none."""
+        """The graph as a solution has it; an error if it is none."""
         if not solution.choice:
             said = ", ".join(f"{name}: {sbp}" for name, sbp in list(self.asked.demands.pins.items())[:4])
             raise SbpError(
