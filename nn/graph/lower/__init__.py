@@ -1,4 +1,4 @@
-"""What one rank runs of a physical graph, apart from when.
+"""The parts of a physical graph that one rank runs, apart from their order.
 
 segments     runs of ops between which nothing moves; random: numbers drawn between them
 localise     ops of a segment on a rank's shards
