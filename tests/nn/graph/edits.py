@@ -260,7 +260,7 @@ def nested_entry(s: Scene) -> None:
     s.model.block.cfg["more"]["list"][1] += 0.25
 
 
-@edit("an attribute of an object that a module holds, as of its config")
+@edit("an attribute of an object that a module holds, such as its config")
 def config_attribute(s: Scene) -> None:
     s.model.block.config.factor += 0.25
 
