@@ -19,7 +19,15 @@ from ..compiler.source_text import SourceText
 from ..lower.registers import LocalRegister, Transfer
 from ..lower.segments import Stage
 
-__all__ = ["Instruction", "Storages"]
+__all__ = ["Instruction", "Storages", "bytes_on"]
+
+
+def bytes_on(of: Layout, rank: int) -> int:
+    """The bytes of a rank's shard of what lies so."""
+    size = of.dtype.itemsize if rank in of.placement else 0
+    for n in of.local_shape(rank) if size else ():
+        size *= n
+    return size
 
 
 class Storages:
@@ -54,12 +62,7 @@ class Storages:
 
     def size(self, layout: Layout) -> int:
         """Bytes that the rank holds of a tensor."""
-        if self.rank not in layout.placement:
-            return 0
-        numel = 1
-        for n in layout.local_shape(self.rank):
-            numel *= n
-        return numel * layout.dtype.itemsize
+        return bytes_on(layout, self.rank)
 
     def new(self, nbytes: int) -> int:
         storage = next(self.fresh)

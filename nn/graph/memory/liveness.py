@@ -10,10 +10,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ....boxing.graph.physical import Physical
-from ....sbp import Layout
 from ..compiler.inside import Estimate, Insides, insides
 from ..instructions.computing import Forward, SegmentWork
-from ..instructions.instruction import Storages
+from ..instructions.instruction import Storages, bytes_on
 from ..instructions.offload import Stow
 from ..instructions.order import Order, schedule
 from ..instructions.overlap import Free
@@ -45,14 +44,6 @@ class RankMemory:
     @property
     def total(self) -> int:
         return self.parameters + self.gradients + self.activations
-
-
-def bytes_on(of: Layout, rank: int) -> int:
-    """The bytes of a rank's shard of what lies so."""
-    size = of.dtype.itemsize if rank in of.placement else 0
-    for n in of.local_shape(rank) if size else ():
-        size *= n
-    return size
 
 
 def memory(

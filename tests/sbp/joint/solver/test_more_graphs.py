@@ -1,4 +1,4 @@
-"""What is held of some graphs is held of more of them."""
+"""More graphs of the kinds that the tests of solvers draw."""
 
 from collections.abc import Callable
 from typing import Any
