@@ -57,7 +57,8 @@ def test_a_stage_that_never_returns_is_told_while_it_does_not(
     quick: dict[str, Work] = {"a": lambda firing: [1], "b": lambda firing: None}
 
     def hang(firing: Firing) -> Any:
-        said.append(told(capfd))  # it returns only when somebody else has told of it
+        if not said:  # who has told of it may not yet have ended the step when this one fires again
+            said.append(told(capfd))  # it returns only when somebody else has told of it
         return quick[stuck](firing)
 
     with Runtime(network(*queues), {**quick, stuck: hang}) as runtime:
@@ -83,7 +84,8 @@ def test_who_waits_for_the_stuck_one_is_told(capfd: pytest.CaptureFixture[str]) 
 
     def hang(firing: Firing) -> None:
         assert second.wait(LIMIT)
-        said.append(told(capfd))
+        if not said:
+            said.append(told(capfd))
 
     with (
         pytest.raises(ScheduleError, match=r"chain made no progress for 0.1 s; at work: r"),

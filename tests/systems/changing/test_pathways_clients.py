@@ -97,6 +97,7 @@ def test_a_client_that_is_killed_has_nothing_left_there_and_others_go_on(where: 
         other.wait()
         assert island.run(programs.rank).result() == 0
         island.run(programs.until, 0, 1).result()
+        assert island.run(programs.rank).result() == 0  # ranks are told that a client is gone, and then of this
     assert all(each.count("freed") == 1 and each.count("late") <= 1 for each in lines(tmp_path / "log"))
 
 
