@@ -14,10 +14,11 @@ from ..compiler.inside import Estimate, Insides, insides
 from ..instructions.computing import Forward, SegmentWork
 from ..instructions.instruction import Storages, bytes_on
 from ..instructions.offload import Stow
-from ..instructions.order import Order, schedule
+from ..instructions.order import Order
 from ..instructions.overlap import Free
 from ..lower.localise import Localiser
 from ..lower.segments import Segment, Stage
+from ..run.straight import schedule
 from .equal_ranks import equal_ranks
 
 __all__ = ["Kept", "RankMemory", "bytes_on", "kept", "memory"]

@@ -32,7 +32,7 @@ from ....sbp.call import tensors_in
 from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, ones, plain, trimmed
 from ..instructions.order import moved_again
-from ..lower.segments import Draw
+from ..lower.segments import Draw, stage_text
 from ..microbatch.batch import PieceKind
 from .chunks import Chunks
 from .network import Lowered, links_of, lowered
@@ -204,6 +204,12 @@ class Pipelined:
         mine = {f"device {group}": self.where.ranks(group) for group in sorted(set(self.where.group))}
         mine.update(links_of(mine, self.network))
         return {**mine, **self.opening.places} if self.opening else mine
+
+    def passes(self) -> dict[str, str]:
+        """The results of the passes that made it, by their names."""
+        stages = [stage_text(stage) for one in self.variants.values() for stage in one.stages]
+        tasks = [str(task) for one in self.variants.values() for task in one.tasks.tasks.values()]
+        return {"segments": "\n".join(stages), "order": "\n".join(tasks), "source": self.network.text}
 
     @property
     def again(self) -> tuple[str, ...]:

@@ -99,9 +99,11 @@ def tasks(
     *,
     apart: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None,
     regather: bool,
+    joined: bool = False,
 ) -> Tasks:
-    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks."""
-    return _Tasks(graph, stages, where, again, apart, regather).made()
+    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks.
+    With `joined` nothing runs between a chunk's forward and its backward."""
+    return _Tasks(graph, stages, where, again, apart, regather).made(joined)
 
 
 class _Tasks:
@@ -118,7 +120,7 @@ class _Tasks:
         self.split, self.apart = apart is not None, apart or {}
         regions = recomputed(graph, stages, where.of, where.once | where.given | where.hops)
         stay = {name for at in where.once for name in made_by(stages[at])} if where.gathers else ()
-        self.writer = Writer(graph, stages, again, regather, regions, numbered=True, stay=stay)
+        self.writer = Writer(graph, stages, again, regather, regions, numbered=not where.alone, stay=stay)
         self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
         self.todo: dict[Name, list[Instruction]] = defaultdict(list)
@@ -126,28 +128,28 @@ class _Tasks:
         self.hops: list[Hop] = []
         self.after: list[Instruction] = []
         self.parts = Parts(self.writer.layouts)
-        self.each_time = brought_each_time(graph, stages, where)
+        self.each_time = self.writer.ends.keys() if where.alone else brought_each_time(graph, stages, where).keys()
         self.homeward: dict[str, Instruction] = {}  # the moves home of these
         self.sums: dict[LocalRegister, LocalRegister] = {}
 
-    def made(self) -> Tasks:
+    def made(self, joined: bool) -> Tasks:
         backward = list(self.writer.backward())
         for n, do in enumerate(self.writer.forward()):
             self.forward(n, do)
         for do in backward:
             self.backward(do)
-        for name in self.each_time.keys() & self.writer.ends.keys():
-            self.homeward[name] = self.writer.back(self.writer.ends[name])
-        for task, todo in self.todo.items():
-            moves = bucketed(self.homed(todo), self.writer)
-            self.todo[task] = [coded for do in moves for coded in self.writer.coded(do)]
-        if self.where.gathers:
-            self.before = self.gathered()
-        self.ends()
         for chunk in range(len(self.where.group)):
             self.todo[Name("F", chunk)]
+        for task, todo in self.todo.items():
+            moves = bucketed(self.homed(todo), self.writer)
+            made = self.parts.added(moves) if self.where.alone else moves
+            self.todo[task] = [coded for do in made for coded in self.writer.coded(do)]
+        if self.where.gathers:
+            self.before = self.gathered()
+        if not self.where.alone:
+            self.ends()
         if offloads(self.stages):
-            self.offload()
+            self.offload(apart=not joined)
         done = {name: self.task(name, todo) for name, todo in self.todo.items()}
         transfers = tuple(self.writer.transfers)
         edges = self.edges(done)
@@ -155,13 +157,13 @@ class _Tasks:
         before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
         return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
 
-    def offload(self) -> None:
+    def offload(self, *, apart: bool) -> None:
         """In every chunk, what its modules save on its way to the host and back."""
         stay = {*kept(self.graph), *self.writer.lasting}
         for chunk in range(len(self.where.group)):
             names = [Name("F", chunk), *(name for kind in ("B", "W") if (name := Name(kind, chunk)) in self.todo)]
             parts = [self.todo[name] for name in names]
-            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=True)
+            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=apart)
             self.todo.update(zip(names, made, strict=True))
 
     def forward(self, n: int, do: Instruction) -> None:
@@ -277,6 +279,8 @@ class _Tasks:
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
         are brought home with each."""
+        if self.where.alone:  # what is added where it is made has its parts when moves are in their buckets
+            return slot
         register = self.parts.part(slot)
         if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
             self.sums[register] = slot
@@ -287,18 +291,23 @@ class _Tasks:
 
     def homed(self, todo: Sequence[Instruction]) -> Iterator[Instruction]:
         """The things to do in a task, with the moves home behind the last part that it makes of a gradient."""
-        parts: dict[str, list[LocalRegister]] = defaultdict(list)
+        parts: dict[str, dict[LocalRegister, None]] = defaultdict(dict)
         last: dict[str, int] = {}
         for at, do in enumerate(todo):
             for part in filter(self.is_homed, do.writes):
-                parts[part.of].append(part)
+                parts[part.of][part] = None
                 last[part.of] = at
+        ended: dict[int, list[str]] = defaultdict(list)
+        for name, at in last.items():
+            ended[at].append(name)
         for at, do in enumerate(todo):
             yield do
-            for name in [name for name, end in last.items() if end == at]:
+            for name in ended.get(at, ()):
                 first, *others = parts[name]
                 for number, other in enumerate(others, 2):
                     yield AddPart(number, (first, other), (first,))
+                if name not in self.homeward:
+                    self.homeward[name] = self.writer.back(self.writer.ends[name])
                 move = self.homeward[name]
                 yield replace(move, reads=(first,), writes=(self.part(move.writes[0]),))
 
