@@ -28,9 +28,9 @@ from ..graph.compiler.generated_calls import Shards
 from ..graph.microbatch.batch import PieceKind
 from ..graph.run.network import Bundle, Lowered, task_actors
 from ..graph.run.open_network import OpenProgram
-from ..graph.run.tasks import Name
 from ..graph.run.transfers import carrier
 from ..graph.run.weights.weights import Fire
+from ..graph.tasks.task import Name
 
 __all__ = ["AddedWork", "Fed", "OpenStep"]
 

@@ -62,7 +62,7 @@ from .reads.walk import around, guarded
 from .reads.watch import AttributeReads, reading
 from .run.pipeline import Pipelined
 from .run.program import Program
-from .run.straight import schedule
+from .tasks.straight import schedule
 
 __all__ = ["PASSES", "Dump", "Pass", "Passes"]
 

@@ -35,10 +35,10 @@ from .microbatch.micro import Micro
 from .microbatch.peel import peeled
 from .passes import Passes
 from .pieces import Pieces, Sized, kept_of
-from .run.chunks import Chunks, groups
 from .run.footprint import less, outgrown
 from .run.network import shape_of
 from .run.variant import Variant
+from .tasks.chunks import Chunks, groups
 
 __all__ = ["plan_pieces"]
 

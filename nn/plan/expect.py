@@ -15,8 +15,8 @@ from ..explanations.step_report import explained
 from ..graph.instructions.moves import MoveInstruction
 from ..graph.instructions.overlap import Free
 from ..graph.lower.segments import segments
-from ..graph.run.straight import schedule
 from ..graph.step import Step
+from ..graph.tasks.straight import schedule
 from .language.plan_text import PlanText
 from .language.statements import ExpectAtMost, ExpectGathered, ExpectMoves, Statement
 

@@ -1,4 +1,4 @@
-"""The schedule: the forward and backward of a graph as one list of things to do, the same on all ranks.
+"""The writer: lists the forward and backward of a graph as things to do, the same on all ranks.
 
     run, grad     a segment, forward or backward            draw        random numbers
     first, second  a backward in two: that of what came in, and that of weights

@@ -18,7 +18,7 @@ from ..instructions.order import Order
 from ..instructions.overlap import Free
 from ..lower.localise import Localiser
 from ..lower.segments import Segment, Stage
-from ..run.straight import schedule
+from ..tasks.straight import schedule
 from .equal_ranks import equal_ranks
 
 __all__ = ["Kept", "RankMemory", "bytes_on", "kept", "memory"]

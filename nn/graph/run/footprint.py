@@ -17,8 +17,8 @@ from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
 from ..memory.liveness import Kept, RankMemory, bytes_on, kept, memory
 from ..microbatch.attention import attend
+from ..tasks.task import Hop
 from .pipeline import Pipelined
-from .tasks import Hop
 from .variant import Variant
 from .weights.weights import MeanDtype
 

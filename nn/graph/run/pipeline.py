@@ -34,11 +34,11 @@ from ..compiler.generated_calls import Shards, ones, plain, trimmed
 from ..instructions.order import moved_again
 from ..lower.segments import Draw, stage_text
 from ..microbatch.batch import PieceKind
-from .chunks import Chunks
+from ..tasks.chunks import Chunks
+from ..tasks.task import Name, Tasks
 from .network import Lowered, links_of, lowered
 from .open_network import OpenNetwork
 from .pairs import by_turns
-from .tasks import Name, Tasks
 from .transfers import BundleLink
 from .variant import BoundTask, Variant
 from .weights.step_state import NO_STEP, StepState, Sums, Update, Validation, VariantKey

@@ -18,7 +18,7 @@ from ..instructions.order import Order, moved_again
 from ..lower.localise import Localiser
 from ..lower.segments import segments, stage_text
 from ..memory.liveness import RankMemory, memory
-from .straight import schedule
+from ..tasks.straight import schedule
 
 __all__ = ["Outcome", "Program"]
 

@@ -19,11 +19,12 @@ from ..instructions.overlap import freed, goes_on, overlapped, pausing
 from ..lower.localise import Localiser
 from ..lower.segments import Stage, segments
 from ..memory.liveness import bytes_on
-from .chunks import Chunks, chunks
-from .gradient_homes import brought_each_time
+from ..tasks.chunks import Chunks, chunks
+from ..tasks.gradient_homes import brought_each_time
+from ..tasks.task import Name, Tasks
+from ..tasks.tasks import derived
+from ..tasks.tasks import tasks as tasks_of
 from .network import Lowered
-from .tasks import Name, Tasks, derived
-from .tasks import tasks as tasks_of
 from .transfers import carrier
 
 __all__ = ["BoundTask", "Variant"]

@@ -23,7 +23,7 @@ from ...instructions.codegen import Bundles, Running
 from ...instructions.instruction import Instruction
 from ...lower.registers import LocalRegister, Transfer
 from ...microbatch.batch import PieceKind
-from ..tasks import Name
+from ...tasks.task import Name
 from ..variant import Variant
 from .step_state import StepState, VariantKey
 from .weights import Fire, Weights

@@ -16,7 +16,7 @@ from sbpflow.nn.graph.lower.registers import Transfer, values_of
 from sbpflow.nn.graph.lower.saved_inputs import read_again
 from sbpflow.nn.graph.lower.segments import Segment, segments
 from sbpflow.nn.graph.run.program import Program
-from sbpflow.nn.graph.run.straight import schedule
+from sbpflow.nn.graph.tasks.straight import schedule
 from sbpflow.sbp import layout
 
 from ..graphs import GRAPHS, LINE, Build, aten, check, sharded_parameters, thrice, total

@@ -13,7 +13,7 @@ from sbpflow.sbp.trial import one_thread
 from tests.ranks import Ranks
 
 from ..alike import eager, same, same_model
-from .weights.test_weight_versions import batch, layers, loss_fn, recurrence
+from ..run.weights.test_weight_versions import batch, layers, loss_fn, recurrence
 
 GRID = flow.placement("cpu:[0-3] as (pipe=2, data=2)")
 CUT, WHOLE = {"data": S(0)}, {"data": B}

@@ -10,85 +10,25 @@ And what each hands to others, and what is done once a step, before and after al
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import replace
 
 from ....boxing.graph.buckets import gathered
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
-from ....sbp import Layout
 from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
 from ..instructions.instruction import Instruction
 from ..instructions.moves import DecodeHop, EncodeHop
 from ..instructions.offload import offloaded, offloads
 from ..instructions.order import Writer, bucketed
 from ..lower.recompute import recomputed
-from ..lower.registers import Contents, LocalRegister, Transfer
+from ..lower.registers import Contents, LocalRegister
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 from .gradient_homes import brought_each_time
+from .task import Hop, Name, Task, TaskKind, Tasks
 
-__all__ = ["Hop", "TaskKind", "Name", "Task", "Tasks", "derived", "tasks"]
-
-TaskKind: TypeAlias = Literal["F", "B", "W"]
-
-
-class Name(NamedTuple):
-    """A task by what it is and for which chunk."""
-
-    kind: TaskKind
-    chunk: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.chunk}"
-
-    @classmethod
-    def of(cls, text: str) -> "Name":
-        """By its name, or by that of a case of it for one slice of each sequence."""
-        return cls(text[0], int(text[1:].partition(".")[0]))  # type: ignore[arg-type]
-
-    def shifted(self, by: int) -> "Name":
-        """The same task of a later chunk."""
-        return Name(self.kind, self.chunk + by)
-
-
-class Hop(NamedTuple):
-    """A register of one task that arrives as a register of another, on other ranks."""
-
-    source: Name
-    target: Name
-    sent: LocalRegister
-    come: LocalRegister
-    pair: tuple[Layout, Layout]
-
-
-@dataclass(frozen=True)
-class Task:
-    """The task of an actor at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
-
-    name: Name
-    todo: tuple[Instruction, ...]
-    values: tuple[LocalRegister, ...]
-    sums: tuple[LocalRegister, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.name}:", *(f"  {do}" for do in self.todo)])
-
-
-@dataclass(frozen=True)
-class Tasks:
-    """All tasks of a graph. `edges` are by who makes and who reads."""
-
-    tasks: Mapping[Name, Task]
-    edges: Mapping[tuple[Name, Name], tuple[LocalRegister, ...]]
-    hops: tuple[Hop, ...]
-    before: tuple[Instruction, ...]
-    after: tuple[Instruction, ...]
-    sums: Mapping[LocalRegister, LocalRegister]  # parts of gradients -> the register where they are added up
-    grads: Mapping[str, LocalRegister]  # of sources: the register of the gradient at home
-    transfers: tuple[Transfer, ...]
-    layouts: Mapping[str, Layout]
+__all__ = ["derived", "tasks"]
 
 
 def tasks(
