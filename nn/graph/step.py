@@ -173,7 +173,7 @@ class Step:
             end_reading(claim)
         for deed in self.plan.passes.deeds:
             deed()
-        self.clock.end(self.program.outcome)
+        self.clock.end(runner.program.outcome)
         if isinstance(back, WrittenArguments):
             result, values = result
             back.put_back(given, values)
