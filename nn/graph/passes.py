@@ -313,15 +313,15 @@ class Dump:
 
     def program(self, made: Program | Pipelined) -> None:
         """Write the passes of a program that was prepared."""
-        variants = [made] if isinstance(made, Program) else list(made.variants.values())
+        variants = [made] if isinstance(made, Program) else list(made.proved.variants.values())
         self("segments", lambda: "\n".join(stage_text(stage) for one in variants for stage in one.stages))
         if isinstance(made, Program):
             self("order", lambda: str(made.schedule))
             self("source", lambda: made.text)
         else:
-            tasks = (one.tasks.tasks.values() for one in made.variants.values())
+            tasks = (one.tasks.tasks.values() for one in made.proved.variants.values())
             self("order", lambda: "\n".join(str(task) for each in tasks for task in each))
-            self("source", lambda: made.network.text)
+            self("source", lambda: made.proved.network.text)
 
 
 def _cluster_of(graph: Physical) -> Cluster | None:
