@@ -45,9 +45,9 @@ class BoundTask:
             tuple(low.bundles[register].come for register in takes),
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
         )
-        self.made = variant.running(str(name), own.todo, bundles, pauses=pauses)
+        made = variant.running(str(name), own.todo, bundles, pauses=pauses)
+        self.run, self.owns = made.run, made.owns[-1]
         self.moves = any(goes_on(do, variant.tasks.transfers) for do in own.todo)
-        self.run = self.made.run
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
         self.ports = frozenset(at for at, take in enumerate(actor.takes) if take.case in ("", case))
@@ -59,7 +59,6 @@ class BoundTask:
         here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
         self.values = [(register, here[register]) for register in own.values]
         self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
-        self.owns = self.made.owns[-1]
 
     def own(self, firing: Firing, label: int) -> Firing:
         """The part of a firing that is this task's, where that is of two at once."""
