@@ -34,6 +34,7 @@ SAMPLES, TOKENS = 0, 1  # the axes
 CUT, SHARE, BEFORE = 1, 2, 10  # prices of cutting, of weighing, and of making a value before the step
 WHOLE, ALL_WORK = 5, 10**6  # of using all samples in every micro-batch; and of doing nothing else, which is refused
 ATTENTION = "scaled_dot_product_attention"
+COUNT = ("sum", "count_nonzero")
 TENSORS = {
     "add.Scalar": torch.ops.aten.add.Tensor,
     "sub.Scalar": torch.ops.aten.sub.Tensor,
@@ -109,6 +110,7 @@ class _Asked:
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
         self.causes: dict[int, LogicalOp] = {}  # of addends, the op that made the first
+        self.counts: set[int] = set()  # numbers of booleans that hold: none is less than 0, so no sum of them cancels
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -139,10 +141,15 @@ class _Asked:
         first = next((self.causes[n] for n in op.inputs if n in self.causes), op)
         sums = (n for n, state in zip(op.numbers, way.outputs, strict=True) if state.partial)
         self.causes.update(dict.fromkeys(sums, first))
+        if op.name.partition(".")[0] in COUNT and self.fakes[op.inputs[0]].dtype is torch.bool:
+            self.counts.update(op.numbers)
 
     def call(self, op: LogicalOp) -> Call:
         states = tuple(self.states[n] for n in op.inputs)
-        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs, states, self.sizes)
+        fakes, (y, *_) = self.fakes, op.outputs
+        if counts := {n for n in op.inputs if n in self.counts and self.states[n].partial and y.is_floating_point()}:
+            fakes = {n: x.to(y.dtype) if n in counts else x for n, x in fakes.items()}  # as exact as any sum of floats
+        return Call(op.op, fill(op.args, fakes), fill(op.kwargs, fakes), op.outputs, states, self.sizes)
 
     def of_tensors(self, op: LogicalOp) -> LogicalOp:
         """The op with a tensor in the place of a number that it adds to addends, of which each takes its share."""
