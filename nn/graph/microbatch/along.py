@@ -34,7 +34,6 @@ SAMPLES, TOKENS = 0, 1  # the axes
 CUT, SHARE, BEFORE = 1, 2, 10  # prices of cutting, of weighing, and of making a value before the step
 WHOLE, ALL_WORK = 5, 10**6  # of using all samples in every micro-batch; and of doing nothing else, which is refused
 ATTENTION = "scaled_dot_product_attention"
-COUNT = ("sum", "count_nonzero")
 TENSORS = {
     "add.Scalar": torch.ops.aten.add.Tensor,
     "sub.Scalar": torch.ops.aten.sub.Tensor,
@@ -110,7 +109,7 @@ class _Asked:
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
         self.causes: dict[int, LogicalOp] = {}  # of addends, the op that made the first
-        self.counts: set[int] = set()  # numbers of booleans that hold: none is less than 0, so no sum of them cancels
+        self.counts: set[int] = set()  # how many booleans hold: none is below 0, so no sum of them cancels
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -141,8 +140,16 @@ class _Asked:
         first = next((self.causes[n] for n in op.inputs if n in self.causes), op)
         sums = (n for n, state in zip(op.numbers, way.outputs, strict=True) if state.partial)
         self.causes.update(dict.fromkeys(sums, first))
-        if op.name.partition(".")[0] in COUNT and self.fakes[op.inputs[0]].dtype is torch.bool:
+        if self.is_count(op):
             self.counts.update(op.numbers)
+
+    def is_count(self, op: LogicalOp) -> bool:
+        """Whether an op counts, or adds counts up, or takes a multiple of them."""
+        kind, numbers = op.name.partition(".")[0], [*op.args, *op.kwargs.values()]
+        if kind in ("sum", "count_nonzero"):
+            return self.fakes[op.inputs[0]].dtype is torch.bool
+        negative = any(isinstance(n, int | float) and n < 0 for n in numbers)
+        return kind in ("add", "mul") and self.counts.issuperset(op.inputs) and not negative
 
     def call(self, op: LogicalOp) -> Call:
         states = tuple(self.states[n] for n in op.inputs)

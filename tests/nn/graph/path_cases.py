@@ -87,7 +87,11 @@ RESULTS: dict[str, Any] = {
     "a weight": lambda m, x, z: (m[0][0].weight, m[2][0].weight * 2, sum(p.norm() for p in m.parameters())),
     "constants": lambda m, x, z: (torch.ones(3), torch.arange(len(x)), torch.eye(len(x)), z.new_zeros(len(x), 2)),
     "counts": lambda m, x, z: ((z > 0).sum(), (z > 0).sum(0), z.argmax(-1), z > 0),
-    "shares": lambda m, x, z: ((z > 0).sum() / len(x), (z > 0).count_nonzero() / z.numel(), (z > 0).double().mean()),
+    "shares": lambda m, x, z: (
+        (z > 0).sum() / len(x),
+        100 * (z > 0).count_nonzero() / z.numel(),
+        (z > 0).double().mean(),
+    ),
     "no tensors": lambda m, x, z: (None, z.shape, len(x), z.dtype, "a"),
     "nested": lambda m, x, z: {"a": [z, (z.sum(0), 3)], "b": Pair(z.t(), OrderedDict(c=None))},
     "twice": lambda m, x, z: (z, z, z.detach(), z[:, 0]),
@@ -345,9 +349,8 @@ def with_grad(at: int) -> Given:
 
 def written(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     x[:, 0] = 0
-    loss = F.mse_loss(m(x), y)
     y.add_(1)
-    return loss
+    return F.mse_loss(m(x), y)
 
 
 def filled(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from itertools import product
+from itertools import cycle
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ def goes(name: str, path: Path) -> None:
         same_on(path, case)
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 @pytest.mark.sampled(len(CASES))
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("name", CASES)
@@ -74,11 +75,11 @@ def all_on_ranks(cases: Sequence[tuple[str, Path]]) -> None:
 SOME = ["loss: ignored", "result: rows", "layers: tied", "buffer: argument", "layers: dropout", "result: shares"]
 
 
-def test_ranks_go_every_path(ranks4: Ranks) -> None:
-    ranks4(all_on_ranks, [(SOME[at % len(SOME)], path) for at, path in enumerate(PATHS)])
+def test_ranks_go_some_paths(ranks4: Ranks) -> None:
+    ranks4(all_on_ranks, list(zip(SOME, PATHS[:-7:-1], strict=True)))
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("at", range(8))
-def test_ranks_go_every_path_of_every_case(at: int, ranks4: Ranks) -> None:
-    ranks4(all_on_ranks, list(product([*CASES][at::8], PATHS)), timeout=500.0)
+def test_ranks_go_every_case(at: int, ranks4: Ranks) -> None:
+    ranks4(all_on_ranks, [*zip(CASES, cycle(PATHS))][at::8], timeout=300.0)
