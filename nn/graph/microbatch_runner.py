@@ -78,7 +78,8 @@ class MicroBatchRunner:
         each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
         losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
         if self.validation is None or not self.validation.ends(losses):
-            self.model.take(made[0], losses, grads if self.learns else None, given)
+            # A buffer may become an argument or another buffer, which no task makes.
+            self.model.take({**held, **inputs[0], **made[0]}, losses, grads if self.learns else None, given)
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:

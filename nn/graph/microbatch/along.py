@@ -109,6 +109,7 @@ class _Asked:
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
         self.causes: dict[int, LogicalOp] = {}  # of addends, the op that made the first
+        self.counts: set[int] = set()  # how many booleans hold: none is below 0, so no sum of them cancels
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -139,10 +140,23 @@ class _Asked:
         first = next((self.causes[n] for n in op.inputs if n in self.causes), op)
         sums = (n for n, state in zip(op.numbers, way.outputs, strict=True) if state.partial)
         self.causes.update(dict.fromkeys(sums, first))
+        if self.is_count(op):
+            self.counts.update(op.numbers)
+
+    def is_count(self, op: LogicalOp) -> bool:
+        """Whether an op counts, or adds counts up, or takes a multiple of them."""
+        kind, numbers = op.name.partition(".")[0], [*op.args, *op.kwargs.values()]
+        if kind in ("sum", "count_nonzero"):
+            return self.fakes[op.inputs[0]].dtype is torch.bool
+        negative = any(isinstance(n, int | float) and n < 0 for n in numbers)
+        return kind in ("add", "mul") and self.counts.issuperset(op.inputs) and not negative
 
     def call(self, op: LogicalOp) -> Call:
         states = tuple(self.states[n] for n in op.inputs)
-        return Call(op.op, fill(op.args, self.fakes), fill(op.kwargs, self.fakes), op.outputs, states, self.sizes)
+        fakes, (y, *_) = self.fakes, op.outputs
+        if counts := {n for n in op.inputs if n in self.counts and self.states[n].partial and y.is_floating_point()}:
+            fakes = {n: x.to(y.dtype) if n in counts else x for n, x in fakes.items()}  # as exact as any sum of floats
+        return Call(op.op, fill(op.args, fakes), fill(op.kwargs, fakes), op.outputs, states, self.sizes)
 
     def of_tensors(self, op: LogicalOp) -> LogicalOp:
         """The op with a tensor in the place of a number that it adds to addends, of which each takes its share."""

@@ -70,6 +70,8 @@ class Batch:
         """The batch that arguments are: as long as the first tensor that has dims is, with as many tokens."""
         given = tensors_by_path(args, kwargs)
         samples = next((x.shape[0] for x in given.values() if x.ndim), None)
+        if micro_batches == 1:
+            samples = samples or 1  # of which none is cut
         if samples is None:
             raise SbpError(
                 f"{name} runs in {micro_batches} micro-batches, and was given no tensor to cut\n"
@@ -219,11 +221,12 @@ def joined(
     A number that adds up over the pieces of one update is a mean over updates, of which each piece has the weight.
     """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
-    if any(of.placement is not layouts[0].placement for of in layouts):  # of two routes: all to where the first is
-        there = [Layout(layouts[0].placement, of.state, of.shape, of.dtype) for of in layouts]
-        given = [
-            box(mine, *pair, op="result") for mine, pair in zip(given, zip(layouts, there, strict=True), strict=True)
-        ]
+    first = layouts[0]
+    # Of two routes all go to where the first is. Addends may lie otherwise in micro-batches that run another program.
+    there = [Layout(first.placement, first.state if how.partial else of.state, of.shape, of.dtype) for of in layouts]
+    if any(to != of for to, of in zip(there, layouts, strict=True)):
+        pairs = zip(given, layouts, there, strict=True)
+        given = [box(mine, of, to, op="result") if to != of else mine for mine, of, to in pairs]
         layouts = there
     if set(weights) != {1.0} and layouts[0].dtype.is_floating_point:  # counts stay whole numbers
         given = [tuple([w * x for x in mine]) for w, mine in zip(weights, given, strict=True)] if how.partial else given

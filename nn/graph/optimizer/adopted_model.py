@@ -194,10 +194,14 @@ class AdoptedModel:
         """A step counts, unless it is to change nothing: its buffers, and its gradients where it learns at its end."""
         if grads is not None and self.skips(losses, grads):
             return
+        writes = self.graph.writes.items()  # none of those that are on other ranks comes here
+        pairs = [(x, new) for of, name in writes for x, new in zip(self.held[of]._shards, values.get(name, ()))]  # noqa: B905
+        written = {x.untyped_storage()._cdata for x, _ in pairs}
         with torch.no_grad():
-            for buffer, name in self.graph.writes.items():  # none of those that are on other ranks comes here
-                for mine, new in zip(self.held[buffer]._shards, values.get(name, ()), strict=False):
-                    mine.copy_(new)
+            # One that becomes what another was, or a view of itself, is read before any is written.
+            news = [new.clone() if new.untyped_storage()._cdata in written else new for _, new in pairs]
+            for (mine, _), new in zip(pairs, news, strict=True):
+                mine.copy_(new)
         if grads is not None:
             self.learn(grads, given)
         self.errors.commit()

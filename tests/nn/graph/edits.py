@@ -18,6 +18,7 @@ from torch.nn.utils import parameters_to_vector, parametrizations, parametrize, 
 
 import sbpflow as flow
 from sbpflow import S
+from tests.nn.graph.paths import Path
 from tests.nn.graph.trainings import halved_states
 
 __all__ = ["EDITS", "Edit", "Scene", "numbers"]
@@ -107,11 +108,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 @dataclass
 class Scene:
-    """One model in training. `mode` is plain, eager or graph."""
+    """One model in training. `mode` is plain, eager or graph, which may go a path of its own."""
 
     mode: str
     optimizer_of: Callable[..., Any] = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)
     ranks: int = 2
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
@@ -124,7 +126,10 @@ class Scene:
         self.kept: dict[str, Any] = {}  # by edits, for those that come later
         self.dtype, self.count = torch.float32, 0
         if self.mode == "graph":
-            self.step: Any = flow.compile(self.model, self.loss, self.optimizer, placement=self.where)
+            options: Any = {"placement": self.where} if self.path is None else self.path.options
+            if self.path is not None:
+                self.path.placed(self.model, ["first", "block"])
+            self.step: Any = flow.compile(self.model, self.loss, self.optimizer, **options)
 
     def new(self, module: nn.Module) -> Any:
         """A new module with values of its own, which an eager model has on ranks as all others."""
@@ -161,13 +166,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change; `says` is how the docs tell of it, and `eager` whether global tensors can do it in eager code."""
+    """A change; `says` is how the docs tell of it, `eager` whether global tensors can do it in eager code, and `staged`
+    whether it can be of a model on two stages."""
 
     name: str
     says: str
     change: Callable[[Scene], Any]
     eager: bool = True
     again: bool = True  # whether it may be made twice
+    staged: bool = True
 
 
 EDITS: list[Edit] = []
@@ -387,7 +394,7 @@ def memory_set(s: Scene) -> None:
         s.model.first.weight.set_(s.like(numbers(8, 6), s.model.first.weight))
 
 
-@edit("")
+@edit("", staged=False)
 def vector(s: Scene) -> None:
     vector_to_parameters(parameters_to_vector(s.model.parameters()) * 0.5, s.model.parameters())
 

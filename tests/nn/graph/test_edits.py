@@ -1,6 +1,6 @@
 """A compiled step goes by what its model, optimizer and loss are now, as plain torch does."""
 
-from pathlib import Path
+import pathlib
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ import torch
 import sbpflow as flow
 from sbpflow.nn.graph.reads.recaptures import KEPT
 from tests.nn.graph.edits import EDITS, Edit, Scene, numbers
+from tests.nn.graph.paths import TRAINING, Path
 
 
 def alike(one: Scene, other: Scene, steps: int) -> None:
@@ -22,7 +23,7 @@ def alike(one: Scene, other: Scene, steps: int) -> None:
 
 
 def test_the_table_in_the_docs_has_what_is_tried_here() -> None:
-    page = Path("docs/graphs.md").read_text()
+    page = pathlib.Path("docs/graphs.md").read_text()
     assert all(f"| {edit.says} |" in page for edit in EDITS if edit.says)
 
 
@@ -78,15 +79,19 @@ def test_numbers_among_arguments_that_come_again_are_captured_once() -> None:
     assert found == found[:3] * 4
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(30)
 @pytest.mark.filterwarnings("ignore:.*plain attributes that a forward sets")  # of pruning
-@pytest.mark.parametrize("mode", ["graph", "eager"])
+@pytest.mark.parametrize("mode", ["eager", *TRAINING], ids=str)
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
-def test_a_step_is_as_in_torch_after_an_edit(edit: Edit, mode: str) -> None:
+def test_a_step_is_as_in_torch_after_an_edit(edit: Edit, mode: str | Path) -> None:
     if mode == "eager" and not edit.eager:
         pytest.skip("global tensors are no such thing")
-    plain, made = Scene("plain"), Scene(mode)
+    plain, made = Scene("plain"), Scene("graph", path=mode) if isinstance(mode, Path) else Scene(mode)
     alike(plain, made, 2)
+    if isinstance(mode, Path) and mode.stages == 2 and not edit.staged:
+        with pytest.raises(flow.SbpError, match="on different placements"):
+            edit.change(made)
+        return
     for _ in range(1 + edit.again):
         edit.change(plain)
         edit.change(made)

@@ -8,22 +8,15 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.placement.errors import SbpError
-from tests.nn.graph.alike import GRID, LINE, batch, loss_fn, net, same, sgd
+from tests.nn.graph.alike import LINE, batch, loss_fn, net, same, sgd
+from tests.nn.graph.paths import Path, every_path
 
 
-@pytest.mark.parametrize("kind", ["whole", "micro-batches", "two stages"])
-def test_the_norm_is_that_before_clipping(kind: str) -> None:
-    model = net()
-    one = copy.deepcopy(model)
-    if kind == "two stages":
-        flow.nn.place(model[:2], flow.placement("cpu", range(2)))
-        flow.nn.place(model[2], flow.placement("cpu", range(2, 4)))
-    many = 1 if kind == "whole" else 2
-    where = None if kind == "two stages" else GRID
-    step, ones = (
-        flow.compile(model, loss_fn, sgd(model), placement=where, clip_grad_norm=0.1, micro_batches=many),
-        sgd(one),
-    )
+@every_path
+def test_the_norm_is_that_before_clipping(path: Path) -> None:
+    one = net()
+    model = path.placed(copy.deepcopy(one), ["0", "1"])
+    step, ones = flow.compile(model, loss_fn, sgd(model), clip_grad_norm=0.1, **path.options), sgd(one)
     for at in range(2):
         step(*batch(at=at))
         loss_fn(one, *batch(at=at)).backward()  # type: ignore[no-untyped-call]

@@ -28,6 +28,7 @@ from tests.nn.graph.alike import (
     trains_alike,
     whole,
 )
+from tests.nn.graph.paths import Path, every_path
 from tests.ranks import Ranks
 
 # Steps
@@ -113,10 +114,10 @@ class Losses(flow.nn.Graph):
         return {"losses": (first, second), "guesses": out.argmax(-1), "rows": len(x)}
 
 
-@WHERE
-def test_several_losses_and_results(where: flow.Placement) -> None:
-    model, one = net(), net()
-    step, ones = Losses(model, sgd(model), placement=where), sgd(one)
+@every_path
+def test_several_losses_and_results(path: Path) -> None:
+    model, one = path.placed(net()), net()
+    step, ones = Losses(model, sgd(model), **path.options), sgd(one)
     for at in range(3):
         x, y = batch(at=at)
         found = step(x, y)

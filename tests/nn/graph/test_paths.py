@@ -1,77 +1,85 @@
 """A step goes one of several paths: straight or in micro-batches, on one stage or two, only forward or in training."""
 
 import copy
-from itertools import product
+from collections.abc import Sequence
+from itertools import cycle
 
 import pytest
 import torch
-from torch import nn
 
 import sbpflow as flow
+from sbpflow.placement.errors import SbpError
 from tests.ranks import Ranks
 
-from .pipes import PAIRS, close, everywhere, mlp, numbers, square_loss, staged, trains
-
-PATHS = list(product([(1, None), (1, "1f1b"), (2, None), (3, "1f1b")], [1, 2], [8, 9]))  # micro-batches and schedule
-
-
-def model_of(stages: int) -> nn.Module:
-    torch.manual_seed(3)
-    model = mlp().double()
-    return staged(model, PAIRS) if stages == 2 else model
+from .path_cases import CASES
+from .paths import PATHS, Case, Path, same_on
+from .pipes import close, everywhere, mlp, numbers, square_loss, trains
 
 
-def goes_forward(micro_batches: int, schedule: str | None, stages: int, rows: int) -> None:
-    model = model_of(stages)
-    one = copy.deepcopy(model)
-    where = everywhere()
-    asked = flow.compile(
-        model, lambda model, x: model(x), placement=where, micro_batches=micro_batches, schedule=schedule
-    )
-    plain = flow.compile(model, placement=where, micro_batches=micro_batches, schedule=schedule)
-    for at in range(2):
-        x = numbers(at, rows)[0]
-        with torch.no_grad():
-            close(asked(x), one(x), 1e-10)
-        close(plain(x), one(x), 1e-10)
-    assert not any(p.grad is not None for p in model.parameters())
+def goes(name: str, path: Path) -> None:
+    case = CASES[name]
+    says = case.refusal(path)
+    if says is None:
+        return same_on(path, case)
+    with pytest.raises(SbpError, match=f"(?s){says}"):
+        same_on(path, case)
 
 
-@pytest.mark.parametrize(("way", "stages", "rows"), PATHS)
-def test_every_path_goes_forward(way: tuple[int, str | None], stages: int, rows: int) -> None:
-    goes_forward(*way, stages, rows)
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.sampled(len(CASES))
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_as_in_torch_on_every_path_or_says_why_not(name: str, path: Path) -> None:
+    goes(name, path)
+
+
+def refused(case: Case) -> list[Path]:
+    return [path for path in PATHS if case.refusal(path) is not None]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if refused(case)])
+def test_a_path_that_cannot_be_is_refused(name: str) -> None:
+    goes(name, refused(CASES[name])[-1])
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "eager_1f1b"])
 def test_one_stage_goes_forward_under_any_schedule(schedule: str) -> None:
-    goes_forward(2, schedule, 1, 8)
-
-
-@pytest.mark.parametrize(("way", "stages", "rows"), PATHS)
-def test_every_path_trains(way: tuple[int, str | None], stages: int, rows: int) -> None:
-    many, schedule = way
-    trains(
-        model_of(stages),
-        batches=lambda at: numbers(at, rows),
-        micro_batches=many,
-        schedule=schedule,
-        placement=everywhere(),
-    )
+    torch.manual_seed(3)
+    model = mlp().double()
+    one = copy.deepcopy(model)
+    step = flow.compile(model, lambda model, x: model(x), placement=everywhere(), micro_batches=2, schedule=schedule)
+    with torch.no_grad():
+        for at in range(2):
+            close(step(numbers(at)[0]), one(numbers(at)[0]), 1e-10)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_graph_that_trains_evaluates_on_one_stage(micro_batches: int) -> None:
-    model = model_of(1)
+    torch.manual_seed(3)
+    model = mlp().double()
     one = copy.deepcopy(model)
     step = trains(model, one=one, micro_batches=micro_batches, placement=everywhere())
     with torch.no_grad():
         close(step(*numbers(9)), square_loss(one, *numbers(9)), 1e-10)
 
 
-def forward_on_ranks() -> None:
-    for micro_batches, stages in product([1, 2, 3], [1, 2]):
-        goes_forward(micro_batches, None, stages, 9)
+def all_on_ranks(cases: Sequence[tuple[str, Path]]) -> None:
+    for name, path in cases:
+        try:
+            goes(name, path)
+        except BaseException as error:
+            error.add_note(f"{name}, {path}")
+            raise
 
 
-def test_ranks_go_forward_in_micro_batches(ranks4: Ranks) -> None:
-    ranks4(forward_on_ranks)
+SOME = ["loss: ignored", "result: rows", "layers: tied", "buffer: argument", "layers: dropout", "result: shares"]
+
+
+def test_ranks_go_some_paths(ranks4: Ranks) -> None:
+    ranks4(all_on_ranks, list(zip(SOME, PATHS[:-7:-1], strict=True)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", range(8))
+def test_ranks_go_every_case(at: int, ranks4: Ranks) -> None:
+    ranks4(all_on_ranks, [*zip(CASES, cycle(PATHS))][at::8], timeout=300.0)
