@@ -69,12 +69,13 @@ def test_every_example_is_tested() -> None:
     assert {example.stem for example in EXAMPLES} == TOLD.keys()
 
 
+@pytest.mark.sweep
 def test_an_example_runs_by_its_command() -> None:
-    """The others are run where torch is loaded already, which takes longer than most of them."""
+    """By default they are run where torch is loaded already, which takes longer than most of them."""
     check(ROOT / "examples" / "gpt.py", said([sys.executable, "examples/gpt.py"]))
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "gpt"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_in_one_process(path: Path, fresh: Fresh) -> None:
     (end,) = fresh(1, example, str(path), False, timeout=120.0)
     assert (end.answer, end.code) == (Answer(), 0), end.stderr
