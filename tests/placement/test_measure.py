@@ -2,7 +2,6 @@
 
 import math
 import os
-import pickle
 import random
 import sys
 import traceback
@@ -75,7 +74,7 @@ class ForkedCommand:
 
     def __init__(self, nursery: Nursery, command: Sequence[str], stdout: IO[bytes]) -> None:
         (self.rank,) = nursery.world(1)
-        self.rank.give(pickle.dumps((command_of, (*command[2:], stdout.name))))
+        self.rank.give(command_of, *command[2:], stdout.name)
 
     def poll(self) -> int | None:
         return self.rank.code if self.rank.ended() else None

@@ -113,7 +113,7 @@ def said(text: str) -> str:
 
 
 def test_a_launched_process_owns_its_rank_from_the_first_use_on(fresh: Fresh) -> None:
-    for rank, end in enumerate(fresh(4, joined)):
+    for rank, end in enumerate(fresh(4, joined, freed=True)):
         assert end.answer is not None, end.stderr
         assert end.answer.value == (False, rank, 4, (rank,), (rank,) if rank > 1 else (), rank, True)
         assert (end.code, said(end.stderr)) == (0, "")
@@ -159,7 +159,7 @@ def come_and_go() -> list[object]:
 
 
 def test_a_world_that_was_left_can_be_joined_again(fresh: Fresh) -> None:
-    for end in fresh(3, come_and_go):
+    for end in fresh(3, come_and_go, freed=True):
         assert end.answer is not None, end.stderr
         assert end.answer.error is None, end.answer.error
         assert all(end.answer.value)
@@ -185,7 +185,7 @@ def as_guest() -> list[object]:
 
 
 def test_a_world_that_others_set_up_is_left_to_them(fresh: Fresh) -> None:
-    for end in fresh(3, as_guest):
+    for end in fresh(3, as_guest, freed=True):
         assert end.answer is not None, end.stderr
         assert end.answer.error is None, end.answer.error
         assert all(end.answer.value)
@@ -261,7 +261,7 @@ def crash_in_a_move() -> None:
 def test_no_file_stays_in_shared_memory(fresh: Fresh, life: object) -> None:
     before = strays()
     assert callable(life)
-    fresh(2, life)
+    fresh(2, life, freed=True)
     assert strays() == before
 
 

@@ -83,5 +83,5 @@ def left() -> None:
 
 
 def test_a_program_that_ends_in_the_middle_of_a_loop_says_nothing(fresh: Fresh) -> None:
-    (end,) = fresh(1, left)
+    (end,) = fresh(1, left, freed=True)
     assert (end.answer, end.code, end.stderr) == (Answer(), 0, "")

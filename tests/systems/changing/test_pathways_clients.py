@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import runpy
 import signal
 import subprocess
@@ -223,7 +222,7 @@ def ended_by(interrupt: Callable[[], None], path: Path) -> None:
 def test_ctrl_c_ends_an_island(tmp_path: Path, nursery: Nursery) -> None:
     path = tmp_path / "island.json"
     (island,) = nursery.world(1)
-    island.give(pickle.dumps((commanded, (path,))))
+    island.give(commanded, path, freed=True)
     while not path.exists() and not island.ended():
         time.sleep(0.02)
 
