@@ -268,7 +268,7 @@ class Ranks:
             self.members = self.nursery.world(self.size)
             self(join)
         try:
-            answers = call(self.members, function, args, timeout, freed=True)
+            answers = call(self.members, function, args, timeout, freed=1)
         except BaseException:  # from the keyboard: they are still at it, and their answers would be taken for others
             end(self.members, [None] * self.size)
             self.members = []
@@ -292,7 +292,7 @@ class Ranks:
         raise RanksFailed("\n".join(lines))
 
     def close(self) -> None:
-        """End them; each must leave by itself and in peace."""
+        """End them; each must leave by itself and in peace, and the first frees all that it has, as it was told to."""
         members, self.members = self.members, []
         codes = end(members, [Answer()] * len(members))
         assert not any(code != 0 for code in codes), f"exit statuses {codes}" + "".join(m.said() for m in members)
@@ -319,7 +319,7 @@ class Fresh:
         """
         members = self.nursery.world(size, environment)
         try:
-            answers = call(members, function, args, timeout, freed)
+            answers = call(members, function, args, timeout, size if freed else 0)
         except BaseException:
             end(members, [None] * size)
             raise
@@ -338,11 +338,14 @@ def end(members: Sequence[Rank], answers: Sequence[Answer | None]) -> list[int |
 
 
 def call(
-    members: Sequence[Rank], function: Callable[..., object], args: tuple[object, ...], timeout: float, freed: bool
+    members: Sequence[Rank], function: Callable[..., object], args: tuple[object, ...], timeout: float, freed: int
 ) -> list[Answer | None]:
-    """Everybody's answer; None of those that died, are stopped, or had none by the limit."""
-    for member in members:
-        member.give(function, *args, freed=freed)
+    """Everybody's answer; None of those that died, are stopped, or had none by the limit.
+
+    So many of them free all that they have before they end.
+    """
+    for rank, member in enumerate(members):
+        member.give(function, *args, freed=rank < freed)
     answers: list[Answer | None] = [None] * len(members)
     missing = {member.pipe: rank for rank, member in enumerate(members)}
     deadline = time.monotonic() + timeout
