@@ -1,6 +1,9 @@
 # `make demo` and `make test` need only Python >= 3.11: the first run makes .venv, later ones start at once.
 # PYTHON=python3.13 picks another interpreter for .venv.
 
+# An environment may ask Python to keep no compiled files, and each process of a test would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 

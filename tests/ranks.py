@@ -9,6 +9,7 @@ To start a process and load torch takes seconds. So one process, the nursery, lo
 way, and forks the ranks.
 """
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -85,9 +87,9 @@ class Rank:
         except OSError:
             return False
 
-    def give(self, task: bytes) -> None:
+    def give(self, function: Callable[..., object], *args: object, freed: bool = False) -> None:
         with suppress(BrokenPipeError):  # it died since; reading will tell
-            self.pipe.send_bytes(task)
+            self.pipe.send_bytes(pickle.dumps((function, args, freed)))
 
     def take(self) -> Answer | None:
         """What it sends; None if it died before."""
@@ -223,18 +225,28 @@ def nurse(control: int) -> None:
 def serve(pipe: Connection) -> None:
     """A rank's life: run what comes, answer, and end with the pipe, or with the error that a function raised."""
     faulthandler.register(signal.SIGUSR1)
+    freed = True
     while True:
         try:
             task = pipe.recv_bytes()
         except EOFError:
-            return
+            return None if freed else leave(0)
         try:
-            function, args = pickle.loads(task)
+            function, args, freed = pickle.loads(task)
             answer = pickle.dumps(Answer(function(*args)))
         except BaseException:
             pipe.send_bytes(pickle.dumps(Answer(error=traceback.format_exc())))
-            sys.exit(1)
+            sys.exit(1) if freed else leave(1)
         pipe.send_bytes(answer)
+
+
+def leave(code: int) -> NoReturn:
+    """End as Python does but for what it does last, to free all that is loaded: that takes 0.4 s of a processor."""
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def join() -> None:
@@ -256,7 +268,7 @@ class Ranks:
             self.members = self.nursery.world(self.size)
             self(join)
         try:
-            answers = call(self.members, function, args, timeout)
+            answers = call(self.members, function, args, timeout, freed=1)
         except BaseException:  # from the keyboard: they are still at it, and their answers would be taken for others
             end(self.members, [None] * self.size)
             self.members = []
@@ -280,7 +292,7 @@ class Ranks:
         raise RanksFailed("\n".join(lines))
 
     def close(self) -> None:
-        """End them; each must leave by itself and in peace."""
+        """End them; each must leave by itself and in peace, and the first frees all that it has, as it was told to."""
         members, self.members = self.members, []
         codes = end(members, [Answer()] * len(members))
         assert not any(code != 0 for code in codes), f"exit statuses {codes}" + "".join(m.said() for m in members)
@@ -299,11 +311,15 @@ class Fresh:
         *args: object,
         timeout: float = 30.0,
         environment: Callable[[int], dict[str, str]] = lambda rank: {},
+        freed: bool = False,
     ) -> list[Ended]:
-        """How it ended on each rank. Ranks that do not answer by the limit, or are stopped, are killed."""
+        """How it ended on each rank. Ranks that do not answer by the limit, or are stopped, are killed.
+
+        With `freed` they free all that they have before they end, as any Python program does.
+        """
         members = self.nursery.world(size, environment)
         try:
-            answers = call(members, function, args, timeout)
+            answers = call(members, function, args, timeout, size if freed else 0)
         except BaseException:
             end(members, [None] * size)
             raise
@@ -322,12 +338,14 @@ def end(members: Sequence[Rank], answers: Sequence[Answer | None]) -> list[int |
 
 
 def call(
-    members: Sequence[Rank], function: Callable[..., object], args: tuple[object, ...], timeout: float
+    members: Sequence[Rank], function: Callable[..., object], args: tuple[object, ...], timeout: float, freed: int
 ) -> list[Answer | None]:
-    """Everybody's answer; None of those that died, are stopped, or had none by the limit."""
-    task = pickle.dumps((function, args))
-    for member in members:
-        member.give(task)
+    """Everybody's answer; None of those that died, are stopped, or had none by the limit.
+
+    So many of them free all that they have before they end.
+    """
+    for rank, member in enumerate(members):
+        member.give(function, *args, freed=rank < freed)
     answers: list[Answer | None] = [None] * len(members)
     missing = {member.pipe: rank for rank, member in enumerate(members)}
     deadline = time.monotonic() + timeout

@@ -69,14 +69,15 @@ def test_every_example_is_tested() -> None:
     assert {example.stem for example in EXAMPLES} == TOLD.keys()
 
 
+@pytest.mark.sweep
 def test_an_example_runs_by_its_command() -> None:
-    """The others are run where torch is loaded already, which takes longer than most of them."""
+    """By default they are run where torch is loaded already, which takes longer than most of them."""
     check(ROOT / "examples" / "gpt.py", said([sys.executable, "examples/gpt.py"]))
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "gpt"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_in_one_process(path: Path, fresh: Fresh) -> None:
-    (end,) = fresh(1, example, str(path), False, timeout=120.0)
+    (end,) = fresh(1, example, str(path), False, timeout=120.0, freed=True)
     assert (end.answer, end.code) == (Answer(), 0), end.stderr
     check(path, end.stderr)
 
@@ -98,7 +99,7 @@ def test_an_example_runs_under_torchrun() -> None:
 )
 def test_an_example_runs_on_real_ranks(fresh: Fresh, name: str, size: int) -> None:
     path = ROOT / "examples" / f"{name}.py"
-    ends = fresh(size, example, str(path), True, timeout=120.0)
+    ends = fresh(size, example, str(path), True, timeout=120.0, freed=True)
     assert [(end.answer, end.code) for end in ends] == [(Answer(), 0)] * size, [end.stderr for end in ends]
     check(path, "".join(end.stderr for end in ends))
 

@@ -1,12 +1,19 @@
 """Measuring: the fit finds the line under the noise, and real processes are timed and always ended."""
 
 import math
+import os
 import random
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import IO
 
 import pytest
 
 from sbpflow.placement import PlacementError, TransportError, cluster
+from sbpflow.placement import measure as module
 from sbpflow.placement.measure import SIZES, LinkTimes, fit, measure
+from tests.ranks import Nursery
 
 
 @pytest.mark.parametrize("latency", [1e-6, 60e-6, 1e-3])
@@ -48,6 +55,44 @@ def test_fit_refuses_what_gives_no_line(sizes: list[float], seconds: list[float]
         fit(sizes, seconds)
 
 
+def command_of(code: str, job: str, log: str) -> None:
+    """The life of `python -c CODE JOB`, which says what it says to a file."""
+    said = os.open(log, os.O_WRONLY)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    sys.argv[:] = ["-c", job]
+    try:
+        exec(code)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+class ForkedCommand:
+    """As a Popen, by a process that has loaded torch; `python -c` takes three seconds for it."""
+
+    def __init__(self, nursery: Nursery, command: Sequence[str], stdout: IO[bytes]) -> None:
+        (self.rank,) = nursery.world(1)
+        self.rank.give(command_of, *command[2:], stdout.name)
+
+    def poll(self) -> int | None:
+        return self.rank.code if self.rank.ended() else None
+
+    def kill(self) -> None:
+        self.rank.end()
+
+    def wait(self) -> int | None:
+        return self.rank.code
+
+
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.sweep)], ids=["forked", "by its command"])
+def processes(request: pytest.FixtureRequest, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        monkeypatch.setattr(module, "Popen", lambda command, stdout, **_: ForkedCommand(nursery, command, stdout))
+
+
+@pytest.mark.usefixtures("processes")
 def test_real_processes_are_timed() -> None:
     measured = measure(2, [1024, 2**20])
     level = measured.cluster().levels[0]
@@ -63,6 +108,7 @@ def test_a_measurement_prints_beside_the_preset() -> None:
     assert "bandwidth      2.00 GB/s  preset     1.50 GB/s" in text
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_that_fails_is_quoted() -> None:
     with pytest.raises(
         TransportError, match=r"rank \d of the measurement ended with code 1\n  it said: .*RuntimeError"

@@ -2,6 +2,7 @@
 
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import sbpflow as flow
 from sbpflow.boxing import box
@@ -17,7 +19,7 @@ from sbpflow.placement import PlacementError, TransportError, placement
 from sbpflow.placement import world as module
 from sbpflow.placement.world import DEFAULT_TIMEOUT, close, device, init, owned, process_group, world
 from sbpflow.sbp import B, P, S, layout
-from tests.ranks import ROOT, Fresh, Ranks, free_port
+from tests.ranks import ROOT, Answer, Fresh, Ranks, free_port
 
 SHARED = Path("/dev/shm")
 
@@ -111,7 +113,7 @@ def said(text: str) -> str:
 
 
 def test_a_launched_process_owns_its_rank_from_the_first_use_on(fresh: Fresh) -> None:
-    for rank, end in enumerate(fresh(4, joined)):
+    for rank, end in enumerate(fresh(4, joined, freed=True)):
         assert end.answer is not None, end.stderr
         assert end.answer.value == (False, rank, 4, (rank,), (rank,) if rank > 1 else (), rank, True)
         assert (end.code, said(end.stderr)) == (0, "")
@@ -157,7 +159,7 @@ def come_and_go() -> list[object]:
 
 
 def test_a_world_that_was_left_can_be_joined_again(fresh: Fresh) -> None:
-    for end in fresh(3, come_and_go):
+    for end in fresh(3, come_and_go, freed=True):
         assert end.answer is not None, end.stderr
         assert end.answer.error is None, end.answer.error
         assert all(end.answer.value)
@@ -183,7 +185,7 @@ def as_guest() -> list[object]:
 
 
 def test_a_world_that_others_set_up_is_left_to_them(fresh: Fresh) -> None:
-    for end in fresh(3, as_guest):
+    for end in fresh(3, as_guest, freed=True):
         assert end.answer is not None, end.stderr
         assert end.answer.error is None, end.answer.error
         assert all(end.answer.value)
@@ -259,7 +261,7 @@ def crash_in_a_move() -> None:
 def test_no_file_stays_in_shared_memory(fresh: Fresh, life: object) -> None:
     before = strays()
     assert callable(life)
-    fresh(2, life)
+    fresh(2, life, freed=True)
     assert strays() == before
 
 
@@ -278,6 +280,29 @@ print(f"rank {rank} has {whole.tolist()}\\n", end="")  # the line and its end at
 """
 
 
+def run_script(path: str) -> None:
+    runpy.run_path(path, run_name="__main__")
+
+
+def agent(script: str) -> None:
+    """As torchrun, but for its workers, which it forks: each would load torch anew."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    at = f"127.0.0.1:{free_port()}"
+    how = LaunchConfig(
+        1, 1, 2, run_id="one", rdzv_endpoint=at, rdzv_backend="static", rdzv_configs={"rank": 0}, start_method="fork"
+    )
+    elastic_launch(how, run_script)(script)
+
+
+def test_a_script_runs_and_ends_by_itself_as_torchruns_agent_has_it(fresh: Fresh, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (done,) = fresh(1, agent, str(tmp_path / "script.py"), timeout=90)
+    assert (done.answer, done.code) == (Answer(), 0), done
+    assert sorted(done.stderr.splitlines()) == [f"rank {r} has [0.0, 0.0, 1.0]" for r in range(2)]
+
+
+@pytest.mark.sweep
 def test_a_script_under_torchrun_runs_and_ends_by_itself(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -159,6 +160,12 @@ def gpt(
     loss(b, labels, (batch, length, words))
     b.close(bucket)
     return b.graph("gpt", Var("loss.all"), "loss.all")
+
+
+@cache
+def deep() -> Physical:
+    """Of 96 layers, made once for all who read it."""
+    return gpt(96)
 
 
 def block(b: Builder, at: str, x: str, shape: tuple[int, ...], heads: int, scattered: bool) -> str:

@@ -1,7 +1,5 @@
 """A thread reads ahead as far as it is told, hands errors on with their line, and ends with who reads."""
 
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from sbpflow.nn.data.read_ahead import ReadAhead
+from tests.ranks import Answer, Fresh
 
 
 def counted(read: list[int], fails: int = 99) -> Iterator[int]:
@@ -77,17 +76,12 @@ def test_the_thread_ends_with_who_reads() -> None:
     assert "reader that is left" not in [thread.name for thread in threading.enumerate()]
 
 
-LEFT = """
-import subprocess
-import sys
-import threading
-from sbpflow.nn.data.read_ahead import ReadAhead
-items = iter(ReadAhead(iter(range(9)), 2, "reader"))
-assert next(items) == 0
-threading.left = items  # a module that goes late: so it may be with any name of a program
-"""
+def left() -> None:
+    items = iter(ReadAhead(iter(range(9)), 2, "reader"))
+    assert next(items) == 0
+    threading.left = items  # type: ignore[attr-defined] # a module that goes late: so it may be with any name
 
 
-def test_a_program_that_ends_in_the_middle_of_a_loop_says_nothing() -> None:
-    ended = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
+def test_a_program_that_ends_in_the_middle_of_a_loop_says_nothing(fresh: Fresh) -> None:
+    (end,) = fresh(1, left, freed=True)
+    assert (end.answer, end.code, end.stderr) == (Answer(), 0, "")

@@ -31,16 +31,20 @@ VALUES = [
 ]
 
 
-def test_norms_of_a_list_are_those_of_one_device() -> None:
-    for where in (LINE, GRID, flow.placement("cpu", [2])):
-        for sbp in itertools.product(LIES, repeat=where.ndim):
-            held = [flow.tensor(v, placement=where, sbp=sbp) for v in VALUES]
-            for ord in ORDERS:
-                for x, one in zip(torch._foreach_norm(held, ord), torch._foreach_norm(VALUES, ord), strict=True):  # type: ignore[arg-type]
-                    assert isinstance(x, flow.GlobalTensor)
-                    assert (x.dtype, x.shape) == (one.dtype, one.shape)
-                    tolerance = 1e-2 if one.dtype is torch.float16 else 1e-4  # sums are reordered
-                    assert torch.allclose(x.full_tensor(), one, tolerance), (sbp, ord)
+@pytest.mark.sampled(15)
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize(
+    ("where", "sbp"),
+    [(at, sbp) for at in (LINE, GRID, flow.placement("cpu", [2])) for sbp in itertools.product(LIES, repeat=at.ndim)],
+    ids=str,
+)
+def test_norms_of_a_list_are_those_of_one_device(where: flow.Placement, sbp: tuple[Sbp, ...], ord: float) -> None:
+    held = [flow.tensor(v, placement=where, sbp=sbp) for v in VALUES]
+    for x, one in zip(torch._foreach_norm(held, ord), torch._foreach_norm(VALUES, ord), strict=True):  # type: ignore[arg-type]
+        assert isinstance(x, flow.GlobalTensor)
+        assert (x.dtype, x.shape) == (one.dtype, one.shape)
+        tolerance = 1e-2 if one.dtype is torch.float16 else 1e-4  # sums are reordered
+        assert torch.allclose(x.full_tensor(), one, tolerance)
 
 
 def net() -> nn.Sequential:

@@ -62,18 +62,18 @@ def check(kind: str, lies: Any, weights: Any = B) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("lies", LIES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_between_recurrent_layers_is_torchs(kind: str) -> None:
-    for lies in LIES:
-        check(kind, lies)
+def test_dropout_between_recurrent_layers_is_torchs(kind: str, lies: Any) -> None:
+    check(kind, lies)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("weights", [*product([B, S(0), S(1)], [B, S(0), P])], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_recurrent_layers_may_lie_in_pieces(kind: str) -> None:
-    for weights in product([B, S(0), S(1)], [B, S(0), P]):
-        check(kind, (S(0), S(1)), weights)
+def test_weights_of_recurrent_layers_may_lie_in_pieces(kind: str, weights: Any) -> None:
+    check(kind, (S(0), S(1)), weights)
 
 
 def test_samples_split_over_ranks_move_nothing_but_gradients() -> None:

@@ -117,9 +117,10 @@ def test_a_loss_is_that_of_the_batch(ranks4: Ranks, name: str) -> None:
 def the_rest() -> None:
     trains(staged(mlp().double(), ALONE4), clip_grad_norm=0.01, make=sgd)
     trains(staged(mlp().double(), ALONE4), make=None)
-    model = staged(of("gpt"), ALONE4)
+    model, (x, _) = mlp().double(), numbers(0)
+    wanted = model(x)
     with torch.no_grad():
-        close(flow.compile(model, micro_batches=4)(*text(0)), of("gpt")(*text(0)), 1e-10)
+        close(flow.compile(staged(model, ALONE4), micro_batches=4)(x), wanted, 1e-10)
 
 
 def test_clipping_no_optimizer_and_inference(ranks4: Ranks) -> None:
@@ -157,7 +158,7 @@ def sent_home(schedule: str, hints: dict[str, Any]) -> tuple[list[str], list[int
     ]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1", "pipedream"])
+@pytest.mark.parametrize("schedule", often(["interleaved", "pipedream"], ["1f1b", "zb_h1"]))
 def test_gradients_of_data_parallel_stages_come_home_in_one_message(ranks4: Ranks, schedule: str) -> None:
     """One reduction for each stage and step, though the weights of a data parallel stage are seen in another way."""
     found = ranks4(sent_home, schedule, {"*": B})

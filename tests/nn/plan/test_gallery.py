@@ -83,7 +83,7 @@ class Pictures(nn.Module):
         return x
 
 
-def model_for(name: str) -> nn.Module:
+def model_for(name: str, layers: int) -> nn.Module:
     torch.manual_seed(0)
     if name == "gshard":
         return Sparse().double()
@@ -98,7 +98,6 @@ def model_for(name: str) -> nn.Module:
         return gpt.double()
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers = 8 if name == "interleaved" else 4
     sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     llama: nn.Module = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=64))
     return llama.double()
@@ -120,8 +119,8 @@ def text_of(name: str) -> str:
     return re.sub(r"^expect.*$", "", text.replace("=*", f"={left}"), flags=re.MULTILINE)
 
 
-def alone(name: str) -> tuple[list[float], nn.Module]:
-    model = model_for(name)
+def alone(name: str, layers: int) -> tuple[list[float], nn.Module]:
+    model = model_for(name, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(STEPS):
@@ -136,19 +135,19 @@ def alone(name: str) -> tuple[list[float], nn.Module]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_of_the_gallery_trains_as_one_device_does(name: str) -> None:
-    trains(name)
+    trains(name, 8 if name == "interleaved" else 4)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ON_PROCESSES)
 def test_a_plan_of_the_gallery_trains_on_processes(name: str, ranks4: Ranks) -> None:
-    ranks4(trains, name)
+    ranks4(trains, name, 2)
 
 
-def trains(name: str) -> None:
-    model = model_for(name)
+def trains(name: str, layers: int) -> None:
+    model = model_for(name, layers)
     step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-3), plan=text_of(name))
-    losses, wanted = alone(name)
+    losses, wanted = alone(name, layers)
     near = 3e-3 if name in ROUNDED else 1e-7
     assert [step(WORDS, WORDS).item() for _ in losses] == pytest.approx(losses, rel=near)
     for mine, other in zip(model.parameters(), wanted.parameters(), strict=True):

@@ -1,6 +1,7 @@
 """A parameter server of several ranks: each has some of the weights, and about as many bytes as the others."""
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,16 @@ def test_a_round_of_a_worker_takes_its_parameters_twice_and_each_server_sends_it
     assert +sent == +Counter({(op, r): 3 * away[r] * size for op in ("pull", "push") for r, size in held.items()})
 
 
+@cache
+def of_one_server() -> tuple[list[Tensor], list[Tensor]]:
+    return trained([2]), in_step(2, 5)
+
+
 @pytest.mark.parametrize("servers", [[2, 3], [2, 3, 4], [0, 1]], ids=str)
 def test_weights_are_those_of_one_server_to_the_bit(servers: list[int]) -> None:
-    assert all(map(torch.equal, trained(servers), trained([2])))
-    assert all(map(torch.equal, trained(servers, delay=0), in_step(2, 5)))
+    late, in_turn = of_one_server()
+    assert all(map(torch.equal, trained(servers), late))
+    assert all(map(torch.equal, trained(servers, delay=0), in_turn))
 
 
 @pytest.mark.parametrize("delay", [0, 2])

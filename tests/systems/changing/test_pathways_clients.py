@@ -2,12 +2,13 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 import torch
 
 import sbpflow as flow
+from sbpflow.__main__ import main
 from sbpflow.nn.islands import pickles
 from sbpflow.nn.islands.client import Island
 from sbpflow.nn.islands.serve import serve
 from sbpflow.placement.errors import FileError, SbpError, TransportError
-from tests.ranks import Fresh, free_port
+from tests.ranks import Answer, Fresh, Nursery, free_port
 from tests.systems.changing import island_clients as programs
 
 SCRIPT = Path(programs.__file__)
@@ -50,22 +52,24 @@ def island(where: Path) -> Iterator[Island]:
         yield made
 
 
-def client(*arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
+def client(*arguments: object) -> None:
+    """A client's life, as that of `python SCRIPT ...`; the process is forked, as each would load torch anew."""
+    sys.argv[:] = [str(SCRIPT), *map(str, arguments)]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
 def lines(log: Path) -> list[list[str]]:
     return [Path(f"{log}.{rank}").read_text().split() for rank in range(2)]
 
 
-def test_two_clients_train_on_the_same_ranks_as_each_alone_and_take_turns(where: Path, tmp_path: Path) -> None:
+def test_two_clients_train_on_the_same_ranks_as_each_alone_and_take_turns(
+    where: Path, tmp_path: Path, fresh: Fresh
+) -> None:
     with flow.island(where) as island:
         gate = island.run(programs.until, 1 + 2 * 7, 3)
-        clients = [client("train", where, tmp_path / "order", seed) for seed in (3, 4)]
-        losses = [json.loads(each) for each in [each.communicate()[0] for each in clients]]
+        clients = fresh(2, client, "train", where, tmp_path / "order", 3, timeout=120)
         gate.result()
+    losses = [json.loads(each.stderr) for each in clients]
     assert losses[0] == pytest.approx(programs.alone(3, 4), abs=1e-6)
     assert losses[1] == pytest.approx(programs.alone(4, 4), abs=1e-6)
     order, other = lines(tmp_path / "order")
@@ -89,12 +93,12 @@ def test_a_result_is_an_argument_without_coming_home_and_is_freed_with_its_handl
     assert lines(tmp_path / "log") == [["freed"], ["freed"]]
 
 
-def test_a_client_that_is_killed_has_nothing_left_there_and_others_go_on(where: Path, tmp_path: Path) -> None:
-    with flow.island(where) as island, client("doomed", where, tmp_path / "log") as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "sent\n"
-        other.kill()
-        other.wait()
+def test_a_client_that_is_killed_has_nothing_left_there_and_others_go_on(
+    where: Path, tmp_path: Path, fresh: Fresh
+) -> None:
+    with flow.island(where) as island:
+        (other,) = fresh(1, client, "doomed", where, tmp_path / "log", timeout=120)
+        assert (other.code, other.stderr) == (-signal.SIGKILL, "")
         assert island.run(programs.rank).result() == 0
         island.run(programs.until, 0, 1).result()
         assert island.run(programs.rank).result() == 0  # ranks are told that a client is gone, and then of this
@@ -196,11 +200,46 @@ def test_a_function_that_workers_cannot_import_or_that_was_changed_is_an_error(
             island.run(users.f).result()
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+def commanded(path: Path) -> int:
+    """`python -m sbpflow island`, by a process that nobody launched."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main(["island", "--file", str(path)])
 
 
-@pytest.mark.parametrize("launcher", [[], pytest.param(TORCHRUN, marks=pytest.mark.sweep)], ids=["alone", "torchrun"])
-def test_ctrl_c_ends_an_island(tmp_path: Path, launcher: list[str]) -> None:
+def ended_by(interrupt: Callable[[], None], path: Path) -> None:
+    """A result is on its way home while the island is interrupted."""
+    with flow.island(path) as client:
+        value = client.run(torch.ones, 3)
+        assert value.result().tolist() == [1, 1, 1]
+        interrupt()
+        with pytest.raises(TransportError, match=r"has ended\n  start it anew"):
+            value.result()
+    assert not path.exists()
+
+
+def test_ctrl_c_ends_an_island(tmp_path: Path, nursery: Nursery) -> None:
+    path = tmp_path / "island.json"
+    (island,) = nursery.world(1)
+    island.give(commanded, path, freed=True)
+    while not path.exists() and not island.ended():
+        time.sleep(0.02)
+
+    def interrupt() -> None:
+        os.kill(island.pid, signal.SIGINT)
+        island.pipe.poll(20)
+
+    ended_by(interrupt, path)
+    answer = island.take()
+    island.pipe.close()
+    assert (answer, island.end()) == (Answer(0), 0), island.said()
+    assert "island of 1 ranks at localhost:" in island.tail
+
+
+@pytest.mark.sweep  # each process loads torch anew
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node", "2"]], ids=len)
+def test_ctrl_c_ends_an_island_by_its_command(tmp_path: Path, launcher: list[str]) -> None:
     path, said = tmp_path / "island.json", tmp_path / "said"
     more = ["--master-port", str(free_port())] if launcher else []
     command = [sys.executable, *launcher, *more, "-m", "sbpflow", "island", "--file", str(path)]
@@ -213,12 +252,10 @@ def test_ctrl_c_ends_an_island(tmp_path: Path, launcher: list[str]) -> None:
     while not path.exists() and island.poll() is None:
         time.sleep(0.02)
     assert f"island of {1 + bool(launcher)} ranks at localhost:" in said.read_text(), said.read_text()
-    with flow.island(path) as client:
-        value = client.run(torch.ones, 3)
-        assert value.result().tolist() == [1, 1, 1]
+
+    def interrupt() -> None:
         os.killpg(island.pid, signal.SIGINT)
-        assert launcher or island.wait() == 0
         island.wait()
-        with pytest.raises(TransportError, match=r"has ended\n  start it anew"):
-            value.result()
-    assert not path.exists()
+
+    ended_by(interrupt, path)
+    assert launcher or island.returncode == 0

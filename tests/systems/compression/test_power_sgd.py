@@ -120,7 +120,7 @@ def test_columns_are_made_orthogonal_and_zeros_stay(rank: int) -> None:
 
 def test_it_converges_as_float32_does() -> None:
     plain, coded = (
-        trained(step_of(net(), None if encoder is None else {"*": encoder}), 100)
+        trained(step_of(net(), None if encoder is None else {"*": encoder}), 50)
         for encoder in (None, flow.encoders.low_rank(rank=2))
     )
     assert abs(sum(coded[-20:]) / sum(plain[-20:]) - 1) < 0.1

@@ -19,7 +19,7 @@ from sbpflow.boxing.graph.picture.scene import SceneEdge, numbered
 from sbpflow.boxing.picture import draw as pictures
 from sbpflow.boxing.picture.palette import FAMILIES, family
 from sbpflow.placement import MissingError, SbpError, placement
-from tests.boxing.graph.gpt import ATEN, Builder, gpt, piped, tiny
+from tests.boxing.graph.gpt import ATEN, Builder, deep, gpt, piped, tiny
 from tests.counts import calls
 
 
@@ -145,7 +145,7 @@ def test_a_block_stands_for_those_like_it_value_by_value() -> None:
 
 
 def test_many_layers_are_drawn_as_one_with_a_count() -> None:
-    graph = gpt(96)
+    graph = deep()
     text = graph_dot(graph)
     assert calls(lambda: graph_dot(gpt(24))) < 2.2 * calls(lambda: graph_dot(gpt(12)))
     assert labels(text)["blocks.0 to 95:  x 96"] == 1
@@ -161,16 +161,16 @@ def test_a_layer_that_differs_is_drawn_apart() -> None:
 
 
 def test_what_follows_folded_blocks_hangs_on_the_one_that_is_drawn() -> None:
-    edges = {(edge.tail, edge.head) for edge in paint(gpt(96)).edges}
+    edges = {(edge.tail, edge.head) for edge in paint(deep()).edges}
     assert ("blocks.0.add_mlp", "ln_f") in edges
     assert ("blocks.0.add_mlp", "blocks.0.ln_attn") not in edges
 
 
 def test_depth_makes_one_node_of_a_module() -> None:
-    nodes = paint(gpt(96), depth=1).nodes
+    nodes = paint(deep(), depth=1).nodes
     assert nodes["module blocks.0"].lines == ("blocks.0 to 95:  x 96", "19 ops", "10 parameters, 27 MiB")
     assert nodes["forward in blocks.0"].lines == ("forward:", "2 all_reduce over tensor: 6 MiB, 4.43 ms")
-    assert {"module blocks.0.attn", "module blocks.0.mlp"} <= set(paint(gpt(96), depth=2).nodes)
+    assert {"module blocks.0.attn", "module blocks.0.mlp"} <= set(paint(deep(), depth=2).nodes)
     assert set(paint(gpt(2), depth=9).nodes) == set(paint(gpt(2)).nodes)
     with pytest.raises(SbpError, match="depth=0"):
         graph_dot(gpt(2), depth=0)
@@ -230,7 +230,7 @@ def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Physical) -> N
 
 
 def test_the_legend_lists_the_heaviest_moves_first() -> None:
-    text = graph_dot(gpt(96))
+    text = graph_dot(deep())
     shown = re.findall(r'"legend \d" \[label="([\d.]+) (ms|us)', text)
     seconds = [float(n) * {"ms": 1e-3, "us": 1e-6}[unit] for n, unit in shown]
     assert len(seconds) == 8

@@ -71,9 +71,9 @@ def test_what_is_learnt_is_the_same_and_the_limit_holds(where: Placement) -> Non
 
 def test_nothing_is_run_again_where_something_else_fits() -> None:
     """Cut over two ranks it takes half."""
-    limit = 0.6 * total(planned(deep(), None))
-    assert planned(deep(), limit).explain().memory.again
-    assert not planned(deep(), limit, PAIR).explain().memory.again
+    limit = 0.6 * total(planned(deep(4), None))
+    assert planned(deep(4), limit).explain().memory.again
+    assert not planned(deep(4), limit, PAIR).explain().memory.again
 
 
 def test_a_limit_that_nothing_meets_says_that_all_are_run_again() -> None:

@@ -1,5 +1,7 @@
 """A limit of memory is kept by the account that `explain` shows, which is that of a step that runs."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,7 @@ def most(step: flow.nn.Graph) -> float:
     return float(max(held.total for held in memory.ranks.values()))
 
 
+@cache
 def free() -> float:
     step = compiled(None)
     step(text())

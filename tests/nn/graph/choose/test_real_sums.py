@@ -37,6 +37,7 @@ def one_addend(back: Back) -> bool:
     return not back.src.state.partial and not back.src.state.split and bool(back.dst.state.partial)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"memory": 2**20}], ids=str)
 @pytest.mark.parametrize("loss", [plain, with_decay])
 def test_a_whole_gradient_is_no_addend_of_an_encoded_sum(loss: Any, options: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ def test_equal_problems_give_equal_plans_whatever_lies_where_in_memory(wide: Met
 
 
 def test_a_deep_transformer_is_solved_by_elimination_in_calls_that_grow_with_it() -> None:
-    deep, half = transformer(24, 60, 40), transformer(12, 60, 40)
+    deep, half = transformer(12, 60, 40), transformer(6, 60, 40)
     assert calls(lambda: solve(deep)) < 2.2 * calls(lambda: solve(half))
     found = solve(deep)
     assert found.method == "elimination"

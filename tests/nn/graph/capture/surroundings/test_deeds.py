@@ -92,6 +92,7 @@ def run(does: Callable[[Any], float], ranks: int | None) -> tuple[list[Tensor], 
 
 
 @pytest.mark.filterwarnings("ignore:.*for the 4th time")
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("does", DEEDS, ids=lambda does: does.__name__)
 def test_what_a_forward_counts_and_keeps_is_as_in_torch(does: Callable[[Any], float], ranks: int) -> None:
