@@ -183,6 +183,11 @@ class LogicalOp:
         """Whether it draws random numbers."""
         return Call(self.op, self.args, self.kwargs, ()).draws
 
+    @property
+    def draws_unread(self) -> bool:
+        """Whether it draws, and looks at no value for that."""
+        return self.draws and (not self.inputs or "unread" in traits(self.name))
+
     def without_values(self, fakes: Mapping[int, Tensor], fresh: Iterator[int]) -> list["LogicalOp"]:
         """The same draw of numbers that nobody reads, nor draws again, and before it what it is drawn for."""
         origin = replace(self.origin, recompute="", offload=None)

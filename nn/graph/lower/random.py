@@ -89,16 +89,16 @@ class Drawer:
 
 
 class Numbered:
-    """A draw of a pipeline: its numbers depend on the step, the micro-batch and the op, not on what ran before, so that
-    they are the same under every schedule and on every placement."""
+    """A draw of a pipeline by values that all micro-batches share, such as weights: its numbers depend on the step and
+    the op, not on what ran before, so that they are the same for every micro-batch, schedule and placement."""
 
     def __init__(self, drawer: Drawer, number: int) -> None:
         self.drawer, self.number = drawer, number
 
     def __call__(self, shards: Mapping[str, tuple[int, ...]], *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        step, k = shards["numbers"]
+        (step,) = shards["numbers"]
         generator = self.drawer.generator
-        seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1) + 0xBF58476D1CE4E5B9 * k) % (1 << 63)
+        seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1)) % (1 << 63)
         with _drawing:
             before = generator.get_state()
             try:

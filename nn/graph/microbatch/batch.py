@@ -184,14 +184,14 @@ def _dims(x: Tensor, sizes: Size, axes: set[int]) -> tuple[Factors, ...]:
     return tuple(dims)
 
 
-def evaluated(graph: Logical, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The results of a graph on plain values by the names of its sources."""
+def evaluated(graph: Logical, tensors: Mapping[str, Tensor], where: torch.device | None = None) -> Tensor:
+    """The results of a graph on plain values by the names of its sources; `where`, if none of them tells a device."""
     known: dict[int, Any] = {}
     used = {*refs_in(graph.result), *(n for op in graph.ops for n in op.inputs)}
     for number, source in enumerate(graph.sources):
         value = tensors.get(source.name) if number in used else None  # else what is global would be gathered
         known[number] = value.full_tensor() if isinstance(value, GlobalTensor) else value
-    where = next((x.device for x in known.values() if isinstance(x, Tensor)), torch.device("cpu"))
+    where = next((x.device for x in known.values() if isinstance(x, Tensor)), where or torch.device("cpu"))
     with torch.no_grad():
         for op in graph.ops:
             kwargs = fill(op.kwargs, known) if op.inputs else placed(op.op, op.kwargs, where)

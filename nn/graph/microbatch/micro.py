@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
 from ....sbp.traits import traits
 
-__all__ = ["Known", "Micro", "Share", "made_alone"]
+__all__ = ["CAST", "Drawn", "Known", "Micro", "Share", "drawn_alone", "made_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,16 @@ class Known:
         return all(n >= len(self.graph.sources) for n in used)
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn(Known):
+    """Random numbers of the batch, drawn before the step in the order of the program, so that they are those of one
+    device. What is true or false is held as such, and not as numbers."""
+
+    @property
+    def constant(self) -> bool:
+        return False
+
+
 class Share(NamedTuple):
     """The share of the batch that a micro-batch is along some axes, as a number to compute with."""
 
@@ -43,15 +54,17 @@ class Share(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Micro:
     """A step of one micro-batch. `states` says how each of its ends lies along time; `pasts` are arguments of attention
-    in slices: what earlier slices left."""
+    in slices: what earlier slices left. What is `drawn` and used is among what is `known`."""
 
     logical: Logical
     known: tuple[Known, ...]
     shares: tuple[Share, ...]
     pasts: tuple[str, ...]
     states: Mapping[int, State]
+    drawn: tuple[Drawn, ...] = ()  # all random numbers of the batch, in order, also those that no piece needs
 
 
+CAST = torch.ops.aten._to_copy.default
 FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 
@@ -59,6 +72,17 @@ def made_alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
     ops = tuple(_of_shape(logical, op) for op in logical.ops)
     return replace(logical, ops=ops, result=Ref(number), losses=(), writes={}).pruned()
+
+
+def drawn_alone(logical: Logical, op: LogicalOp) -> Logical:
+    """The graph that draws random numbers for the whole batch, by an op that reads no values."""
+    fresh = count(max(logical.fakes, default=-1) + 1)
+    ops, (result,), (y,) = op.without_values(logical.fakes, fresh), op.numbers, op.outputs
+    if op.name.startswith("bernoulli"):
+        held = torch.empty(y.shape, dtype=torch.bool, device="meta")
+        cast = LogicalOp(CAST, (Ref(result),), {"dtype": torch.bool}, (held,), (next(fresh),))
+        ops, result = [*ops, cast], cast.numbers[0]
+    return Logical((), tuple(ops), Ref(result))
 
 
 def _of_shape(logical: Logical, op: LogicalOp) -> LogicalOp:

@@ -26,7 +26,7 @@ from ....sbp.state import Factors, Spans, State
 from ..choose.decompose import in_line, opened, part_of
 from .along import Along, change
 from .attention import attend
-from .micro import Known, Micro, Share, made_alone
+from .micro import CAST, Drawn, Known, Micro, Share, drawn_alone, made_alone
 
 __all__ = ["peeled"]
 
@@ -71,6 +71,7 @@ class _Peeled:
         self.ops: list[LogicalOp] = []
         self.placed: list[tuple[LogicalOp, Way, _Seen, Any]] = []  # ops that looked at places, and what came of it
         self.new: dict[int, Known | Share | None] = {}  # arguments by number; None is the past of attention
+        self.drawn: list[Drawn] = []
         self.boxed: dict[Any, int] = {}
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
@@ -93,6 +94,9 @@ class _Peeled:
     def put(self, op: LogicalOp, way: Way) -> None:
         if op.numbers[0] in self.made.attends:
             self.attends(op)
+            return
+        if op.draws_unread and len(op.numbers) == 1:
+            self.draws(op, way)
             return
         inputs = [self.box(n, to, op) for n, to in zip(op.inputs, way.inputs, strict=True)]
         order = iter(inputs)
@@ -120,6 +124,19 @@ class _Peeled:
                 made = part_of(op, part).of(names, numbers=tuple(names[n] for n in part.numbers))
                 self.add(replace(made, lies=op.lies if ends.keys() & set(part.numbers) else None))
         self.same.update({n: names[m] for m, n in ends.items() if names[m] != n})
+
+    def draws(self, op: LogicalOp, way: Way) -> None:
+        """Random numbers are arguments: those of the whole batch, cut."""
+        (n,), (y,), (state,) = op.numbers, op.outputs, way.outputs
+        alone, fake = drawn_alone(self.logical, op), self.local(y, state)
+        (held,) = (alone.fakes[number].dtype for number in refs_in(alone.result))
+        self.drawn.append(Drawn(f"drawn {n}", alone, state.dims))
+        mine = self.argument(fake.to(held), self.drawn[-1])
+        if held is fake.dtype:
+            self.same[n] = mine
+        else:
+            args, how = (Ref(mine),), {"dtype": fake.dtype}
+            self.add(replace(op, op=CAST, args=args, kwargs=how, outputs=(fake,), lies=None))
 
     def parts(self, op: LogicalOp, way: Way, piece: Piece) -> Logical:
         """An op as a piece runs it."""
@@ -249,8 +266,11 @@ class _Peeled:
         kinds = {Known: "known", Share: "share", type(None): "past"}
         names, counts = dict[int, str](), dict.fromkeys(kinds, 0)
         for n, what in self.new.items():
-            names[n] = f"{kinds[type(what)]} {counts[type(what)]}"
-            counts[type(what)] += 1
+            if isinstance(what, Drawn):
+                names[n] = what.name
+            else:
+                names[n] = f"{kinds[type(what)]} {counts[type(what)]}"
+                counts[type(what)] += 1
         mine = {n: name for n, name in names.items() if n in used}
         first = len(logical.sources)
         number = {n: n if 0 <= n < first else n + len(mine) for n in self.fakes if n >= 0}
@@ -266,6 +286,7 @@ class _Peeled:
             tuple(what._replace(name=name) for name, what in told if isinstance(what, Share)),
             tuple(name for name, what in told if what is None),
             {theirs: states[n] for n, theirs in before},
+            tuple(self.drawn),
         )
 
 

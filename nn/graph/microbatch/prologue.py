@@ -6,12 +6,14 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ....placement import Placement
 from ....placement.errors import SbpError
-from ....placement.world import owned
+from ....placement.world import device, owned
 from ....sbp import Layout
 from ....sbp.call import refs_in
 from ....sbp.logical import Logical, Source
 from ....sbp.state import Runs
+from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, no_shards
 from .attention import forget, reserved
 from .batch import Batch, evaluated
@@ -33,8 +35,9 @@ class Before:
         groups: Sequence[Sequence[int]],
         held: Callable[[Source], Tensor],
         name: str,
+        where: Placement,
     ) -> None:
-        self.batch, self.micros, self.held, self.name = batch, micros, held, name
+        self.batch, self.micros, self.held, self.name, self.where = batch, micros, held, name, where
         self.updates = [(group, batch.update(group), batch.rows(group)) for group in groups]
         self.asked: dict[str, Tensor] = {}  # what `held` told in this step
         self.constant: dict[tuple[str, Runs], Tensor] = {}  # what is made of no argument is made once for all steps
@@ -46,7 +49,7 @@ class Before:
             mine = given
             if batch is not self.batch:
                 mine = {path: self.batch.piece(x, self.batch.inputs[path], rows) for path, x in given.items()}
-            values: dict[str, Tensor] = {}
+            values = self.drawn(group)
             for k, piece in zip(group, batch.pieces, strict=True):
                 for known in self.micros[k].known:
                     if known.name not in values:
@@ -57,6 +60,18 @@ class Before:
                     pieces[k][name] = torch.tensor(prod(shares[axis] for axis in axes), dtype=dtype)
         self.asked.clear()
         return pieces
+
+    def drawn(self, group: Sequence[int]) -> dict[str, Tensor]:
+        """The random numbers of an update's samples that a piece needs. All are drawn, so that generators go the same
+        way everywhere."""
+        draws = self.micros[group[0]].drawn
+        if draws:
+            agree(self.where)
+        here = owned(self.where)
+        on = device(self.where, here[0]) if here else torch.device(self.where.type)
+        used = {known.name for k in group for known in self.micros[k].known}
+        values = ((each.name, evaluated(each.graph, {}, on)) for each in draws)
+        return {name: value for name, value in values if name in used}
 
     def more(self, graph: Logical) -> dict[str, Tensor]:
         """The buffers and constants that a graph has use for, whole."""
@@ -69,6 +84,8 @@ class Before:
 
     def nothing(self) -> list[dict[str, Tensor]]:
         """The arguments of pieces on a rank that has no stage."""
+        for group, *_ in self.updates:
+            self.drawn(group)
         new = ([*(of.name for of in micro.known), *(of.name for of in micro.shares)] for micro in self.micros)
         return [dict.fromkeys(names, torch.empty(0)) for names in new]
 
