@@ -73,7 +73,7 @@ class Drawer:
         """The same where ranks are known to have one seed."""
         if inputs and inputs[0]:
             given = [held[0] for held in inputs]
-        elif self.reads:  # of values that are elsewhere: as many numbers are drawn of any others
+        elif self.reads:  # the values are elsewhere; as many numbers are drawn for any others
             given = [torch.full(of.shape, 0.5, device=self.device).to(of.dtype) for of in self.layouts]
         else:
             given = [torch.empty(of.shape, dtype=of.dtype, device=self.device) for of in self.layouts]
@@ -89,8 +89,9 @@ class Drawer:
 
 
 class Numbered:
-    """A draw of a pipeline: its numbers depend on the step, the micro-batch and the op, not on what ran before, so that
-    they are the same under every schedule and on every placement."""
+    """A draw of a pipeline, whose numbers depend on the step, the micro-batch and the op.
+
+    They do not depend on what ran before, so they are the same under every schedule and on every placement."""
 
     def __init__(self, drawer: Drawer, number: int) -> None:
         self.drawer, self.number = drawer, number

@@ -58,7 +58,7 @@ def _region(stage: Segment | Draw) -> str:
 
 
 def saves(graph: Physical, box: Box) -> bool:
-    """Whether the forward of a move keeps something for its backward, as who held a maximum."""
+    """Whether the forward of a move keeps for its backward who held a maximum."""
     state = graph.layout(box.source).state
     moves = any(move.of == box.output.name and move.into != move.of for move in graph.backs)
     return moves and bool(state.partial) and state.reduction != "sum" and state != box.output.layout.state
