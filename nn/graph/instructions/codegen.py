@@ -69,7 +69,7 @@ def _written(text: SourceText, plan: Order, bundles: Bundles, name: str) -> str:
     for do in plan.todo:
         do.source(text)
     for mine in sorted({n for y in plan.grads.values() for n in text.names(y)} & text.borrowed):
-        text.line(f"{mine} = own({mine})")  # who gets it may change it in place
+        text.line(f"{mine} = own({mine})")  # the caller may change it in place
     takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
     text.line(f"return {tuple_of(_given(text, each) for each in bundles.gives)}")
     return "\n    ".join([f"def {name}(shards{takes}):", *text.lines]) + "\n"

@@ -91,7 +91,7 @@ class WaitForMove(MoveInstruction, word="wait"):
     def effect(self, memory: Storages) -> None:
         held = memory.held.get(self.reads[0], ())
         memory.drop(self.reads[0])
-        # What arrived stands behind what was sent.
+        # The storages that arrived stand behind those that were sent.
         for register, storage in zip(self.writes, held[-len(self.writes) :], strict=False):
             memory.hold(register, [storage])
 
