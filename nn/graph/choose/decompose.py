@@ -49,7 +49,7 @@ class _Apart:
         self.rows: set[int] = set()  # values that are the number of their row
         self.next = max(logical.fakes, default=-1) + 1
         self.fakes = dict(logical.fakes)
-        # Of calls by what they are, of which layers have the same: the function, and what is captured of it.
+        # The function of a call, and its capture, by the call's key: equal layers have equal calls.
         self.functions: dict[Hashable, Callable[..., Any] | None] = {}
         self.known: dict[Hashable, Logical | None] = {}
 
@@ -77,7 +77,7 @@ class _Apart:
             return
         names = dict(enumerate(op.inputs))
         for part in seen.ops:
-            if set(part.numbers) <= names.keys():  # it returned what it was given, as x.to(x.dtype) does
+            if set(part.numbers) <= names.keys():  # it returned its argument, such as x.to(x.dtype)
                 continue
             for n, y in zip(part.numbers, part.outputs, strict=True):
                 if n not in names:
@@ -164,7 +164,7 @@ def _of_each_row(x: Tensor, indices: Sequence[Tensor]) -> Tensor:
 
 
 def formula_of(op: LogicalOp, call: Call) -> Logical | None:
-    """The formula of an op along a dim that is split, as a graph of its own; None if it has no such formula."""
+    """The formula of an op along a dim that is split, as a graph; None if it has none."""
     if "along" not in traits(call.name) or len(call.inputs) != 1 or not call.inputs[0].numel():
         return None
     function = formulas.formula_named(call.name)

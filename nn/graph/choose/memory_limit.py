@@ -1,8 +1,8 @@
 """The limit of memory: the cheapest plan whose peak stays below it, by the same account that `explain` shows.
 
-What a choice adds to the peak depends on all others, so the chooser counts something simpler: parameters, gradients and
-states as they lie, and of activations a share of what the backward keeps and of the weights that are gathered for what
-ran when most was live. Share and moment are those of the plans that were found, until one fits and leaves little.
+A choice's part of the peak depends on all other choices, so the chooser counts something simpler: parameters, gradients
+and states as they lie; and for activations a share of the values that the backward keeps and of the weights gathered
+when most was live. Share and moment are those of the plans found so far, until one fits and leaves little.
 """
 
 from dataclasses import replace
@@ -116,7 +116,7 @@ class _Counted:
         if min(sizes, default=ranks) < ranks:  # a stage of a pipeline: of so many ranks, some have it
             self.memory = tuple(held * (size / ranks) for held, size in zip(self.memory, sizes, strict=True))
         self.makers: dict[str, int] = {}  # nodes by what the first plan calls what they make
-        self.passes: dict[int, Vector] = {}  # of nodes, what is there besides while they run
+        self.passes: dict[int, Vector] = {}  # by node, the gathered weights that are there while it runs
 
     def note(self, plan: _PlanInMemory) -> None:
         """Count the weights that are gathered for what runs when most is live."""

@@ -85,6 +85,6 @@ class _Replicas:
             numbers = tuple(range(self.next, self.next + len(op.numbers)))
             self.next += len(numbers)
             self.known.update(zip([(n, there) for n in op.numbers], numbers, strict=True))
-            origin = Origin(user.module, op.origin.line)  # of no block: others of these have none of it
+            origin = Origin(user.module, op.origin.line)  # without a block, because equal blocks lack this op
             self.ops.append(op.of(new, numbers=numbers, origin=origin, placement=there, grad=False))
         return self.known[number, there]

@@ -19,8 +19,8 @@ from ....placement.errors import ScheduleError
 
 __all__ = ["LayerCost", "StageWork", "shape_on"]
 
-COUNTED = 2000  # cuts that are looked at, all there are; of more only those near a good one
-SIMULATED = 24  # of these, the first by a formula
+COUNTED = 2000  # cuts up to which all are looked at; of more, only those near a good one
+SIMULATED = 24  # cuts of these, the best by a formula
 LONG = 20_000  # firings of a network beyond which the formula has to do
 
 
@@ -48,7 +48,7 @@ class StageWork:
     placements: Sequence[Placement]
     schedule: Schedule
     micro_batches: int
-    simulated: bool  # whether it is a step that the schedule knows, as training is
+    simulated: bool  # whether it is a step that the schedule knows, such as training
 
     def busy(self, ends: Sequence[int]) -> list[float]:
         """The computing of each stage for a micro-batch, in the order of their first runs."""
@@ -65,7 +65,7 @@ class StageWork:
         return self.micro_batches * max(busy) + sum(busy) - max(busy) + 2 * hops + self._update(ends)
 
     def seconds(self, ends: Sequence[int]) -> float:
-        """Those of the step, as its course is predicted."""
+        """The seconds of the step, by a simulation of its course where there is one."""
         shape = shape_on(self.schedule, self.placements, self.micro_batches) if self.simulated else None
         if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
             return self.quick(ends)
@@ -73,7 +73,7 @@ class StageWork:
         return run.end + self._update(ends) if run.finished else self.quick(ends)
 
     def best(self, near: Sequence[int]) -> list[int]:
-        """Where runs end in the shortest step that was found; `near` is a good cut to begin with."""
+        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with."""
         layers, parts = len(self.each[0]), len(self.placements)
         cuts = [list(near)]
         if comb(layers - 1, parts - 1) <= COUNTED:
