@@ -219,7 +219,7 @@ def joined(
     A number that adds up over the pieces of one update is a mean over updates, of which each piece has the weight.
     """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
-    if any(of.placement is not layouts[0].placement for of in layouts):  # of two routes: all to where the first is
+    if any(of.placement is not layouts[0].placement for of in layouts):  # two routes: all go to the first one's ranks
         there = [Layout(layouts[0].placement, of.state, of.shape, of.dtype) for of in layouts]
         given = [
             box(mine, *pair, op="result") for mine, pair in zip(given, zip(layouts, there, strict=True), strict=True)

@@ -76,7 +76,7 @@ class _Peeled:
             self.put(op, way)
         self.micro = self.finished()
 
-    # Which pieces run the same
+    # Pieces that run the same
 
     def serves(self, k: int) -> bool:
         """Whether another piece runs the same: it is as long, and what looks at places finds nothing else to do."""

@@ -89,7 +89,7 @@ class Before:
 
 
 def _seen(mask: Tensor) -> Tensor:
-    """Where a mask lets tokens through."""
+    """A mask as booleans: True where it lets tokens through."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
