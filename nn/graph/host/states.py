@@ -98,7 +98,7 @@ class StateMemory:
         return made
 
     def of_shard(self, at: int, state: Mapping[str, Any]) -> "KeptState":
-        """The state of one shard; what there is, is here already."""
+        """The state of one shard; the values given are here already."""
         return KeptState(self, at, state)
 
 
