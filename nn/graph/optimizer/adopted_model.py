@@ -179,7 +179,7 @@ class AdoptedModel:
         return found
 
     def no_norm(self, names: Collection[str]) -> None:
-        """The norm of a step that changed nothing, as gradients of these were not finite."""
+        """Note the norm, which is no number, of a step that changed nothing because these gradients were not finite."""
         if self.limit is not None:
             homes_of = [t.held.placement for name, t in self.trained.items() if name in names]
             self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
@@ -278,7 +278,7 @@ class AdoptedModel:
         return sum([len(group["params"]) for each in self.optimizers for group in each.param_groups])
 
     def _stepped(self) -> tuple[int, set[int]]:
-        """How many parameters optimizers hold, and the ids of these."""
+        """The number of parameters that optimizers hold, and their ids."""
         held = (value for each in self.optimizers for group in each.param_groups for value in group["params"])
         return self._many(), {id(owner_of(value)) for value in held}
 
@@ -287,8 +287,10 @@ class AdoptedModel:
         return not all(id(each.parameter) in self.stepped for each in self.trained.values())
 
     def _left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
-        """The gradients that optimizers step by. Those of parameters that none of them holds are left on these, added
-        to what is there, as by torch: whoever wants them finds them."""
+        """The gradients that optimizers step by.
+
+        A gradient of a parameter that none of them holds is added to the parameter's own, as torch does, for whoever
+        wants it."""
         others = [(each, shards) for each, shards in come if id(each.parameter) not in self.stepped]
         for each, shards in others if scale == 1.0 else _unscaled(others, scale):
             each.give(shards, keep=True)

@@ -44,7 +44,7 @@ def moves_made() -> int:
 
 
 def relocated(values: Iterable[tuple[str, GlobalTensor, Layout]], lost: Collection[int]) -> None:
-    """Bring each of these to a layout, in place. What is refused is so before anything is sent."""
+    """Bring each of these to a layout, in place. All refusals come before anything is sent."""
     all_of = [part for each in values for part in (each, *_mean(*each))]
     going = [(name, x, _plain(there)) for name, x, there in all_of if _plain(x._layout) is not _plain(there)]
     ways = [_way(name, x, there, lost) for name, x, there in going]
