@@ -1,6 +1,6 @@
 """The watch: sees every ATen call of a function on fakes, above autograd and before any decomposition.
 
-What it cannot put on the tape it refuses, with the user's line: values that are not there, tensors from nowhere.
+It refuses calls that cannot be put on the tape, with the user's line: values that are not there, tensors from nowhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ _SAID = {  # as users say what torch calls so
     "aten.nonzero.default": "x.nonzero(), or torch.where(mask) alone,",
     "aten.nonzero_numpy.default": "x.nonzero(), or torch.where(mask) alone,",
 }
-# What picks tokens, as layers of experts do.
+# Ops that pick tokens, such as in layers of experts.
 _PICKS = ("aten.index.Tensor", "aten.nonzero.default", "aten.nonzero_numpy.default", "aten.masked_select.default")
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -96,7 +96,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self.regions = 0
         self.policy: Policy | None = None  # of the region
         self.inner: nn.Module | None = None
-        self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
+        self._checks: dict[int, Tensor] = {}  # whether all is true, which only checks of arguments ask
         self._paused = False
         self.drew = False  # whether anything was drawn while calls were let go by
         self.used: Used | None = None  # what ops take instead of parameters that rest in another type

@@ -18,7 +18,7 @@ def tell_kept(held: ModuleState, tape: Tape, lacked: Set[tuple[int, str]], varyi
     if it was another before.
 
     `lacked` has the module's identity and the name of those that were asked for, or `ALL`, `varying` the numbers of
-    sources. What depends on none of these, such as a mask, is the same at each call.
+    sources. A tensor that depends on none of these, such as a mask, is the same at each call.
     """
     stale = []
     for path, key, before, now in held.kept():

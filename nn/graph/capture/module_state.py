@@ -62,7 +62,7 @@ class ModuleState:
     def __init__(
         self, modules: Mapping[str, nn.Module], device: str, fake: Callable[[Tensor], bool], program: Any = None
     ) -> None:
-        self.paths: dict[int, str] = {}  # of modules, by identity
+        self.paths: dict[int, str] = {}  # by the identity of modules
         self.modules: list[nn.Module] = []
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}

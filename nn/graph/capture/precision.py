@@ -1,11 +1,12 @@
-"""Precision: in which type each module works while it is captured, and the casts of what goes in and out.
+"""Precision: the type that each module works in while it is captured, and the casts on the ways in and out.
 
     into a cast module        every float tensor becomes of its type
-    within                    what comes to a module with weights of its own does, as buffers of another type widen it
-    out of it                 what is around it gets its own type again
-    a parameter in use        is cast to what its user works in, where it rests in another type
+    within                    tensors on the way to a module with weights of its own do, because buffers of another type
+                              may have widened them
+    out of it                 tensors get the type again that the modules around work in
+    a parameter in use        is cast to the type that its user works in, where it rests in another
 
-What was only widened on the way out, and is narrowed again on the way into the next module, is taken as it was.
+A value that was only widened on the way out, and is narrowed again on the way into the next module, is taken as it was.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +75,7 @@ class Precision:
         self.held, self.tape, self.watch, self.inner = held, tape, watch, call
         self.works = works_of(modules)
         self.needed = bool(self.works) or any(slot.types for slot in held.slots)
-        self.types = {  # of all that may have to be cast where it is used, by the identity of fakes
+        self.types = {  # by the identity of fakes, for all that may have to be cast where they are used
             id(slot.fake): (slot.kind, slot.types)
             for slot in held.slots
             if slot.types or (slot.kind == "parameter" and slot.fake.is_floating_point())

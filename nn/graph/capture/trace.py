@@ -127,7 +127,7 @@ class _Tracing:
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}
         self.scale = scale
-        self.factors: dict[str, Tensor] = {}  # of losses: fakes by name
+        self.factors: dict[str, Tensor] = {}  # factors of losses: fakes by name
         self.scalers: dict[int, str] = {}  # these names of the scales of GradScalers, by identity
         self.losses: list[Loss] = self.repeats.losses
         self.constants: Constants = {}

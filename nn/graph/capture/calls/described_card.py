@@ -84,7 +84,7 @@ class DescribedCard(TorchFunctionMode):
     def cast(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
         """Makes the casts and the call that autocast of the card makes of a call, on the host.
 
-        Tensors that record no gradients may be fakes of a missing card; what autocast makes of these shows it.
+        Tensors that record no gradients may be fakes of a missing card; the casts are read off what is done to these.
         """
         under, key = _Under(self.kind.name), torch._C.DispatchKeySet(self.kind.autocast)
         args, kwargs = map_tensors(args, under.probe), map_tensors(kwargs, under.probe)

@@ -112,7 +112,7 @@ def _over(view: View, first: int, last: int, by_number: bool) -> View | None:
         where = at.where
         dense = where.stride == strides_in(where.shape, order_of(at.fake, repeats=False))
         within = where.offset <= first and last < where.offset + prod(where.shape)
-        # Of an argument that is a view itself the captured memory has its own elements, from the first on.
+        # Captured memory of an argument that is a view itself has the view's elements alone, from the first on.
         outside = at.step is None and (at.memory.part == "gaps" or (at.memory.part == "start" and by_number))
         if dense and within and not outside:
             return at
