@@ -13,7 +13,7 @@ from .plan import Plan
 
 __all__ = ["OtherPlan", "TriedPlan", "no_less", "runners_up", "said_of"]
 
-CLOSE = 1e-3  # of seconds, between which and its bound a plan was looked for to the end
+CLOSE = 1e-3  # share of seconds: a plan no farther above its bound was looked for to the end
 
 
 @dataclass(frozen=True, eq=False)
