@@ -67,7 +67,7 @@ KINDS = {
     "SiLUActivation": "silu",
     "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
-}  # of modules that transformers and torch make
+}  # the classes of activations in transformers and torch
 SAID = ("has_gate", "has_bias", "is_concatenated", "is_transposed")  # by transformers of each layer of experts
 
 

@@ -110,8 +110,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention to these columns of the mask; `width` is of its band, for who prices it."""
-    if not query.numel():  # of no queries, in a form through which gradients find their way
+    """Attention to these columns of the mask; `width` is that of its band, and only prices it."""
+    if not query.numel():  # without queries: nothing, in a form through which gradients find their way
         return query[..., :1].expand(*query.shape[:-1], value.shape[-1]) * (key.sum() + value.sum())
     here: Any = attn_mask[..., columns[0] : columns[-1]] if columns else attn_mask[..., :0]
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, here, scale=scale, enable_gqa=enable_gqa)
