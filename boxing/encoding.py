@@ -1,4 +1,4 @@
-"""Encodings: moves in fewer bytes, by encoders that were given. What these do lies in boxing/encoders/, and with users.
+"""Encodings: moves in fewer bytes, by encoders from boxing/encoders/ or from users.
 
 A sum over ranks has an encoding: the encoder, and along which axes it adds up. A hop, a value that goes to other ranks,
 has an encoder alone.
@@ -57,7 +57,7 @@ class EncodedHops(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MoveEncoder:
-    """An encoder, as moves ask it. `flow.encoders.Encoder` explains `feedback` and `twice`."""
+    """An encoder: the methods that moves call. `flow.encoders.Encoder` explains `feedback` and `twice`."""
 
     feedback: bool = True
     twice: bool = False
@@ -82,11 +82,11 @@ class MoveEncoder:
 
     @property
     def hops(self) -> bool:
-        """Whether a value can be encoded by itself, as one that hops from stage to stage is."""
+        """Whether a value can be encoded by itself, such as one that hops from stage to stage."""
         return True
 
     def expected(self, src: Layout, dst: Layout) -> BoxingPlan | None:
-        """The plan by which a value moves that is never bytes, and whose size is known as it goes; of others none."""
+        """The plan of a move of values as they are, in bytes known only as it runs; None for other encoders."""
         return None
 
     def hop_plan(self, src: Layout, dst: Layout) -> BoxingPlan:

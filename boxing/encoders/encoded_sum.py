@@ -116,8 +116,10 @@ def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
 
 
 class EncodedRound(NamedTuple):
-    """An exchange of one tensor. Its sizes are elements of a sum, elements or bytes for each rank that it deals to, or
-    bytes of the payload of each rank that it gathers from."""
+    """An exchange of one tensor.
+
+    Its sizes are elements of a sum, elements or bytes for each rank that it deals to, or bytes of the payload of each
+    rank that it gathers from."""
 
     kind: type[Request]
     dtype: torch.dtype

@@ -1,9 +1,9 @@
 """Exchanges between processes of one host through shared memory: two copies and no system call for the data.
 
 Each ordered pair of ranks has a mailbox: a few slots, a count of slots filled (written by the sender alone) and one of
-slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. Who waits
-yields the processor some times, then sleeps until a peer rings its bell, and looks from time to time whether the peer
-is still coming.
+slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. A rank that
+waits yields the processor some times, then sleeps until a peer rings its bell, and looks from time to time whether the
+peer is still coming.
 
 The counts are plain stores: x86 keeps them behind the data they announce. Other processors may not, and use Gloo.
 """

@@ -117,7 +117,7 @@ class Sent:
 
 
 class Given(Protocol):
-    """A plan, or a bundle of several, that exchanges are part of: as the ledger knows it, and errors call it."""
+    """A plan, or a bundle of several, that exchanges are part of; a fingerprint for the ledger, a text for errors."""
 
     @property
     def fingerprint(self) -> int: ...

@@ -180,7 +180,7 @@ class _Problem:
         return min((Leg(k, state, after, (axis,), self.links.price(k, (axis,), size)) for k in kinds), key=_price)
 
     def settled(self, found: tuple[Leg, ...]) -> tuple[Leg, ...]:
-        """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""
+        """The way found, or one exchange where splits leave remainders, if that is cheaper once they are counted."""
         ranks = prod(self.sizes)
         direct = next((s for s in self.exchange(self.src) if s.after == self.dst and s.kind == "exchange"), None)
         uneven = any(n % ranks for n in self.shape) and ranks <= REMAINDERS
@@ -258,7 +258,8 @@ class _Problem:
                 yield Leg("slice", state, State(dims, state.partial, state.reduction), (), FREE)
 
     def find_stops(self) -> tuple[tuple[Factors, ...], ...]:
-        """Where an exchange may go: the target, also with axes cutting it further that are made partial later.
+        """The states that an exchange may go to: the target, also with axes cutting it further that are made partial
+        later.
 
         Where links differ, axes that are gathered later may cut it too, and every plain signature is a stop, since less
         may cross a slow link from there.

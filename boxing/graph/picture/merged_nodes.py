@@ -57,7 +57,7 @@ class Joined:
                 here = self._places.setdefault(".".join(path[: k + 1]), set())
                 here.update([str(step.outputs[0].layout.placement)] if isinstance(step, Op) else [])
         self._outside = {s.value.name for s in graph.sources if s.kind != "input"}  # and copies of them
-        self._above: dict[str, set[str]] = {}  # of each node: the nodes that it hangs on
+        self._above: dict[str, set[str]] = {}  # node -> the nodes that it hangs on
         self._join(steps)
 
     def origin(self, name: str) -> str:
@@ -103,7 +103,7 @@ class Joined:
         for box in reversed(copies):
             name = box.output.name
             nodes = list(dict.fromkeys(self.node.get(id(user), "") for user in self.users.get(name, ())))
-            # What sends nothing needs no chip of its own, even where several use it.
+            # A move that sends nothing needs no chip of its own, even where several use it.
             one = len(nodes) == 1 or (nodes and not self.graph.plan(box).total)
             into = nodes[0] if one and name not in kept and "" not in nodes else ""
             if into and any(isinstance(step, Op) for step in self.members[into]):

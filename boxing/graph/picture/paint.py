@@ -120,7 +120,7 @@ class _Painter:
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
-        """The module of each node, and whether it is an op. A module drawn whole is a part of the one around it."""
+        """The module of each node, and whether it is an op; one drawn whole counts for the module around it."""
         for name, steps in self.members.items():
             if name.startswith("module "):
                 yield name.removeprefix("module "), True
@@ -354,7 +354,7 @@ class _Painter:
         return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
     def _edge(self, name: str, step: GraphStep) -> None:
-        """From what makes a value to a step that uses it, with the signature in which it arrives."""
+        """Draw the edge from a value's maker to a step that uses it, with the signature in which it arrives."""
         head, name = self.node[id(step)], self.stand(name)
         if name in self.joined.lifted or self.joined.origin(name) in self.joined.hidden:
             return

@@ -17,7 +17,7 @@ from .summary import listed
 
 __all__ = ["PARTS", "drawn_map"]
 
-ROWS, RANKS = 40, 16  # of modules and of ranks, at most
+ROWS, RANKS = 40, 16  # modules and ranks, at most
 CELL, HIGH, GAP, LEFT, BAR = 168, 24, 3, 16, 560  # pixels
 LETTER = 6.3  # pixels of a letter of 12, on average at most
 PARTS = {"parameters": "#4c8fdd", "gradients": "#e08a3c", "states": "#9a6fe0", "activations": "#3fae83"}
