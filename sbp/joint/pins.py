@@ -17,7 +17,7 @@ from .options import Cut, Option, fits
 
 __all__ = ["Entries", "allows", "cut_over", "cuts_of", "is_pin_alone", "pinned", "pins_by_op", "stated"]
 
-Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None: free
+Entries: TypeAlias = tuple[Sbp | None, ...]  # one for each axis of a placement; None: free
 
 
 def pins_by_op(logical: Logical, ops: Sequence[Placement]) -> Mapping[int, State | Entries]:
@@ -68,8 +68,10 @@ def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:
 
 
 def pinned(found: Sequence[Option], said: State | Entries, call: Call, op: LogicalOp) -> list[Option]:
-    """The options whose result lies as it is to. What is made of nothing may be made so by any; what stays as it is may
-    lie in pieces that nobody would choose. What ranks compute has to have an option that does."""
+    """The options whose result lies as it is to.
+
+    A call without inputs can make its result in any layout, and one that only passes its input on may lie in pieces
+    that nobody would choose. Every other call has to have such an option, or this is an error."""
     if not isinstance(said, State):
         said = tuple(None if n == 1 else entry for entry, n in zip(said, call.sizes, strict=True))
     fits = [option for option in found if allows(said, option.outputs[0].state)]

@@ -191,8 +191,8 @@ class Model:
 def presolve(model: Model) -> None:
     """Drop candidates and eliminate nodes of at most two neighbours, those of least work first, to a fixed point.
 
-    What is eliminated at little work goes before anything is compared: comparing its candidates, and those of its
-    neighbours again each time that something around them changes, takes several times as long.
+    Nodes that are eliminated at little work go before anything is compared: comparing their candidates, and those of
+    their neighbours again each time that something around them changes, takes several times as long.
     """
     queue: list[tuple[int, int]] = []
     while not model.dead:
@@ -227,8 +227,8 @@ def _work(model: Model, node: int) -> int | None:
 def _undominated(node: int, model: Model) -> LiveMask:
     """The live candidates of a node that are to stay.
 
-    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
-    equals the first stays. Two entries of each table refute most pairs at no expense (`TableView.apart`).
+    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. The
+    first of equals stays. Two entries of each table refute most pairs at no expense (`TableView.apart`).
     """
     live = model.lives[node]
     cost = model.costs[node][live]

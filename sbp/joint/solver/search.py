@@ -1,8 +1,9 @@
-"""Search: the cheapest plan that fits, and a bound of all plans. Hidden seconds cost as much as there is no room for.
+"""Search: the cheapest plan that fits, and a bound of all plans.
 
-First the multipliers whose bound is highest. There each candidate that is in no plan as good as one that is known goes
-for good, so that further looks are at little. What lies between the bound and the best plan then is looked for branch
-by branch: a variable of which two plans take different candidates takes these, or those.
+Hidden seconds cost as much as there is no room for. First the multipliers whose bound is highest. There each candidate
+that is in no plan as good as one that is known goes for good, so that further looks are at little. Plans between the
+bound and the best plan are then looked for branch by branch: a variable for which two plans take different candidates
+takes these, or those.
 """
 
 import heapq

@@ -17,7 +17,7 @@ from ..problem import Ints, Vector
 
 __all__ = ["Table", "TableView", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
 
-CELLS = 1 << 16  # of a temporary, which then stays in the cache
+CELLS = 1 << 16  # cells of a temporary, which then stays in the cache
 NONE = np.zeros(1, dtype=np.intp)  # where a table does not look at a node
 FEW = 1 << 12  # numbers
 MERGED = 1 << 17  # cells up to which two tables are always added
@@ -26,8 +26,9 @@ LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it
 
 @dataclass(frozen=True, eq=False)
 class TableView:
-    """A table as one of its nodes sees it among live candidates. Each class of its own has a row, with all that the
-    others may choose; each candidate has the number of its row."""
+    """A table as one of its nodes sees it among live candidates.
+
+    Each class of its own has a row, with all that the others may choose; each candidate has the number of its row."""
 
     lives: tuple[Ints, ...]  # of the table's nodes
     rows: Vector
