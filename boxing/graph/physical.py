@@ -56,8 +56,8 @@ class Source:
     another dtype; None: as the parameter. Changed pieces are moved from the layout of `states` to that of the parameter
     (ZeRO-1). An optimizer that looks at more than an element at once steps on all of a parameter, and on so many
     tensors of its state: `whole`; or one rank does, the `owner`, which keeps the state. With `offload` the optimizer
-    has them on the host. A gradient that goes home `once` is added up over micro-batches where it is made, although it is
-    smaller at home.
+    has them on the host. A gradient that goes home `once` is added up over micro-batches where it is made, although it
+    is smaller at home.
     """
 
     value: Value
