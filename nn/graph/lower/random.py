@@ -66,7 +66,7 @@ class Drawer:
 
     @property
     def generator(self) -> torch.Generator:
-        """Torch's own, of the device that draws."""
+        """Torch's own generator on the device that draws."""
         return family(self.device.type).generator(self.device)
 
     def drawn(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
