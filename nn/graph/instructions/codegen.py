@@ -1,4 +1,4 @@
-"""An order as one straight-line Python function: what is called is bound beforehand, and values are local names.
+"""An order as one straight-line Python function: functions are bound beforehand, and values are local names.
 
 v0_0, v0_1 = shards["x"]                  every rank that this process owns has names of its own
 v2_0, v3_0, = f0(v0_0, v1_0)              a segment: its outputs, and what it saved

@@ -1,4 +1,4 @@
-"""Offload: what forwards keep for their backwards goes to the host behind its last use there, and comes back in time.
+"""Offload: saved values go to the host behind their last use in the forward, and come back in time for the backward.
 
     run 3      ... -> saved 3           the forward of a segment whose modules are offloaded
     stow 3     saved 3 -> away          a copy to the host begins, on a queue of its own; then its memory is free

@@ -10,9 +10,9 @@
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
-A parameter that was gathered for the forward is gathered again for the backward, what went round an axis goes round
-once more, the other way, and a region that is recomputed is run again before it. Registers are called as the values
-in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
+A parameter that was gathered for the forward is gathered again for the backward, a value that went round an axis goes
+round once more, the other way, and a region that is recomputed is run again before it. Registers have the names of the
+values in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
 from collections import defaultdict
@@ -266,8 +266,8 @@ class Writer:
         return name in self.last_turn or self.is_gather(name)
 
     def is_gather(self, name: str) -> bool:
-        """Whether a value was gathered of a parameter, of what was made of parameters alone, as in another dtype, or of
-        what somebody wants in pieces. In pipelines the last stays gathered.
+        """Whether a value was gathered from pieces of a parameter, of a value made of parameters alone, such as one in
+        another dtype, or of a value that somebody wants in pieces. In pipelines the last stays gathered.
 
         One that comes from another placement is not: those who have it are not there when a backward of others runs.
         """
