@@ -58,7 +58,7 @@ class DeviceGroups:
         return _filled(free, many, list(range(len(free))))
 
     def ranks(self, used: Used, group: Used) -> list[int]:
-        """The devices themselves: of each kind the first that nobody has."""
+        """The devices themselves: the first ones of each kind that nobody has."""
         taken = zip(self.kinds, used, group, strict=True)
         return [rank for ranks, before, many in taken for rank in ranks[before : before + many]]
 

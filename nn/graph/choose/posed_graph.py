@@ -1,4 +1,4 @@
-"""A posed graph: what is asked of its signatures, the problem that this is, and what an answer makes of it."""
+"""A posed graph: the demands on its signatures, the problem that they make, and the graph by an answer to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

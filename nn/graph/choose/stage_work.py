@@ -1,7 +1,7 @@
-"""The work of stages: what a micro-batch takes in each, wherever layers are cut, and what step a schedule makes of it.
+"""The work of stages: the time of a micro-batch in each, wherever layers are cut, and of a schedule's step.
 
-Devices of stages and the links between them may be unlike, so that a layer takes what it takes on the stage that has
-it. A cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
+Devices of stages and the links between them may be unlike, so that a layer's time is that on the stage that has it. A
+cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches:
     try:
         shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
         schedule.rows(shape)
-    except ScheduleError:  # as of a table for other numbers; who runs it says so
+    except ScheduleError:  # such as that of a table for other numbers; an error says so when it is run
         return None
     wanted = [schedule.device(shape, chunk) for chunk in range(chunks)]
     fits = schedule.way != "routes" and shape.p * shape.v == chunks
