@@ -318,7 +318,7 @@ class _Tasks:
                 maker = makers.get(register)
                 if maker is not None and maker != name:
                     if maker.kind == "F" != name.kind:
-                        # Its own chunk's forward has it too; what a backward takes again, only its own ranks know.
+                        # Its own chunk's forward has it too; only its own ranks know what a backward takes again.
                         maker = Name("F", name.chunk)
                     found[maker, name][register] = None
         return {pair: tuple(registers) for pair, registers in found.items()}
