@@ -214,7 +214,7 @@ def weight_of(state: State, shares: Sequence[float], name: str) -> float:
 def joined(
     parts: Sequence[Shards | None], layouts: Sequence[Layout], how: State, batch: Batch, weights: Sequence[float]
 ) -> GlobalTensor:
-    """A result of the batch, of what it is in each piece; None where no rank of it is owned here.
+    """A result of the batch, put together from those of its pieces; None where no rank of it is owned here.
 
     A number that adds up over the pieces of one update is a mean over updates, of which each piece has the weight.
     """

@@ -1,4 +1,4 @@
-"""The step of one micro-batch, or slice: what is left of a step along time when that axis is taken off.
+"""The step of one micro-batch, or slice: a step along time with that axis taken off.
 
     value that lies otherwise than its user wants it         becomes
       made of arguments alone                                an argument `known`: made of the whole batch, and cut
