@@ -32,7 +32,7 @@ __all__ = [
     "states_of", "stepped_whole", "unknown_parameter",
 ]  # fmt: skip
 
-# How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
+# The number of tensors of a parameter's size that an optimizer keeps; all others are taken to keep two, as Adam does.
 KEPT = {
     "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "Adadelta": 2,
     "Rprop": 2, "ASGD": 1, "Lion": 1, "Muon": 1, "Adafactor": 0,

@@ -44,11 +44,11 @@ _hooks_of = operator.attrgetter("parameter._hooks")
 class AdoptedModel:
     """Modules whose values lie as a graph has them, and the optimizers of these.
 
-    Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
-    layers are moved to other stages. With a `move`, what is global already and lies otherwise is brought there, and
-    what optimizers keep of it. `norm` is that of the gradients before the last step clipped them to `limit`, and
-    `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be, and what
-    encoders leave out of gradients are `errors`: they count once a step is done.
+    Parameters and buffers that are `kept` lie so from now on, and those that the graph does not use are whole on
+    `rest`; some layers are moved to other stages. With a `move`, values that are global already and lie otherwise are
+    brought there, with their optimizer states. `norm` is that of the gradients before the last step clipped them to
+    `limit`, and `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to
+    be, and `errors` are the parts of gradients that encoders leave out: they count once a step is done.
     """
 
     def __init__(

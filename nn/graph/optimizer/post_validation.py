@@ -47,7 +47,7 @@ def refuse_hooks(optimizers: Sequence[Optimizer], name: str) -> None:
 
 @dataclass
 class _Stepping:
-    """A chunk in a step: its gradients as its optimizers want them, and what it was if it has stepped."""
+    """A chunk in a step: its gradients as its optimizers want them, and its values before the step, if it stepped."""
 
     grads: Mapping[str, Shards]  # at home
     come: list[tuple[Trained, Shards]]

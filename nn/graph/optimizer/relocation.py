@@ -1,11 +1,11 @@
-"""Relocation: what a trained model has, brought to where another plan wants it, from shards to shards.
+"""Relocation: a trained model's tensors brought to where another plan wants them, from shards to shards.
 
     weights, buffers      of each rank    ->   the same tensors, in other pieces on other ranks
     masters               exact digits    ->   where the optimizer is to change them
     states                moments, counts ->   beside these
 
-Tensors stay the objects that they are: modules, optimizers and users who hold one see it move. Each rank gets what it
-needs and does not hold. Nothing is read on ranks that are lost.
+Tensors stay the objects that they are: modules, optimizers and users who hold one see it move. Each rank gets the
+elements that it needs and does not hold. Nothing is read on ranks that are lost.
 """
 
 from collections.abc import Collection, Iterable, Iterator
