@@ -83,7 +83,7 @@ def _alike(packet: Any, op: Op, outs: frozenset[str]) -> Op | None:
 
 
 def _arguments(schema: Any, outs: frozenset[str]) -> list[tuple[str, str]]:
-    """Names and types, without the first name, because the written tensor is `self` in one op, `input` in another."""
+    """Names and types; the first has no name, because it is `self` in one op and `input` in another."""
     return [(a.name if at else "", str(a.type)) for at, a in enumerate(schema.arguments) if a.name not in outs]
 
 

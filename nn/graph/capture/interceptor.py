@@ -280,7 +280,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if fake is None:
             raise SbpError(
                 f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that is no input, parameter or buffer\n"
-                f"  used at {self.tape.origin.line}; what it holds would be frozen into the graph\n"
+                f"  used at {self.tape.origin.line}; its values would be frozen into the graph\n"
                 "  register it as a buffer of its module, or pass it as an argument"
             )
         return fake

@@ -45,7 +45,7 @@ class _LayerCall:
     numbers: tuple[int, ...]  # of own and given
 
     def same(self, other: "_LayerCall") -> bool:
-        """Whether all that another could go by is the same, of one module."""
+        """Whether another call of one module has all the same that it could go by."""
         return self.key == other.key and [each.value for each in self.settings] == [n.value for n in other.settings]
 
 

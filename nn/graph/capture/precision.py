@@ -165,7 +165,7 @@ class Precision:
         raise SbpError(
             f"capture: {self.held.paths[id(module)] or 'the model'} changes a list or object among its arguments, "
             f"which holds tensors that are cast to {short(dtype)} for it\n"
-            "  what it puts there would be lost: have it return that, or give what is around it the same type"
+            "  values that it puts there would be lost: have it return them, or give modules around it the same type"
         )
 
     # Ops

@@ -331,7 +331,7 @@ class _Tracing:
                 what = "requires grad" if real.requires_grad else "gets another shape by it"
                 raise SbpError(
                     f"capture: the argument {path} is written to in the step, and {what}\n"
-                    "  what was passed could not be what it is then in torch\n"
+                    "  the tensor that was passed could not become what it is then in torch\n"
                     "  write to a copy, as in x = x.clone(), and return what is to be kept"
                 )
             found[path] = fake
@@ -390,7 +390,7 @@ _FIXED = (
 )
 _FROZEN = (
     "capture: {name} is {kind} and is written to, at {line}\n"
-    "  what it holds then would be lost\n"
+    "  the values written would be lost\n"
     "  make it a buffer: register_buffer"
 )
 

@@ -199,13 +199,13 @@ def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
         if cls is checkpoint.CheckpointFunction:
             function, _, *rest = args
             checkpoint.check_backward_validity(rest)
-            # As torch does it: of arguments that want none, parameters inside get no gradient either.
+            # As in torch, parameters inside get no gradient if no argument wants one.
             wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in rest)
             with region(), torch.set_grad_enabled(wanted):
                 return function(*rest)
         inner = cls.__module__.startswith(
             ("torch._library", "torch.utils.checkpoint")
-        )  # in an op; of nothing but inputs
+        )  # in an op, or made of inputs alone
         if not inner and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs])):
             return own(apply.__get__(None, cls), cls, args)
         return apply.__get__(None, cls)(*args, **kwargs)

@@ -131,5 +131,5 @@ class _Under(CallWatch):  # type: ignore[no-untyped-call]
 
 
 def _asked_by_us() -> bool:
-    """Whether it is torch or this package that asks, of the caller of the one who calls this."""
+    """Whether torch or this package asks: the function that called the caller of this one."""
     return is_ours(sys._getframe(2).f_code.co_filename)

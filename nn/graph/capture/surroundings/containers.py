@@ -24,7 +24,7 @@ __all__ = ["Containers"]
 
 # Packages whose objects are not put back, because others may use them at the same time, such as locks and threads.
 _SHARED = frozenset({__name__.partition(".")[0], "torch", "numpy", *sys.stdlib_module_names}) - {"__main__"}
-_MANY = 100_000  # containers that are looked into; what is further away is left alone
+_MANY = 100_000  # containers that are looked into; those further away are left alone
 _LONG = 10_000  # entries of one that is no module's own
 _DEEP = 3  # levels below a file or class: a method, its cell, what is in there
 _RESULT = 4  # levels of what a cached function gave: tuples in lists in dicts
@@ -205,7 +205,7 @@ def _tensors(value: Any, deep: int) -> Iterator[Tensor]:
 
 
 def _functions(program: Any) -> list[FunctionType]:
-    """The functions that a program is made of: what it is, and what it has closed over."""
+    """The functions that a program is made of: itself, its parts, and those that it has closed over."""
     waiting, met = deque([program]), dict[int, Any]()
     while waiting:
         value = waiting.popleft()
