@@ -79,7 +79,7 @@ class ArgumentKinds:
             warnings.warn(
                 f"{self.name} has plans for {SHAPES} shapes of arguments, and drops the oldest for each more: when its "
                 "shape comes again it is planned again\n"
-                "  pad batches to a few sizes, as rows to a multiple of 64",
+                "  pad batches to a few sizes, such as rows to a multiple of 64",
                 stacklevel=2,
             )
 

@@ -309,7 +309,7 @@ class _Walk:
                     self.value(held[name], said, names)
 
     def _class(self, cls: type, title: str, names: frozenset[str]) -> None:
-        """A class by name: what is taken of it, and methods that code may call on its instances."""
+        """A class by name: its parts that code names, and methods that code may call on its instances."""
         for base in cls.__mro__:
             if self._beyond(base):
                 continue
