@@ -85,7 +85,7 @@ class StateMemory:
         self.events.append(recorded(stream))
 
     def arrive(self) -> None:
-        """Wait until the gradient is here, and what was sent has gone: then the optimizer may read and write."""
+        """Wait until the gradient is here, and sent values have gone: then the optimizer may read and write."""
         for event in self.events:
             event.synchronize()
         self.events.clear()
