@@ -133,7 +133,7 @@ def checked_step(
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:
-    """Prices of a cluster, of one by its name, or of a file's: those in use where nothing is said."""
+    """The prices of a cluster, given by itself, its name or its file; those in use where nothing is said."""
     return nullcontext() if which is None else use_cluster(which if isinstance(which, Cluster) else cluster(which))
 
 

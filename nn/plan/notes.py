@@ -120,7 +120,7 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
 
 
 def _rests(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
-    """Hints for every parameter: what no line names is whole, but under a limit, where it is the planner's."""
+    """Hints for every parameter: those that no line names are whole, or the planner's under a limit."""
     weights = {n: made.rests["weights"].get(n, {}) for n in made.parameters if not made.whole(n)}
     kinds: tuple[Kind, ...] = ("weights", "grads", "states")
     for kind in kinds:

@@ -29,7 +29,7 @@ class LineForm(NamedTuple):
     examples: Mapping[str, tuple[object, ...]]  # lines, and the fields of their values; the first are of the heads
     says: str  # a cell of the table in docs/plans.md
     words: Mapping[str, str] = {}  # how a terminal is called where it is missing
-    subject: tuple[str, ...] = ("path",)  # fields: of two lines in which they are the same, one is the other changed
+    subject: tuple[str, ...] = ("path",)  # fields: two lines in which they are equal are one line, changed
 
 
 class Statement:
