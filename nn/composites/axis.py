@@ -101,9 +101,9 @@ class AxisValue:
         return replace(self, turn=AxisSwap(-1 if axis is None else axis.at, distance))
 
     def filled(self, share: float) -> "AxisValue":
-        """The same value, moved so that only rows that hold something are sent, of whatever the last dim is long.
+        """The same value, moved so that only rows of the last dim that hold something are sent.
 
-        How many these are is known only as it runs; by `share`, the part of all that is expected, it is priced.
+        The number of these is known only as it runs; the price goes by `share`, the part of all that is expected.
         """
         return replace(self, share=share)
 
@@ -209,7 +209,7 @@ class Axis:
         if not lies:
             return None
         said = {axis.at: sbp for axis, sbp in lies.items()}
-        what = f"what {self._use} makes in {self.module or 'the graph'}"
+        what = f"the result of {self._use} in {self.module or 'the graph'}"
         return Pin(tuple(said.get(at) for at in range(self.placement.ndim)), what=what)
 
     def _put(

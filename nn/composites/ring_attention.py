@@ -1,4 +1,4 @@
-"""Ring attention: of a sequence that an axis splits, every rank has its queries, and keys and values go round.
+"""Ring attention: an axis splits the sequence, every rank has its own queries, and keys and values go round.
 
     turn 0      rank i: its queries with its own keys and values, while these are sent to rank i + 1
     turn t      rank i: its queries with the keys and values of rank i - t, while these are sent on
@@ -8,8 +8,8 @@ so far, and each turn adds to them; the last divides. Their gradients are the sa
 that nothing is kept but queries, and the backward takes keys and values once more round the ring, the other way, where
 their gradients go too.
 
-With `is_causal` a rank computes of each block only what the mask leaves. Later ranks have more of it: turn t waits for
-the last. So `striped` cuts the sequence in stripes, of each of which every rank has a piece:
+With `is_causal` a rank computes only the part of each block that the mask leaves. Later ranks have more of it: turn t
+waits for the last. So `striped` cuts the sequence in stripes, and every rank has a piece of each:
 
     8 tokens on 4 ranks      01 23 45 67        in 2 stripes      04 15 26 37
 """
