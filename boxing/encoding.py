@@ -143,7 +143,7 @@ class MoveEncoder:
         if not self.hops:
             raise SbpError(
                 f"{of} hops, and {self} encodes sums over ranks\n"
-                "  take one that encodes a value by itself, as flow.encoders.int8()"
+                "  take one that encodes a value by itself, such as flow.encoders.int8()"
             )
         if self.twice:
             raise SbpError(
@@ -201,5 +201,5 @@ class FilledRows(MoveEncoder):
     def check(self, dtype: torch.dtype, of: str) -> NoReturn:
         raise SbpError(
             f"{of} cannot be encoded by {self}: composites say it of what they send\n"
-            "  take one that encodes a value, as flow.encoders.int8()"
+            "  take one that encodes a value, such as flow.encoders.int8()"
         )

@@ -104,7 +104,7 @@ class EncodedSum:
 
 
 def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
-    """A course on the rank that has this place among those that add up: what is left are its exchanges."""
+    """A course on the rank that has this place among those that add up, so that only its exchanges are left."""
     answer = None
     while True:
         try:

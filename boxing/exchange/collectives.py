@@ -85,5 +85,5 @@ def _reduce_scatter(sent: Sent, exchange: Exchange) -> Posting:
 
 
 def _bytes(flat: Tensor) -> Tensor:
-    """The same memory as bytes: what is only moved may be of a dtype that the backend does not know."""
+    """The same memory as bytes, because a tensor that is only moved may be of a dtype unknown to the backend."""
     return flat.view(torch.uint8)

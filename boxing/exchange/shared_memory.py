@@ -123,7 +123,7 @@ class Mailbox:
 
 
 class Shared:
-    """One exchange through the mailboxes: what fits is sent when it is made, the rest while waiting."""
+    """One exchange through the mailboxes: pieces that fit are sent when it is made, the rest while waiting."""
 
     def __init__(self, mail: Mail, sent: Sent, exchange: Exchange) -> None:
         rank, program, buffer, _, turn = exchange
@@ -202,7 +202,7 @@ class Idle:
         self.nap = DOZE
 
     def wait(self) -> bool:
-        """To be called when nothing has come: of the rounds behind the yields, every second one sleeps."""
+        """Wait a round, when nothing has come: the first rounds yield, and behind them every second one sleeps."""
         self.rounds += 1
         if self.rounds <= YIELDS:
             os.sched_yield()

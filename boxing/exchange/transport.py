@@ -86,7 +86,7 @@ class Turn(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """The exchange in words: what it is part of, and where it was asked for."""
+        """The exchange in words: the move that it is part of, and the line that asked for it."""
         what, _, where = self.text.decode().partition("\n")
         return what, where
 
@@ -149,7 +149,7 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """The ranks of one process: what is sent is a view of the sender's buffer."""
+    """The ranks of one process; their messages are views of the sender's buffer."""
 
     def __init__(self) -> None:
         self.sent = Sent()

@@ -213,8 +213,8 @@ class Physical:
 
     @cached_property
     def _gathering(self) -> dict[str, torch.dtype]:
-        """The type in which gradients are brought together: of parameters that name one, and of lone moves or narrowing
-        casts of these."""
+        """The type in which gradients are brought together, for parameters that name one, and for lone moves or
+        narrowing casts of these."""
         said = (s for s in self.sources if s.kind == "parameter" and s.value.grad and s.grads is not None)
         found = {s.value.name: s.home.dtype for s in said}
         for step in self.steps if found else ():

@@ -43,7 +43,7 @@ def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links:
     found = problem.solve(holes=False, limit=Price(float("inf"), 0))
     if _cost(found).time > problem.bound(src) * (1 + 1e-9):
         found = problem.solve(holes=True, limit=_cost(found)) or found
-        # The search with holes is cut short; what changes one axis after the other is always looked at.
+        # The search with holes is cut short; ways that change one axis after the other are always looked at.
         found = min((found, *problem.orders()), key=lambda steps: (*_cost(steps), len(steps)))
     return problem.settled(found)
 
@@ -291,7 +291,7 @@ class _Problem:
                         yield self.step("all_to_all", state, after, (axis,))
 
     def step(self, kind: str, state: State, after: State, axes: tuple[int, ...]) -> Leg:
-        """A collective that adds nothing up: what it moves is what ranks need and do not hold."""
+        """A collective that adds nothing up: it moves the elements that ranks need and do not hold."""
         size = missing(self.shape, state.dims, after.dims, self.sizes) * self.itemsize
         rate = self.rates.get((kind, axes))
         if rate is None:

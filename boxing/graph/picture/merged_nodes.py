@@ -3,9 +3,9 @@
     module     below a depth, all of a module is one node, if it runs on one placement
     joined     ops of one line of the user's code but layers with parameters; a module that has few ops and no parts
     lifted     a move of a parameter stands with what uses it
-    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; out of an overview
-               go views in the same way, and what is never read
-    plain      in an overview what is made of no input stands together
+    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; an overview leaves
+               out views in the same way, and values that are never read
+    plain      in an overview values that are made of no input stand together
 
 Ops are joined only where no way leads out of their node and back into it: a picture has no cycles.
 """

@@ -47,8 +47,8 @@ def paint(
 ) -> Scene:
     """The picture of a graph, cut at a depth of modules, or of one module with its borders.
 
-    In an overview two equal blocks are one already, and views and what is never read are out of sight. Moves cost what
-    their routes do, unless `prices` say otherwise.
+    In an overview two equal blocks are one already, and views and values that are never read are out of sight. Moves
+    have the prices of their routes, unless `prices` say otherwise.
     """
     if depth is not None and depth < 1:
         raise SbpError(f"depth={depth}: modules are cut at a level from 1 on\n  leave depth out to draw every op")

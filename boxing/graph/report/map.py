@@ -102,7 +102,7 @@ def _key(fills: Mapping[str, str], behind: str, y: int, **look: str) -> Iterator
 
 
 def _ranks(memory: MemoryReport | None) -> Mapping[str, Held]:
-    """The bars by name: of each rank, or of the fullest and the emptiest where there are many."""
+    """The bars by name: one for each rank, or for the fullest and the emptiest where there are many."""
     if memory is None or not memory.ranks:
         return {}
     if len(memory.ranks) <= RANKS:

@@ -1,4 +1,4 @@
-"""A graph read from its text: names, ops and layouts are looked up, and what is not there is shown in place."""
+"""A graph read from its text: names, ops and layouts are looked up, and an unknown one is shown at its place."""
 
 import ast
 from collections.abc import Mapping
