@@ -62,13 +62,13 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Demands:
-    """Demands on a choice: what it has to respect, and what it may do.
+    """Demands on a choice: pins that it has to respect, and liberties that it may take.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
-    once, by the type of device, and `encoders` what they are encoded by: who says one says that they are summed, but
-    where the parameter is said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum
-    over their axes. `rounds` are of a step in micro-batches.
+    once, by the type of device. `encoders` encode gradients: one says that they are summed, but where the parameter is
+    said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
+    are those of a step in micro-batches.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name

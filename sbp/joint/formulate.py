@@ -81,7 +81,7 @@ class Formulated:
         return self.costs.demands.rounds is not None
 
     def own(self, node: ChoiceNode, k: int) -> float:
-        """Seconds of a node by itself: of an op those of one micro-batch, of a source those of a step."""
+        """Seconds of a node by itself: an op's for one micro-batch, a source's for a step."""
         return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
 
     def moving(self, node: ChoiceNode, k: int) -> float:

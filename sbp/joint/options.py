@@ -237,7 +237,7 @@ def _cuts(call: Call, match: Match, reach: Sequence[Reach]) -> dict[tuple[int, f
 
 
 def _of_states(call: Call, reach: Sequence[Reach], grads: bool, holes: bool) -> Iterator[tuple[Way, frozenset[int]]]:
-    """The options of rules that map states: of each state that may come in, and of those with addends besides.
+    """The options of rules that map states, for each state that may come in, and for those with addends besides.
 
     A rule that is a match may have more to say of states with holes.
     """

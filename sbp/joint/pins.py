@@ -48,7 +48,7 @@ def allows(said: State | Entries, state: State) -> bool:
 
 
 def cuts_of(said: State | Entries, of: Tensor, sizes: tuple[int, ...]) -> Iterator[Cut]:
-    """The cuts that were said of a value, of those that nobody would choose."""
+    """The cuts that were said of a value and that nobody would choose, because their pieces differ by much."""
     dims = said.dims if isinstance(said, State) else stated(said, of.ndim, sizes).dims
     for d, factors in enumerate(dims):
         if factors and all(f >= 0 for f in factors) and not fits(of.shape[d], [sizes[f] for f in factors]):

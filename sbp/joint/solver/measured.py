@@ -1,4 +1,4 @@
-"""Measures of a folded problem: seconds, hidden seconds and bytes apart, of the candidates that are left.
+"""Measures of a folded problem: seconds, hidden seconds and bytes, each apart, for the candidates that are left.
 
 At one share of what is hidden and one price of a byte they are a problem of seconds alone. A candidate that is dropped
 stays dropped at all shares and prices, so that each further look is at less.

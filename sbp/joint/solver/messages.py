@@ -1,9 +1,9 @@
 """Messages tell neighbours what a node would cost them, along the graph and back until a bound stands close below a
 plan. A candidate that no plan as good can have is dropped.
 
-Tree-reweighted message passing in the order of the nodes: a node's costs, its own and what all tables tell it, are
-shared among the monotonic chains that go through it. The bound never falls, and what a candidate costs more than the
-best of its node can be added to it, for in every chain that is by how much the chain would cost more.
+Tree-reweighted message passing in the order of the nodes: a node's costs, its own and those that all tables tell it,
+are shared among the monotonic chains that go through it. The bound never falls. The difference between a candidate and
+the best of its node can be added to it, because every chain would cost so much more.
 """
 
 from collections.abc import Sequence

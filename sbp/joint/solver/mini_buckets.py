@@ -25,7 +25,7 @@ TURNS = 24
 
 
 def estimated(model: Model, part: Sequence[int], table: int) -> tuple[dict[int, int] | None, float]:
-    """A choice for these nodes, or none if none was found that is allowed, and what none can go below."""
+    """A choice for these nodes, or none if none was found that is allowed, and a lower bound of all choices."""
     table = min(table, LARGEST)
     soft = _softened(model, part)
     bound, starts = -np.inf, []

@@ -1,4 +1,4 @@
-"""Mixtures: of two plans the best in which the blocks up to one take the first, and all others the second.
+"""Mixtures: the best plan whose blocks up to one take the candidates of one plan, and all others those of a second.
 
 Equal blocks are the change between two plans of which one has too much, bytes or seconds that nothing hides, and the
 other costs more.

@@ -1,8 +1,8 @@
-"""Presolve: what can be decided exactly before anything large is built.
+"""Presolve: exact decisions before anything large is built.
 
 A candidate goes when another is never worse, whatever the neighbours choose (dead-end elimination), and a node goes
-when it has at most two neighbours, which then share a table of what it would cost them. Both repeat until nothing
-changes. Every step keeps what it looked at, so that reading the steps backwards gives the nodes' choices.
+when it has at most two neighbours, which then share a table of its costs to them. Both repeat until nothing changes.
+Every step keeps the tables that it read, so that reading the steps backwards gives the nodes' choices.
 """
 
 import heapq

@@ -89,7 +89,7 @@ class Search:
             self.best = min(self.best, plan.cost)
 
     def look(self, left: Measured, at: At) -> tuple[Best, Drawn | None]:
-        """The cheapest plan at these multipliers; it, and what is near it, may be the best of all."""
+        """The cheapest plan at these multipliers; it, or a plan near it, may be the best of all."""
         found = self.solver(left.problem(*at))
         if not found.choice:
             return found, None

@@ -175,7 +175,7 @@ def best_over(node: int, cost: Vector, tables: Sequence[Table], lives: Sequence[
     """The rest of these tables when the node always takes what is best; `cost` has all its candidates."""
     live = lives[node]
     _, group = refined([table.of(node)[live] for table in tables])
-    order = np.lexsort((cost[live], group))  # stable: of equal candidates the first
+    order = np.lexsort((cost[live], group))  # stable: the first of equal candidates
     mine = live[order[np.unique(group[order], return_index=True)[1]]]  # the cheapest of each group
 
     others = sorted({n for table in tables for n in table.nodes} - {node})
