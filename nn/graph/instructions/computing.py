@@ -125,7 +125,7 @@ class FirstHalf(Backward, word="first"):
 
 
 class SecondHalf(Backward, word="second"):
-    """The gradients of weights, of the rest."""
+    """The second half of a backward: the gradients of weights, made from the rest."""
 
     effect = Instruction.effect
 
