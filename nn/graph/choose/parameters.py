@@ -247,7 +247,7 @@ def _cast(modules: Mapping[str, nn.Module]) -> None:
             shards = tuple(shard.detach().to(said.weights) for shard in exact._shards)
         made = replaced(exact, wrap(shards, _of(exact._layout, said.weights)))
         made._path = exact._path
-        if said.states is not said.weights and made.requires_grad:  # what is frozen has no master that wants them
+        if said.states is not said.weights and made.requires_grad:  # a frozen one has no master that wants them
             vars(made)[EXACT] = exact.detach()
         for slot in group:
             slot.put(made)
