@@ -219,7 +219,7 @@ class _Tasks:
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
         are brought home with each."""
-        if self.where.alone:  # what is added where it is made has its parts when moves are in their buckets
+        if self.where.alone:  # gradients added where they are made get parts when moves are in their buckets
             return slot
         register = self.parts.part(slot)
         if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
