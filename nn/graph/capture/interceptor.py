@@ -246,8 +246,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         raise told from None
 
     def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
-        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not. One like it
-        stands in, of all rows and the first group."""
+        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not. The product of
+        all rows and the first group stands in."""
         if b.dtype != a.dtype:
             raise SbpError(
                 f"capture: a grouped matrix product of {a.dtype} and {b.dtype}, at {self.tape.origin.line}\n"

@@ -124,7 +124,7 @@ class Precision:
         def change(path: str, x: Tensor) -> Tensor:
             if not _differs(x, crossing.dtype):
                 return x
-            if id(x) not in crossing.cast:  # what is one for the caller is one for the module
+            if id(x) not in crossing.cast:  # one tensor of the caller's is one for the module
                 y = self._narrow(x, crossing.dtype)
                 crossing.cast[id(x)] = x, y, self.tape.number(y)
             return crossing.cast[id(x)][1]
@@ -141,7 +141,7 @@ class Precision:
         return known.narrow if same else x.to(dtype)
 
     def _given(self, result: Any, dtype: torch.dtype) -> Any:
-        """A result as what is around the module gets it."""
+        """A result in the type of the modules around."""
         if isinstance(result, PackedSequence) and isinstance(result.data, Rows):
             return result._replace(data=Rows(self._given(result.data.values, dtype)))
         if isinstance(result, tuple) and any(isinstance(part, PackedSequence) for part in result):
@@ -215,7 +215,7 @@ class Precision:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    """Whether it has parameters of its own, which what comes in has to fit."""
+    """Whether a module has parameters of its own, whose type its inputs have to have."""
     return any(p is not None and p.dtype.is_floating_point for p in module._parameters.values())
 
 
