@@ -167,7 +167,7 @@ class _Trying:
         step = planned_step(
             one.plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=self.captures
         )
-        if one.opened and step.plan.pieces is None:  # what is known of these is of one micro-batch
+        if one.opened and step.plan.pieces is None:  # else it is known of one micro-batch alone
             self.cases = Cases(step.plan.decided)
         made = TriedPlan(one, step)
         if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):

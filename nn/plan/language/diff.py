@@ -1,4 +1,4 @@
-"""The lines of two plans side by side: lines of both, of one alone, and those that differ on one subject."""
+"""The lines of two plans side by side: lines in both, lines in one alone, and lines that differ on one subject."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

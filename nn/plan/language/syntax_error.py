@@ -1,4 +1,4 @@
-"""Errors of the syntax in plain words: what was expected in a line, what was found, and a line like it."""
+"""Errors of the syntax in plain words: the words expected in a line, those found, and a line like it."""
 
 import re
 from difflib import get_close_matches
