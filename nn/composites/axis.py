@@ -1,8 +1,8 @@
 """The axis of a composite: the words it is written in.
 
 A composite is a function of an axis and of the arguments of the op that it stands for. It runs no kernel and moves
-nothing: it says which calls each rank makes, how what goes in and comes out lies on this axis, and which values go
-round it. Moves, their order beside the calls, all gradients, memory and prices follow from that as for any other op.
+nothing: it says which calls each rank makes, how their inputs and results lie on this axis, and which values go round
+it. Moves, their order beside the calls, all gradients, memory and prices follow from that as for any other op.
 
 One that is over several axes says for each of them how a value lies: {row: S(0), col: S(1)}.
 """
@@ -72,7 +72,7 @@ class AxisValue:
         return replace(self, sbp=_counted(sbp, self.ndim), turn=None, share=None)
 
     def striped(self, dim: int, count: int) -> "AxisValue":
-        """The same value with a dim cut in so many stripes, of each of which every rank has its piece."""
+        """The same value with a dim cut in so many stripes; every rank has a piece of each."""
         return self.lying(Stripes(dim, count) if count > 1 else S(dim))
 
     def seen(self, dim: int, size: int, first: int, last: int) -> "AxisValue":
