@@ -90,7 +90,7 @@ class MoveEncoder:
         return None
 
     def hop_plan(self, src: Layout, dst: Layout) -> BoxingPlan:
-        """The plan of the bytes of a hop, or of what is expected to go where it is none of bytes."""
+        """The plan of a hop's encoded bytes, or of the values expected to go where it sends values."""
         return self.expected(src, dst) or plan(*self.hop(src, dst).code)
 
     def check(self, dtype: torch.dtype, of: str) -> None:
@@ -181,7 +181,7 @@ class FilledRows(MoveEncoder):
     """Sends only rows that hold something, with their very values, such as tokens to experts. Rows along the last dim
     that are zero everywhere stay on their rank.
 
-    How many there are is known only as the move runs. It is priced by a `share` of them, those expected.
+    Their number is known only as the move runs. The price goes by a `share` of all rows, those expected to be sent.
     """
 
     share: float = 1.0

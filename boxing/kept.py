@@ -114,7 +114,7 @@ class KeptErrors:
 
 
 def _followed(held: KeptRows, lies: Layout) -> Sequence[KeptTensors]:
-    """All that follows addends to how they lie now; the sum over ranks of what was left out stays what it was."""
+    """All kept tensors that follow addends to their layout now; the sum of the errors over ranks stays the same."""
     was, here = held.lies, owned(lies.placement)
     if was.shape != lies.shape or not here:
         return [{} for _ in here]

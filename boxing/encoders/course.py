@@ -83,7 +83,7 @@ class TensorEncoder(MoveEncoder):
     """A way to write a tensor in fewer bytes, and to make a sum of addends so written."""
 
     def encode(self, value: Tensor) -> Payload:
-        """The tensor in fewer bytes. How many depends on its shape and dtype alone."""
+        """The tensor in fewer bytes, whose number depends on its shape and dtype alone."""
         raise NotImplementedError(f"{type(self).__name__} has no encode(self, value)")
 
     def decode(self, payload: Payload, like: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Sums that are encoded: of which addends, what each rank is to have of them, and in how many bytes that goes.
+"""Encoded sums: the addends, the piece of the sum that each rank is to have, and the bytes in which it goes.
 
     whole     every rank has all of the sum: payloads of whole addends go to all
-    pieces    each has its own: a payload for each piece, which goes to who is to have it, as in a reduce_scatter
+    pieces    each has its own: a payload for each piece, which goes to the rank of the piece, as in a reduce_scatter
 
 All of it depends on layouts alone, so that plans, prices and buckets know it before anything runs.
 """

@@ -33,7 +33,7 @@ class SaidEncoder(NamedTuple):
             return ()
         try:
             self.encoder.check_sum(src, dst, ends, "")
-        except SbpError:  # what is chosen is checked again, and told by its name
+        except SbpError:  # a chosen one is checked again, and told by its name
             return ()
         return self.encoder.sums([(src, dst)], [Encoding(self.encoder, ends)]).ends
 
@@ -83,7 +83,7 @@ def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> 
 
 
 def _ends(src: Layout, dst: Layout, said: SaidEncoder) -> tuple[int, ...]:
-    """The axes along which a move adds up a gradient, of those that are meant."""
+    """The axes among those meant along which a move adds up a gradient."""
     meant = said.axes(src.placement)
     return tuple(a for a in src.state.partial if a not in dst.state.partial and a in meant)
 

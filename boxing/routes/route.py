@@ -244,7 +244,7 @@ class _Problem:
                 yield Leg("to_partial", state, after, (axis,), FREE)
 
     def exchange(self, state: State) -> Iterator[Leg]:
-        """Slices straight from whoever has them to whoever needs them, to one of the stops worth going to.
+        """Slices straight from the ranks that have them to those that need them, at one of the stops worth going to.
 
         Axes still partial leave holes there, which a reduce_scatter then fills.
         """

@@ -76,7 +76,7 @@ class Joined:
 
     def _join(self, steps: Sequence[GraphStep]) -> None:
         drawn = {id(step) for step in steps}
-        kept = set(map(self.stand, vars_in(self.graph.result)))  # what is returned has a node to come from
+        kept = set(map(self.stand, vars_in(self.graph.result)))  # a result has a node to come from
         outside = self._outside
         copies: list[Box] = []
         latest: dict[tuple[str, ...], str] = {}
