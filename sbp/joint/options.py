@@ -1,9 +1,9 @@
-"""Options: every way in which a call may run on a placement, whatever its inputs lie like now.
+"""Options: every way in which a call may run on a placement, however its inputs lie now.
 
 On one axis of the grid a call splits one factor, or carries addends of one linear group, or does nothing: then every
 rank does the same, and gradients come back whole, or as addends where they arrive as such. An option is one choice for
-each axis. How a factor is cut, where holes come in, is asked of the states that reach the call and of its consumers'
-wishes: heads of a packed qkv weight are cut in three first.
+each axis. The states that reach the call and its consumers' wishes decide how a factor is cut, and so where holes come
+in: heads of a packed qkv weight are cut in three first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -103,7 +103,7 @@ def _none_fits(found: Sequence[Option], said: State | Entries, call: Call, op: L
 
 
 def _laid(lie: Lie, said: State | Entries) -> Lie:
-    """A value's lie with what was said in place of what it was."""
+    """A value's lie with the entries that were said in the place of its own."""
     if isinstance(said, State):
         return Lie(said, tuple(a for a in lie.grads if a not in said.split and a not in said.partial))
     about = {axis for axis, entry in enumerate(said) if entry is not None}

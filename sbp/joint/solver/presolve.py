@@ -48,8 +48,8 @@ class Elimination:
 class Model:
     """Choices that are left: nodes, their live candidates and the tables between them.
 
-    With `memory` what is done is right at every price of a byte: candidates are dropped for others that hold no more,
-    and nodes eliminated of whose candidates all hold as much; `held` is what these hold.
+    With `memory` every step is right at every price of a byte: candidates are dropped for others that hold no more, and
+    a node is eliminated only if all its candidates hold as much; `held` is the sum of what these hold.
     """
 
     def __init__(self, costs: Sequence[Vector], tables: Sequence[Table], memory: Sequence[Vector] = ()) -> None:
@@ -100,7 +100,7 @@ class Model:
         return len(held) == 0 or bool(np.ptp(held) == 0)
 
     def add(self, table: Table) -> None:
-        """Take up a table, of one node or of many."""
+        """Take up a table over one node or many."""
         nodes = table.nodes
         if not nodes:
             self.constant += float(table.values)
