@@ -12,9 +12,11 @@ STAGES = 4  # that are named, those that work most
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of all kinds, because
-    activations come and go. `moment` names the values that are computed then. Offloaded values are no part of that:
-    they are `host` bytes of the host's memory, and `disk` bytes of files."""
+    """Bytes that one rank holds, by kind.
+
+    `total` is the most at any time, perhaps less than the sum of all kinds, because activations come and go. `moment`
+    names the values that are computed then. Offloaded values are no part of that: they are `host` bytes of the host's
+    memory, and `disk` bytes of files."""
 
     parameters: int
     gradients: int
