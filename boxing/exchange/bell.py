@@ -1,4 +1,4 @@
-"""A bell for each rank, which sleeps in the kernel until a peer rings that there is mail, so its core is free.
+"""Bells of ranks: one that waits for mail sleeps in the kernel until a peer rings, so its core is free.
 
 A bell is a word of shared memory. A rank that is about to sleep sets it, looks once more whether there is mail, and
 sleeps as long as the word is set (a futex). A peer that brings mail and finds it set clears it and wakes the sleeper.

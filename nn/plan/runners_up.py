@@ -50,7 +50,7 @@ class TriedPlan:
     @property
     def bound(self) -> float:
         """Seconds below which no plan is that says more than this one, and is a case of it, whatever memory it has."""
-        if self.step is None or self.step.plan.pieces is not None:  # else the bound is that of one micro-batch
+        if self.step is None or self.step.plan.pieces is not None:  # whose bound is that of one micro-batch
             return -inf
         return self.step.plan.decided.floor
 

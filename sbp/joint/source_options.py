@@ -61,8 +61,8 @@ def stored(
     """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
 
     Changed pieces go home with others, so many bytes `together`. An optimizer reads and writes each of these tensors
-    once a step. With `sharded` they may be cut further than the parameter,
-    where nothing is said of them. Where states are of another dtype, a master of the parameter belongs to them.
+    once a step. With `sharded` they may be cut further than the parameter, where nothing is said of them. Where states
+    are of another dtype, a master of the parameter belongs to them.
     """
     shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, links.sizes
     wide, most = (size if dtype is None else dtype.itemsize for dtype in (source.grads, source.states))

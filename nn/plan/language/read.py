@@ -9,7 +9,7 @@ from .statements import Grid
 
 __all__ = ["BYTES", "read"]
 
-LINES = 10_000  # lines of a plan, most of them comments
+LINES = 10_000  # lines of a plan, comments too
 STATEMENTS = 2_000  # fewer, because each is parsed
 LETTERS = 200_000  # letters of all statements
 BYTES = 1 << 24  # bytes of the file
