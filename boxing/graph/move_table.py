@@ -277,7 +277,7 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     def row(
         name: str, direction: Direction, way: BoxingPlan, ends: Sequence[str], of: Sequence[str], at: int | None = None
     ) -> tuple[str, MoveRow]:
-        """A move of `name`, told at the user's line of the step that makes the first of its ends, or first uses it."""
+        """A move of `name`, at the user's line of the step that makes, or first uses, the first of its ends."""
         end = ends[0]
         step = makers.get(end) or users.get(end)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
