@@ -61,7 +61,7 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
         rank = max(held, key=lambda rank: held[rank].total)
         if held[rank].total <= limit:
             return pieces
-        refused[held[rank].total] = outgrown(pieces.program, one.decided, rank, held[rank], limit)
+        refused[held[rank].total] = outgrown(pieces.proved, one.decided, rank, held[rank], limit)
         single = account(one.graph, states, regather=pieces.options.backend != "autograd")[rank]
         if turn < TURNS - 1:
             try:

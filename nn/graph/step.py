@@ -101,7 +101,7 @@ class Step:
     @property
     def open_network(self) -> Network:
         """The network that actors are added to."""
-        return self.opened().program.network
+        return self.opened().proved.network
 
     def opened(self) -> Pieces:
         """The pieces of a step that actors run; refused where none do."""

@@ -18,7 +18,7 @@ from ..lower.segments import Segment
 from ..memory.liveness import Kept, RankMemory, bytes_on, kept, memory
 from ..microbatch.attention import attend
 from ..tasks.task import Hop
-from .pipeline import Pipelined
+from .proved_pipeline import ProvedPipeline
 from .variant import Variant
 from .weights.weights import MeanDtype
 
@@ -27,7 +27,7 @@ __all__ = ["footprint", "left", "less", "outgrown"]
 TASK = re.compile(r"[FBW](\d+)")
 
 
-def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
+def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
     where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
     twice, added up and those of one micro-batch; two tasks that run together have all that either has; hops hold what
@@ -43,7 +43,7 @@ def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: Mean
     return {rank: program.weights.resident(rank, one, states, mean) for rank, one in total.items()}
 
 
-def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
+def _of_route(program: ProvedPipeline, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
     localiser = variant.localiser
     # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
     unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
@@ -88,7 +88,7 @@ def less(held: Held, one: Held, limit: float) -> float:
     return min(one.total - 1.0, stays + (limit - means - stays) / times)
 
 
-def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
+def outgrown(program: ProvedPipeline, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
     """The error that a step does not fit: which stage on which rank, what takes most there, and what would help."""
     where, name = program.where, program.schedule.name
     stages = sorted(set(where.group))
@@ -131,7 +131,7 @@ class BundleUnderWay(NamedTuple):
     waiting: int
 
 
-def _hops(program: Pipelined, variant: Variant, many: int) -> Iterator[BundleUnderWay]:
+def _hops(program: ProvedPipeline, variant: Variant, many: int) -> Iterator[BundleUnderWay]:
     """Ranks that keep to an order let go what they sent with the answer to it, and receive what they read next; others
     receive whatever is there, as much as the simulation has in a register."""
     mine = {id(hop) for hop in variant.tasks.hops}
@@ -153,18 +153,18 @@ def _hopping(way: BundleUnderWay, rank: int, slots: Callable[[str, int], int]) -
     return found
 
 
-def _pairs(program: Pipelined, chunks: Collection[int]) -> bool:
+def _pairs(program: ProvedPipeline, chunks: Collection[int]) -> bool:
     """Whether tasks of chunks run together with others."""
     queues = {f"device {program.where.group[c]}" for c in chunks}
     return any("&" in case for actor in program.network.actors if actor.queue in queues for case in actor.cases)
 
 
-def _kept_slots(program: Pipelined, kept: Container[str], shift: int, value: str, chunk: int) -> int:
+def _kept_slots(program: ProvedPipeline, kept: Container[str], shift: int, value: str, chunk: int) -> int:
     """How many of a value are counted already: those that a chunk keeps for its backward, or the one at work."""
     return _slots(program, chunk + shift) if value in kept else 1
 
 
-def _slots(program: Pipelined, chunk: int) -> int:
+def _slots(program: ProvedPipeline, chunk: int) -> int:
     """How many micro-batches a chunk keeps that it has begun and not ended, at most."""
     route, number = divmod(chunk, program.count)
     where, peak = program.firsts[route].where, program.proof.peak
@@ -177,7 +177,7 @@ def _slots(program: Pipelined, chunk: int) -> int:
 
 
 def _elsewhere(
-    program: Pipelined, variant: Variant, shift: int, stays: Mapping[int, Kept]
+    program: ProvedPipeline, variant: Variant, shift: int, stays: Mapping[int, Kept]
 ) -> Iterator[tuple[int, int]]:
     """Bytes that added actors have ranks keep: activations of others, and registers of a told size."""
     opening = program.opening
@@ -197,7 +197,7 @@ def _elsewhere(
                 yield from ((rank, peak[register.name] * register.bytes) for rank in ranks)
 
 
-def _at_once(program: Pipelined, chunks: Sequence[int]) -> float:
+def _at_once(program: ProvedPipeline, chunks: Sequence[int]) -> float:
     """The same of all chunks of a rank together, in the mean of these: where it keeps to an order, at one time."""
     most = _mean([_slots(program, chunk) for chunk in chunks])
     if not program.ordered or program.slices > 1 or len(chunks) < 2:

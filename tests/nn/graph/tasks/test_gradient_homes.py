@@ -86,7 +86,7 @@ def test_a_schedule_without_a_flush_is_its_recurrence(rest: str, schedule: str) 
 def test_each_rank_adds_up_what_it_keeps(rest: str) -> None:
     """A stage has two layers of 8 x 8 and 8 numbers; in pieces of rows each of two ranks has half."""
     step = alike(rest, "1f1b", 1)
-    tasks = step.planned.program.firsts[0].tasks  # type: ignore[union-attr]
+    tasks = step.planned.program.proved.firsts[0].tasks  # type: ignore[union-attr]
     added = {slot: tasks.layouts[part] for part, slot in tasks.sums.items()}
     held = sum(torch.Size(of.local_shape(0)).numel() for of in added.values() if 0 in of.placement)
     assert held <= 144
