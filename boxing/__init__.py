@@ -2,10 +2,10 @@
 
 plan         how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
 box          along a plan, with gradients; record: every move that happened; infer_layout, memory: of given pieces
-bundle       what many tensors have to send, in few exchanges
-survivors    what is left of a tensor where ranks are lost
-reductions   addends on one rank; explanation: of choices, as every `explain` returns them; figures: in words
-picture/     of moves; graph/: all moves of a step; demo: every move between signatures
+bundle       the messages of many tensors in few exchanges
+survivors    the rest of a tensor where ranks are lost
+reductions   addends on one rank; explanation: the value that every `explain` returns; figures: numbers in words
+picture/     pictures of moves; graph/: all moves of a step; demo: every move between signatures
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING

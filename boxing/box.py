@@ -94,7 +94,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: boo
     """
     way = plan(src, dst)
     _check(shards, way)
-    if not filled:  # whose bytes are known behind it
+    if not filled:  # the bytes of filled rows are known behind the move
         note("box_async", way)
     shards = [shard.detach() for shard in shards]
     stream = None

@@ -1,13 +1,14 @@
-"""Bundles: what many tensors have to send, in few exchanges, straight from the shards that there are into those to be
-filled. Pure: no tensors.
+"""Bundles: the messages of many tensors in few exchanges, straight from the shards into those to be filled.
+
+Pure: no tensors.
 
     tensor 1   |  0 -> 4  |  1 -> 4  |  1 -> 5  |        one message from each rank to each other a bundle, in which
     tensor 2   |  0 -> 5  |  1 -> 4  |                   the pieces lie behind each other
     tensor 3   |  0 -> 4, the first half |               a large tensor goes in several bundles, a share in each
 
 In a bundle no rank sends and receives more than a limit together (or a row for each peer, where that is more); that is
-all the memory that it takes. Of several tensors the bytes are those of each: a rank gets what it needs and does not
-hold.
+all the memory that it takes. Several tensors take the bytes of each: a rank gets the elements that it needs and does
+not hold.
 """
 
 from collections import Counter
@@ -132,7 +133,7 @@ def stage_programs(way: BoxingPlan, rank: int) -> tuple[RankProgram | None, ...]
 class TensorBundle:
     """Shares of tensors that go together, of one dtype, between two placements."""
 
-    plans: Sequence[BoxingPlan]  # of all tensors, by their numbers
+    plans: Sequence[BoxingPlan]  # the plans of all tensors, by their numbers
     shares: tuple[TensorShare, ...]
 
     @cached_property

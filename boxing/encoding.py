@@ -1,4 +1,4 @@
-"""Encodings: moves in fewer bytes, by encoders that were given. What these do lies in boxing/encoders/, and with users.
+"""Encodings: moves in fewer bytes, by encoders from boxing/encoders/ or from users.
 
 A sum over ranks has an encoding: the encoder, and along which axes it adds up. A hop, a value that goes to other ranks,
 has an encoder alone.
@@ -57,7 +57,7 @@ class EncodedHops(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MoveEncoder:
-    """An encoder, as moves ask it. `flow.encoders.Encoder` explains `feedback` and `twice`."""
+    """An encoder: the methods that moves call. `flow.encoders.Encoder` explains `feedback` and `twice`."""
 
     feedback: bool = True
     twice: bool = False
@@ -82,15 +82,15 @@ class MoveEncoder:
 
     @property
     def hops(self) -> bool:
-        """Whether a value can be encoded by itself, as one that hops from stage to stage is."""
+        """Whether a value can be encoded by itself, such as one that hops from stage to stage."""
         return True
 
     def expected(self, src: Layout, dst: Layout) -> BoxingPlan | None:
-        """The plan by which a value moves that is never bytes, and whose size is known as it goes; of others none."""
+        """The plan of a move of values as they are, in bytes known only as it runs; None for other encoders."""
         return None
 
     def hop_plan(self, src: Layout, dst: Layout) -> BoxingPlan:
-        """The plan of the bytes of a hop, or of what is expected to go where it is none of bytes."""
+        """The plan of a hop's encoded bytes, or of the values expected to go where it sends values."""
         return self.expected(src, dst) or plan(*self.hop(src, dst).code)
 
     def check(self, dtype: torch.dtype, of: str) -> None:
@@ -143,7 +143,7 @@ class MoveEncoder:
         if not self.hops:
             raise SbpError(
                 f"{of} hops, and {self} encodes sums over ranks\n"
-                "  take one that encodes a value by itself, as flow.encoders.int8()"
+                "  take one that encodes a value by itself, such as flow.encoders.int8()"
             )
         if self.twice:
             raise SbpError(
@@ -181,7 +181,7 @@ class FilledRows(MoveEncoder):
     """Sends only rows that hold something, with their very values, such as tokens to experts. Rows along the last dim
     that are zero everywhere stay on their rank.
 
-    How many there are is known only as the move runs. It is priced by a `share` of them, those expected.
+    Their number is known only as the move runs. The price goes by a `share` of all rows, those expected to be sent.
     """
 
     share: float = 1.0
@@ -201,5 +201,5 @@ class FilledRows(MoveEncoder):
     def check(self, dtype: torch.dtype, of: str) -> NoReturn:
         raise SbpError(
             f"{of} cannot be encoded by {self}: composites say it of what they send\n"
-            "  take one that encodes a value, as flow.encoders.int8()"
+            "  take one that encodes a value, such as flow.encoders.int8()"
         )

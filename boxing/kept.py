@@ -1,7 +1,7 @@
 """Kept errors: what encoders leave out of each tensor on each rank, from one step to the next.
 
-What a step leaves counts when the step does. `commit` makes it so; `drop` makes all as it was before, because a step is
-left out, such as one with a gradient that is not finite.
+The errors of a step count when the step does. `commit` makes them count. `drop` puts back those before, because the
+step is left out, such as one with a gradient that is not finite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ class KeptErrors:
             )
 
     def reset(self) -> None:
-        """Forget all that is kept, as when the parameters were given other values."""
+        """Forget all that is kept, such as when the parameters were given other values."""
         for held in (self._held, self._next, self._loaded):
             held.clear()
 
@@ -114,7 +114,7 @@ class KeptErrors:
 
 
 def _followed(held: KeptRows, lies: Layout) -> Sequence[KeptTensors]:
-    """All that follows addends to how they lie now; the sum over ranks of what was left out stays what it was."""
+    """All kept tensors that follow addends to their layout now; the sum of the errors over ranks stays the same."""
     was, here = held.lies, owned(lies.placement)
     if was.shape != lies.shape or not here:
         return [{} for _ in here]
@@ -137,7 +137,7 @@ def _as(x: Tensor, was: Layout, lies: Layout) -> Tensor:
 
 
 def _whole(lies: Layout) -> Layout:
-    """How a sum lies where it is added up."""
+    """The layout of a sum where it is added up."""
     return lies.with_state(State(lies.state.dims))
 
 
@@ -162,7 +162,7 @@ def left_out(kept: KeptTensors, lies: Layout, rank: int) -> Tensor | None:
 
 
 def _share(lies: Layout, rank: int) -> tuple[int, int]:
-    """Where the share of a rank begins and ends in its addend."""
+    """The begin and end of a rank's share in its addend."""
     place, at, ranks = lies.placement, 0, 1
     for axis in lies.state.partial:
         at, ranks = at * place.shape[axis] + place.coords(rank)[axis], ranks * place.shape[axis]

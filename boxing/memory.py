@@ -1,4 +1,4 @@
-"""The memory of a whole tensor, as its pieces tell it: which dims follow each other without a gap."""
+"""The memory of a whole tensor, read off its pieces: which dims follow each other without a gap."""
 
 from collections.abc import Iterable, Sequence
 

@@ -145,12 +145,12 @@ def _layer() -> str:
 
 
 def asker() -> Asker | None:
-    """The one who asks now, if anybody wants to know."""
+    """The asker now, None where no record is open."""
     return Asker(user_line(), _layer()) if _open else None
 
 
 def note(op: str, plan: BoxingPlan, by: Asker | None = None) -> None:
-    """Tell the open records of a boxing; `by` is who asked for it, if not whoever calls."""
+    """Tell the open records of a boxing; `by` is its asker, if that is not the caller."""
     if _open:
         moved = Moved(op, plan, *(by or Asker(user_line(), _layer())))
         for moves in _open:

@@ -20,7 +20,7 @@ def survivors(of: Layout, lost: Collection[int]) -> Layout | None:
     As many of its copies are kept as lie in a grid.
     """
     where, state = of.placement, State(of.state.dims, of.state.partial, of.state.reduction)
-    gone = [rank for rank in where.flat if rank in lost and all(of.spans(rank))]  # who has nothing takes nothing along
+    gone = [rank for rank in where.flat if rank in lost and all(of.spans(rank))]  # one that has nothing is no loss
     if not gone:
         return Layout(where, state, of.shape, of.dtype)
     copied = [axis for axis in range(where.ndim) if axis not in state.split and axis not in state.partial]

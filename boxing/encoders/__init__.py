@@ -3,7 +3,7 @@
 course         how a tensor is written and read, and how a sum comes of that; packing: payloads as bytes
 encoded_sum    how a sum comes, whole or in pieces, and in how many bytes
 encoded_move   the move of a bucket; hop: of a value that goes to other ranks
-encoder        the class of all of them, as moves ask it: boxing/encoding.py; boxing/kept.py has what they leave out
+encoder        the class of all of them; boxing/encoding.py has what moves ask it, boxing/kept.py what they leave out
 bits, sparse, quantised, low_rank, phases     those that are shipped; named: by their texts
 """
 

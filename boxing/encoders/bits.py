@@ -14,8 +14,10 @@ __all__ = ["SignEncoder", "packed_bits", "unpacked_bits"]
 
 @dataclass(frozen=True)
 class SignEncoder(Encoder):
-    """The sign of each element, and the mean size of all as one level. With `rows` each row of dim 0, all weights of
-    one output, has two levels of its own: the means of what is negative in it, and of what is not.
+    """The sign of each element, and the mean size of all as one level.
+
+    With `rows` each row of dim 0, all weights of one output, has two levels of its own: the means of its negative
+    elements, and of all others.
 
     >>> encoder = SignEncoder()
     >>> payload = encoder.encode(torch.tensor([1.0, -3.0, 2.0]))

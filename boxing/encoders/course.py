@@ -41,8 +41,9 @@ class SummedPieces(NamedTuple):
 
 
 class GatheredPayloads(NamedTuple):
-    """Asks for the payloads of all ranks, in their order. Where they are not of one shape, `like` has one of each rank,
-    whose values say nothing."""
+    """Asks for the payloads of all ranks, in their order.
+
+    Where they are not of one shape, `like` has one of each rank, whose values say nothing."""
 
     payload: Payload
     like: Sequence[Payload] = ()
@@ -59,8 +60,9 @@ class PlaceAmong(NamedTuple):
 
 
 class PieceCuts(NamedTuple):
-    """The piece of a sum that each rank is to have, in their order, and the place of this rank among them. Several may
-    be to have one piece."""
+    """The piece of a sum for each rank, in their order, and the place of this rank among them.
+
+    Several ranks may have the same piece."""
 
     each: tuple[tuple[slice, ...], ...]
     here: int
@@ -81,7 +83,7 @@ class TensorEncoder(MoveEncoder):
     """A way to write a tensor in fewer bytes, and to make a sum of addends so written."""
 
     def encode(self, value: Tensor) -> Payload:
-        """The tensor in fewer bytes. How many depends on its shape and dtype alone."""
+        """The tensor in fewer bytes, whose number depends on its shape and dtype alone."""
         raise NotImplementedError(f"{type(self).__name__} has no encode(self, value)")
 
     def decode(self, payload: Payload, like: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ class TensorEncoder(MoveEncoder):
         if self.feedback:
             error = wanted.clone()
             for piece, payload, rest in zip(pieces, payloads, cuts.of(error), strict=True):
-                rest.copy_(piece - self._decoded(payload, piece))  # of a piece that several ranks have, once
+                rest.copy_(piece - self._decoded(payload, piece))  # once for a piece that several ranks have
             left["error"] = error
         come = yield Dealt(payloads)
         return self._summed(come, pieces[cuts.here]), left

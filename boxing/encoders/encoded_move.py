@@ -213,7 +213,7 @@ EXCHANGES: Mapping[type[Request], Callable[[EncodedMove, Sequence[Any]], Generat
 
 
 def _held(kept: KeptErrors, one: EncodedSum, e: Encoding) -> Sequence[KeptTensors]:
-    """All that is kept of a tensor, for each rank owned here. A sum in pieces has no shares that are encoded again."""
+    """All that is kept of a tensor, by ranks owned here. A sum in pieces has no shares encoded again."""
     here = owned(one.place)
     if not e.name:
         return [{} for _ in here]

@@ -1,7 +1,7 @@
-"""Sums that are encoded: of which addends, what each rank is to have of them, and in how many bytes that goes.
+"""Encoded sums: the addends, the piece of the sum that each rank is to have, and the bytes in which it goes.
 
     whole     every rank has all of the sum: payloads of whole addends go to all
-    pieces    each has its own: a payload for each piece, which goes to who is to have it, as in a reduce_scatter
+    pieces    each has its own: a payload for each piece, which goes to the rank of the piece, as in a reduce_scatter
 
 All of it depends on layouts alone, so that plans, prices and buckets know it before anything runs.
 """
@@ -104,7 +104,7 @@ class EncodedSum:
 
 
 def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
-    """A course on the rank that has this place among those that add up: what is left are its exchanges."""
+    """A course on the rank that has this place among those that add up, so that only its exchanges are left."""
     answer = None
     while True:
         try:
@@ -116,8 +116,10 @@ def _placed(course: EncoderCourse, here: int) -> PlacedCourse:
 
 
 class EncodedRound(NamedTuple):
-    """An exchange of one tensor. Its sizes are elements of a sum, elements or bytes for each rank that it deals to, or
-    bytes of the payload of each rank that it gathers from."""
+    """An exchange of one tensor.
+
+    Its sizes are elements of a sum, elements or bytes for each rank that it deals to, or bytes of the payload of each
+    rank that it gathers from."""
 
     kind: type[Request]
     dtype: torch.dtype

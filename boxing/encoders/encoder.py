@@ -1,4 +1,4 @@
-"""Encoder: the class of all encoders, shipped and users' own, as moves ask it."""
+"""Encoder: the class of all encoders, shipped and users' own, which moves call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class EncodedHop:
 
     @cached_property
     def code(self) -> tuple[Layout, Layout]:
-        """Rows of bytes, one for each shard; of uneven shards the shorter ones have zeros behind."""
+        """Rows of bytes, one for each shard; shorter shards of uneven ones have zeros behind."""
         most = max(map(nbytes, self.likes.values()))
         return self._rows(self.left, most), self._rows(self.right, most)
 
@@ -67,7 +67,7 @@ class EncodedHop:
         return tuple(found)
 
     def decode(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The shards of which these are the bytes, as they lie on the ranks owned here."""
+        """The shards that these bytes are, on the ranks owned here."""
         found: list[Tensor] = []
         there, opposite = self.right.placement, self.left.placement
         for rank, row in zip(owned(there), rows, strict=False):

@@ -24,7 +24,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class LowRankEncoder(Encoder):
-    """Two factors of some rank. What has less than two dims, or would not be `saves` times smaller, is summed whole.
+    """Two factors of some rank. A tensor of less than two dims, or not `saves` times smaller so, is summed whole.
+
     With `warm` each step goes on from the factor that the last one found; the first is drawn by `seed`."""
 
     rank: int = 4
@@ -62,7 +63,7 @@ class LowRankEncoder(Encoder):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Columns of length one, each at right angles to those before it; what depends on these is zero."""
+    """Columns of length one, each at right angles to those before it; a column that depends on these is zero."""
     if matrix.shape[1] > 2 and matrix.dtype not in HALVES:
         columns: Tensor = torch.linalg.qr(matrix)[0]
         return columns

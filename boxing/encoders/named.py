@@ -1,4 +1,4 @@
-"""Encoders by name: as users make them, and as texts of graphs and plans say them."""
+"""Encoders by name: functions by which users make them, and the texts of them in graphs and plans."""
 
 import ast
 from collections.abc import Iterator

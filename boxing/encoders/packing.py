@@ -20,7 +20,7 @@ def packed(payloads: Sequence[Payload]) -> Tensor:
 
 
 def unpacked(run: Tensor, like: Sequence[Payload]) -> list[Payload]:
-    """The payloads of which a run has the bytes, of the shapes and dtypes of others."""
+    """The payloads whose bytes are in a run; `like` are others of the same shapes and dtypes."""
     found, at = [], 0
     for payload in like:
         parts = []

@@ -93,7 +93,7 @@ class MomentumEncoder(Encoder):
         mine = self.beta / ranks * before + (1 - self.beta) * value
         inner = {name: x for name, x in kept.items() if name not in ("momentum", "steps")}
         whole, found = yield from self.of.course(mine, inner, ranks)
-        # A copy: who gets the momentum may change it in place, as clipping does.
+        # A copy, because the momentum is handed out, and may be changed in place, such as by clipping.
         return whole, {**found, "momentum": whole.clone(), "steps": _steps(count)}
 
     @property

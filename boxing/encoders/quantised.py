@@ -30,7 +30,8 @@ class _InBlocks(Encoder):
         size = min(self.block, value.numel() + value.numel() % 2)  # a small tensor is one block
         flat = torch.nn.functional.pad(value.reshape(-1).float(), (0, -value.numel() % size)).view(-1, size)
         scales = flat.abs().amax(1, keepdim=True) / self.most
-        # Of zeros alone the scale is zero, of what is not finite it is not either, and so is what comes of it.
+        # The scale of zeros alone is zero. That of a block with numbers that are not finite is not finite, nor is the
+        # block when it is decoded.
         return (flat / scales.where(scales != 0, 1.0)).round().nan_to_num(0.0).to(torch.int8), scales.view(-1)
 
     def values(self, levels: Tensor, scales: Tensor, like: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ __all__ = ["TopKEncoder"]
 
 @dataclass(frozen=True)
 class TopKEncoder(Encoder):
-    """A fraction of the elements, those of the largest size, with an index each. What is sent has its very value, so
-    that sent and kept together are what there was, to the bit.
+    """A fraction of the elements, those of the largest size, with an index each.
+
+    They are sent with their very values, so that those sent and those kept are the tensor, to the bit.
 
     >>> encoder = TopKEncoder(fraction=0.5)
     >>> encoder.decode(encoder.encode(torch.tensor([1.0, -3.0, 2.0, 0.5])), torch.empty(4))

@@ -1,8 +1,9 @@
-"""A bell for each rank. A rank that waits for mail sleeps in the kernel until a peer rings, so its core is free.
+"""Bells of ranks: one that waits for mail sleeps in the kernel until a peer rings, so its core is free.
 
-A bell is a word of shared memory. Who is about to sleep sets it, looks once more whether there is mail, and sleeps as
-long as the word is set (a futex); who brings mail and finds it set clears it and wakes the sleeper. Where a processor
-puts the sender's look before its data, a ring may be missed: no sleep is long, so mail is late then and never lost.
+A bell is a word of shared memory. A rank that is about to sleep sets it, looks once more whether there is mail, and
+sleeps as long as the word is set (a futex). A peer that brings mail and finds it set clears it and wakes the sleeper.
+Where a processor puts the sender's look before its data, a ring may be missed: no sleep is long, so mail is late then
+and never lost.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ class Timespec(ctypes.Structure):
 
 
 class Bell:
-    """The bell of one rank, as its owner and its peers have it.
+    """The bell of one rank, for its owner and its peers.
 
     >>> bell = Bell(mmap.mmap(-1, 4096), 0)
     >>> bell.ring()  # nobody sleeps: no system call
@@ -38,11 +39,11 @@ class Bell:
         self.call = ctypes.CDLL(None).syscall if sys.platform == "linux" else None
 
     def set(self) -> None:
-        """Before the last look for mail; `sleep` comes behind it."""
+        """Set the bell, before the last look for mail and `sleep`."""
         self.word.value = 1
 
     def sleep(self, seconds: float) -> None:
-        """Until the bell is rung, which may have been since it was set, or for so long."""
+        """Sleep until the bell is rung, which may have happened since it was set, or for so long."""
         if self.call is None:
             time.sleep(min(seconds, 1e-4))  # nobody can wake us
             return

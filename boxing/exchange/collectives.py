@@ -10,7 +10,7 @@ from .transport import Exchange, Posting, Sent
 
 __all__ = ["all_reduce", "can_sum", "post"]
 
-# What both backends add up themselves. Everything else travels as bytes, and is added by the rank that gets it.
+# Types that both backends add up themselves. All others travel as bytes, and are added by the rank that gets them.
 SUMS = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64}
 )
@@ -85,5 +85,5 @@ def _reduce_scatter(sent: Sent, exchange: Exchange) -> Posting:
 
 
 def _bytes(flat: Tensor) -> Tensor:
-    """The same memory as bytes: what is only moved may be of a dtype that the backend does not know."""
+    """The same memory as bytes, because a tensor that is only moved may be of a dtype unknown to the backend."""
     return flat.view(torch.uint8)

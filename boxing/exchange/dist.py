@@ -5,8 +5,8 @@
     CUDA; more than 16 ranks    one collective of the backend, NCCL or Gloo
 
 Gloo's own collectives go round a ring and take up to five times as long on busy cores. torch.distributed is called
-directly: its functional collectives cost 80-100 us each. Whatever the way, messages carry plan, step and turn, so that
-ranks that disagree never meet.
+directly, because its functional collectives cost 80-100 us each. On all three ways messages carry plan, step and turn,
+so that ranks that disagree never meet.
 """
 
 from collections.abc import Callable
@@ -151,7 +151,8 @@ class Post(NamedTuple):
 def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:
     """Sends and receives by global rank, under a tag that only the same turn of the same plan carries.
 
-    What lies in one run of the result is received in place; what the rank keeps is copied while the wire is busy.
+    A piece that lies in one run of the result is received in place; pieces that the rank keeps are copied while the
+    wire is busy.
     """
     rank, program, buffer, reduction, turn = exchange
     tag = crc32(b"%d %d %d" % (turn.fingerprint, turn.number, turn.key)) & 0x7FFFFFFF

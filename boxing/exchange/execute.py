@@ -89,7 +89,7 @@ def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) 
         reduction = move.src.state.reduction
         for i in range(EXCHANGES.get(move.kind, 1)):
             stage += 1
-            wire = transport()  # only now: what is local needs no peers
+            wire = transport()  # only now, because a local move needs no peers
             jobs = [Errand(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
             whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
             arrival = whole or wire.start(plan, stage, jobs, reduction, background)

@@ -1,10 +1,10 @@
-"""A move of which only rows that hold something are sent: how many bytes go is known only as it runs.
+"""A move that sends only rows that hold something, so that its bytes are known only as it runs.
 
     rank 0   a a . .  ->  rank 1      marks: 1 1 0 0, as many as the plan says      rows: the two a, and no more
 
 Marks go first, a byte a row, so that both ends know how many rows come, and where they belong. Then the rows go, as
-many to each rank as there are. What is not sent is zero where it would have come to, as it is where it is. So this
-is the move itself for whatever values, and only its bytes depend on them.
+many to each rank as there are. A row that is not sent is zero, so there are zeros in its place on the other rank. So
+this is the move itself for all values, and only its bytes depend on them.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Refilling: many tensors written into the shards of others, wherever these lie, a bundle at a time.
 
-Pieces are cast on their way into a message where they travel in a narrower dtype, and on their way out of it where what
-is filled is of a wider one.
+Pieces are cast on their way into a message where they travel in a narrower dtype, and on their way out of it where the
+filled tensor is of a wider one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def refill(fillings: Sequence[Filling], limit: int, op: str) -> int:
         for bundle in bundles:
             _keep(bundle, fillings)
             _carry(bundle, 0, fillings)
-        # A share of what is gathered may be of other elements than the same share of what was fetched; so all is first.
+        # A gathered share may have other elements than the same share as it was fetched, so all fetches come first.
         for bundle in bundles:
             _carry(bundle, 1, fillings)
     return len(bundles)

@@ -1,9 +1,9 @@
 """Exchanges between processes of one host through shared memory: two copies and no system call for the data.
 
 Each ordered pair of ranks has a mailbox: a few slots, a count of slots filled (written by the sender alone) and one of
-slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. Who waits
-yields the processor some times, then sleeps until a peer rings its bell, and looks from time to time whether the peer
-is still coming.
+slots emptied (by the receiver alone). Messages go through in order, cut where they are larger than a slot. A rank that
+waits yields the processor some times, then sleeps until a peer rings its bell, and looks from time to time whether the
+peer is still coming.
 
 The counts are plain stores: x86 keeps them behind the data they announce. Other processors may not, and use Gloo.
 """
@@ -123,7 +123,7 @@ class Mailbox:
 
 
 class Shared:
-    """One exchange through the mailboxes: what fits is sent when it is made, the rest while waiting."""
+    """One exchange through the mailboxes: pieces that fit are sent when it is made, the rest while waiting."""
 
     def __init__(self, mail: Mail, sent: Sent, exchange: Exchange) -> None:
         rank, program, buffer, _, turn = exchange
@@ -202,7 +202,7 @@ class Idle:
         self.nap = DOZE
 
     def wait(self) -> bool:
-        """To be called when nothing has come: of the rounds behind the yields, every second one sleeps."""
+        """Wait a round, when nothing has come: the first rounds yield, and behind them every second one sleeps."""
         self.rounds += 1
         if self.rounds <= YIELDS:
             os.sched_yield()

@@ -124,6 +124,6 @@ class LateArrival(NamedTuple):
 
 
 def _busy(job: Errand) -> int:
-    """Bytes that a rank sends or receives in an exchange, of these the more."""
+    """Bytes that a rank sends or receives in an exchange, whichever are more."""
     sends, receives = (sum(part.numel for part in parts) for parts in (job.program.sends, job.program.receives))
     return max(sends, receives) * job.buffer.element_size()

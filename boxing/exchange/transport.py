@@ -82,11 +82,11 @@ class Turn(NamedTuple):
     fingerprint: int
     group: tuple[int, ...]
     text: bytes  # the plan, and below it the user's line
-    card: bool  # whether what is sent lies on one
+    card: bool  # whether the tensors sent lie on one
 
     @property
     def words(self) -> tuple[str, str]:
-        """The exchange in words: what it is part of, and where it was asked for."""
+        """The exchange in words: the move that it is part of, and the line that asked for it."""
         what, _, where = self.text.decode().partition("\n")
         return what, where
 
@@ -117,7 +117,7 @@ class Sent:
 
 
 class Given(Protocol):
-    """A plan, or a bundle of several, that exchanges are part of: as the ledger knows it, and errors call it."""
+    """A plan, or a bundle of several, that exchanges are part of; a fingerprint for the ledger, a text for errors."""
 
     @property
     def fingerprint(self) -> int: ...
@@ -149,7 +149,7 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """The ranks of one process: what is sent is a view of the sender's buffer."""
+    """The ranks of one process; their messages are views of the sender's buffer."""
 
     def __init__(self) -> None:
         self.sent = Sent()

@@ -107,8 +107,9 @@ class Watch:
                 self._missed.add((turn, rank))
 
     def _told_late(self) -> int | None:
-        """A rank that gives up while others run out of time. A step that is stuck is noticed by its own process too, at
-        about the same moment, and that one knows at which line."""
+        """A rank that gives up while others run out of time.
+
+        A process notices its own stuck step at about the same moment, and that one knows at which line it is."""
         end = time.monotonic() + LATE
         while time.monotonic() < end:
             others = (rank for rank in self.ledger.local if rank != self.here.rank)

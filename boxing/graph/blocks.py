@@ -20,7 +20,7 @@ __all__ = ["Blocks", "Repetition", "Stages", "repeated"]
 
 LONGEST = 6  # blocks of a pattern that repeats
 
-BlockWire: TypeAlias = tuple[int | None, int | str]  # of which block before (None: outside), and which of its values
+BlockWire: TypeAlias = tuple[int | None, int | str]  # a block so many before (None: outside), and a value of it
 
 
 class Repetition(NamedTuple):
@@ -53,17 +53,17 @@ class _Block:
 
 
 class Blocks:
-    """The repeated blocks of a graph; a block is what shares one `origin.block`, and the sources under that path.
+    """The repeated blocks of a graph; a block is the steps that share one `origin.block`, and the sources under it.
 
-    Three repeats are folded, in an overview two; of fewer each is drawn. In an overview what comes from another
-    placement stands before the blocks there, so that the first of them is like the others.
+    Three repeats are folded, in an overview two; fewer are drawn one by one. In an overview values from another
+    placement stand before the blocks there, so that the first of them is like the others.
     """
 
     def __init__(self, graph: Physical, *, overview: bool = False) -> None:
         self.graph = graph
         names = dict.fromkeys(step.origin.block for step in graph.steps if step.origin.block)
         self._blocks = {name: _Block() for name in names}
-        self._home: dict[str, str] = {}  # of each value: its block
+        self._home: dict[str, str] = {}  # value -> its block
         for source in graph.sources:
             block = self.around(source.value.name)
             if block:
@@ -71,7 +71,8 @@ class Blocks:
                 self._blocks[block].sources.append(source)
         for step in graph.steps:
             block = step.origin.block
-            # A move of what comes from outside stands before all blocks, as the first of them is the one to ask for it.
+            # A move of a value from outside stands before all blocks, because the first of them is the one to ask for
+            # it.
             enters = isinstance(step, Box) and (not self.of(step.source) or (overview and _crosses(graph, step)))
             if block and not enters:
                 self._home.update((y.name, block) for y in step.outputs)
@@ -88,7 +89,7 @@ class Blocks:
         return self._home.get(value, "")
 
     def module(self, step: GraphStep) -> str:
-        """The module of a step; of a move that stands before the blocks the one around them."""
+        """The module of a step; for a move that stands before the blocks, the module around them."""
         if step.origin.block and not self.of(step.outputs[0].name):
             return ".".join(step.origin.block.split(".")[:-2])
         return step.origin.module
@@ -106,8 +107,9 @@ class Blocks:
 
 
 class Stages:
-    """The stages of a pipeline that are alike, from three on. A stage is all that is done on one placement, with the
-    moves to there and the sources that are used nowhere else."""
+    """The stages of a pipeline that are alike, from three on.
+
+    A stage is all that is done on one placement, with the moves to there and the sources that are used nowhere else."""
 
     def __init__(self, graph: Physical) -> None:
         names = dict.fromkeys(str(step.outputs[0].layout.placement) for step in graph.steps)
@@ -258,7 +260,7 @@ class _Repeats:
         return sources, tuple(steps), backs
 
     def _wires(self, index: int, name: str, at: dict[str, int]) -> Iterator[BlockWire]:
-        """Where each tensor comes from that enters a block."""
+        """The origin of each tensor that enters a block."""
         block = self.blocks[name]
         for value in dict.fromkeys(v for step in block.steps for v in step.inputs if v not in block.numbers):
             home = self.home.get(value, "")
@@ -271,7 +273,7 @@ class _Repeats:
 def _wired(wires: Sequence[BlockWire], before: Sequence[BlockWire], at: int, period: int) -> bool:
     """Whether a block at this place of a run is wired as the one a period before it.
 
-    What comes to the first blocks from before the run comes to later ones from the run itself.
+    A value that the first blocks get from before the run comes to later ones from the run itself.
     """
     return len(wires) == len(before) and all(
         a == b or (a[0] is not None and a[0] <= at and (b[0] is None or b[0] > at - period))

@@ -5,7 +5,7 @@
     gather     the changed pieces of a rank as one row, of which all ranks get all
     encoded    a sum in fewer bytes, that of all encoded by one encoder
 
-A bucket is one move with a plan of its own: of what is large, other routes are the quickest.
+A bucket is one move with a plan of its own, because other routes are the quickest for what is large.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from .physical import Back, Physical
 
 __all__ = ["Packed", "bucketed", "exchange", "exchanges", "gathered", "packed"]
 
-# What members of a bucket have in common: kind, placement, axes, dtype.
+# Properties that all members of a bucket share: kind, placement, axes, dtype.
 BucketKind: TypeAlias = tuple[str | MoveEncoder, Placement, tuple[int, ...], torch.dtype]
 Pair: TypeAlias = tuple[Layout, Layout]
 
@@ -138,7 +138,7 @@ def _dim(src: Layout, dst: Layout, axes: tuple[int, ...]) -> int | None:
 class Packed:
     """The one move of a bucket, and how its members get into and out of it on each rank.
 
-    What comes out of a gather is a view in which the dim that was cut is two: the ranks, and what each had.
+    A gathered tensor comes out as a view in which the dim that was cut is two: the ranks, and what each had.
     """
 
     src: Layout
@@ -212,7 +212,7 @@ def exchanges(moves: Sequence[Back]) -> tuple[BoxingPlan, ...]:
 
 
 def exchange(moves: Sequence[Back] | Sequence[BoxingPlan]) -> BoxingPlan:
-    """The one plan by which all of a bucket move, or a single one; of an encoded one, that with most bytes."""
+    """The one plan by which all of a bucket move, or a single move; of encoded ones, the plan with most bytes."""
     first = moves[0]
     if isinstance(first, Back) and first.encoding is not None:
         return max(exchanges([move for move in moves if isinstance(move, Back)]), key=lambda way: way.bytes)

@@ -33,7 +33,7 @@ class SaidEncoder(NamedTuple):
             return ()
         try:
             self.encoder.check_sum(src, dst, ends, "")
-        except SbpError:  # what is chosen is checked again, and told by its name
+        except SbpError:  # a chosen one is checked again, and told by its name
             return ()
         return self.encoder.sums([(src, dst)], [Encoding(self.encoder, ends)]).ends
 
@@ -83,7 +83,7 @@ def _homeward(graph: Physical, back: Back, grads: Mapping[str, SaidEncoder]) -> 
 
 
 def _ends(src: Layout, dst: Layout, said: SaidEncoder) -> tuple[int, ...]:
-    """The axes along which a move adds up a gradient, of those that are meant."""
+    """The axes among those meant along which a move adds up a gradient."""
     meant = said.axes(src.placement)
     return tuple(a for a in src.state.partial if a not in dst.state.partial and a in meant)
 
@@ -105,7 +105,7 @@ def _check_met(graph: Physical, backs: Iterable[Back], grads: Mapping[str, SaidE
         axes = said.axes(place)
         if not axes:
             continue  # the same program on one rank
-        way = "name parameters whose gradients are added up, as those of data parallelism are, or leave it out"
+        way = "name parameters whose gradients are added up, such as those of data parallelism, or leave it out"
         if source.value.layout.state.split.issuperset(axes) and place.names:
             whole = ", ".join(f"{place.names[a]!r}: B" for a in axes)
             way += f"\n  it is a sum where the parameter is whole: flow.nn.shard(model, {{{name!r}: {{{whole}}}}})"
@@ -135,7 +135,7 @@ def _coming(graph: Physical, hops: Mapping[str, SaidEncoder]) -> dict[str, MoveE
             continue
         if not src.dtype.is_floating_point:
             continue
-        said.encoder.check_hop(src, dst, f"what comes to {step.origin.module}, {step.source},")
+        said.encoder.check_hop(src, dst, f"a value that comes to {step.origin.module}, {step.source},")
         met.add(said.pattern)
         found[step.output.name] = said.encoder
     unmet = {said.pattern for said in hops.values()} - met

@@ -1,7 +1,7 @@
 """Inserting the moves: from a logical graph and what was chosen for each of its parts to the physical graph.
 
-A value is moved once for each way in which it is wanted. One with several users is moved as its copy lies first, and on
-from there, as it was priced.
+A value is moved once for each way in which it is wanted. One with several users is moved to the layout of its copy
+first, and on from there, because it was priced so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ class _Insertion:
         grads = _layout(source.fake, stored.grads, there, source.grads)
         states = _layout(source.fake, stored.states, there, source.states)
         name, reached = self._fresh(source.name), number in self.outer.reached
-        # What a graph keeps lies row by row, whatever the order of what it was given.
+        # Values that a graph keeps lie row by row, whatever the order of those it was given.
         value = _value(name, of, reached, source.fake) if source.kind == "input" else Value(name, of, reached)
         self.values[value.name] = value
         said = source.grads is not None or grads is not of
@@ -178,7 +178,7 @@ class _Insertion:
         return self._move(scope.names[number], name, _like(value.layout, lie, there), origin, encoder)
 
     def _move(self, of: str, source: str, to: Layout, origin: Origin, encoder: MoveEncoder | None = None) -> str:
-        """One move of `source`, which is the value `of` in some layout; what is there already is taken."""
+        """One move of `source`, which is the value `of` in some layout; a value that is there already is taken."""
         if self.values[of].layout is to:
             return of
         known = self.moved.get((of, to))
@@ -207,7 +207,7 @@ def _value(name: str, of: Layout, grad: bool, fake: Tensor) -> Value:
 
 
 def _stays(before: Layout, to: Layout) -> bool:
-    """Whether ranks keep, or take views of, what they have; what was sent lies row by row."""
+    """Whether ranks keep, or take views of, what they have; values that were sent lie row by row."""
     mine, other = before.state, to.state
     return (
         before.placement is to.placement

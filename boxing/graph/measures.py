@@ -12,8 +12,10 @@ STAGES = 4  # that are named, those that work most
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that one rank holds; `total` is the most at any time, perhaps less than the sum of what comes and goes.
-    `moment` names the values of what runs then. What is offloaded is no part of that: it is `host` bytes of its host's
+    """Bytes that one rank holds, by kind.
+
+    `total` is the most at any time, perhaps less than the sum of all kinds, because activations come and go. `moment`
+    names the values that are computed then. Offloaded values are no part of that: they are `host` bytes of the host's
     memory, and `disk` bytes of files."""
 
     parameters: int
@@ -27,7 +29,7 @@ class Held:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The part of each kind in the total, as they are not all held at once."""
+        """The part of each kind in the total, scaled because they are not all held at once."""
         sizes = {kind: getattr(self, kind) for kind in ("parameters", "gradients", "states", "activations")}
         return {kind: size * self.total / (sum(sizes.values()) or 1) for kind, size in sizes.items()}
 

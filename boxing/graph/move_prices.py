@@ -20,8 +20,10 @@ class MovePart(NamedTuple):
 
 
 class MovePrices:
-    """The price of every move in a graph: that of its route, or its part of an account's. `moving` is what those of a
-    step, or of one micro-batch, come to, with what is `hidden` of it; `once` those that a step makes once."""
+    """The price of every move in a graph: that of its route, or its part of an account's.
+
+    `moving` is the sum for a step, or for one micro-batch, and `hidden` the part of it that is hidden; `once` is that
+    of moves made once a step."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Every move of a graph with its bytes and price: those of values, of gradients, and of parameters after the update.
 
-Moves that are equal in repeated blocks are one row with a count, and the gradients of a bucket are one move. What is
-gathered again for the backward is there again.
+Moves that are equal in repeated blocks are one row with a count, and the gradients of a bucket are one move. Values
+that are gathered again for the backward have a row more.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,14 +42,16 @@ __all__ = [
 Direction: TypeAlias = Literal["forward", "again", "backward", "update"]
 
 
-AccountKey: TypeAlias = tuple[str, str]  # of a value, and the direction: forward, backward, update
+AccountKey: TypeAlias = tuple[str, str]  # a value, and the direction: forward, backward, update
 
 
 @dataclass(frozen=True)
 class MoveAccount:
-    """The seconds of moves by which a step was chosen. A value has one sum for all its moves one way with each
-    micro-batch, and one for those once a step. Those inside of ops that are taken apart are known of all together.
-    Updates of what is `stepped_whole` move by no choice: they take what their routes do."""
+    """The seconds of moves by which a step was chosen.
+
+    A value has one sum for all its moves one way with each micro-batch, and one for those once a step. Moves `inside`
+    of ops that are taken apart have one sum for all. Updates of parameters that are `stepped_whole` move by no choice:
+    they take the seconds of their routes."""
 
     each: Mapping[AccountKey, float]
     late: Mapping[AccountKey, float]
@@ -84,14 +86,14 @@ class CollectiveKind(NamedTuple):
 class MoveRow:
     """One move, or `count` equal ones of repeated blocks; figures are of one of them."""
 
-    name: str  # of the value; a star stands for the number of a repeated block
+    name: str  # the value's; a star stands for the number of a repeated block
     direction: Direction
     plan: BoxingPlan
     line: str = ""
     module: str = ""
     count: int = 1
     of: tuple[str, ...] = ()  # the values, parameters or gradients that go
-    ends: tuple[str, ...] = ()  # of each: the copy that comes, or the value that the gradient is of
+    ends: tuple[str, ...] = ()  # for each, the copy that comes, or the value that the gradient is of
     bucket: int | None = None
     told: float | None = None  # seconds, where an account of the whole step has them
     once: bool = False  # whether a step in micro-batches makes it once
@@ -152,8 +154,10 @@ def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
 
 
 def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of axes. Between two grids of the same ranks, whose common one has none, it is those of either grid for
-    the same groups: `data=expert`."""
+    """The names of axes.
+
+    Between two grids of the same ranks, whose common one has no names, they are those of either grid for the same
+    groups: `data=expert`."""
     if place.names or not axes:
         return axes_of(place, axes)
     groups = set(map(frozenset, place.groups(axes)))
@@ -200,8 +204,9 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
 def _accounted(
     graph: Physical, every: Sequence[tuple[str, MoveRow]], account: MoveAccount
 ) -> list[tuple[str, MoveRow]]:
-    """The moves with the seconds of an account. A value's moves one way share the one sum that it has for them, as
-    their routes would."""
+    """The moves with the seconds of an account.
+
+    A value's moves one way share the one sum that it has for them, in proportion to the seconds of their routes."""
     origin: dict[str, str] = {}
     for box in graph.boxes:
         origin[box.output.name] = origin.get(box.source, box.source)
@@ -272,7 +277,7 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     def row(
         name: str, direction: Direction, way: BoxingPlan, ends: Sequence[str], of: Sequence[str], at: int | None = None
     ) -> tuple[str, MoveRow]:
-        """A move of `name`, which the user's code knows by who makes or first uses the first of its ends."""
+        """A move of `name`, at the user's line of the step that makes, or first uses, the first of its ends."""
         end = ends[0]
         step = makers.get(end) or users.get(end)
         line, module = (step.origin.line, step.origin.module) if step else ("", "")
@@ -336,7 +341,7 @@ def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
 
 
 def _to_owner_and_back(source: Source) -> tuple[BoxingPlan, ...]:
-    """How the value and the gradient that an owner steps get to it from where they rest, and the value back."""
+    """The moves of the value and the gradient that an owner steps, from where they rest, and of the value back."""
     if source.owner is None:
         return ()
     rest, whole = source.master.with_state(source.master.state), of_owner(source)

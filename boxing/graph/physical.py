@@ -52,11 +52,12 @@ class Value:
 class Source:
     """A value from outside.
 
-    A parameter's gradient, and what its optimizer changes and keeps, may lie otherwise and be of another dtype; None:
-    as the parameter. Of `states` the changed pieces are moved to where the parameter lies (ZeRO-1). An optimizer that
-    looks at more than an element at once has all of it for its step, and so many tensors of its state: `whole`; or one
-    rank has, that keeps its state, the `owner`. With `offload` the optimizer has them on the host. A gradient that goes
-    home `once` is added up over micro-batches where it is made, although it is smaller at home.
+    A parameter's gradient, `grads`, and its optimizer's master and states, `states`, may lie otherwise and be of
+    another dtype; None: as the parameter. Changed pieces are moved from the layout of `states` to that of the parameter
+    (ZeRO-1). An optimizer that looks at more than an element at once steps on all of a parameter, and on so many
+    tensors of its state: `whole`; or one rank does, the `owner`, which keeps the state. With `offload` the optimizer
+    has them on the host. A gradient that goes home `once` is added up over micro-batches where it is made, although it
+    is smaller at home.
     """
 
     value: Value
@@ -106,7 +107,7 @@ class Op:
     outputs: tuple[Value, ...]
     grad: bool = True
     origin: Origin = field(default=Origin(), compare=False)
-    round: Round | None = None  # of a composite, whose inputs may lie on turned placements
+    round: Round | None = None  # the round of a composite, whose inputs may lie on turned placements
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ class Back:
 
     @property
     def plan(self) -> BoxingPlan:
-        """The plan; of what is encoded, that of the exchange with most bytes."""
+        """The plan; for an encoded move, that of the exchange with most bytes."""
         if self.encoder is not None:
             return self.encoder.hop_plan(self.src, self.dst)
         if self.encoding is None:
@@ -181,7 +182,7 @@ class Physical:
     backs: tuple[Back, ...] = ()
     result: Any = None  # what the step returns, with Vars for tensors
     losses: tuple[tuple[str, str | None], ...] = ()  # each with the value that its gradient starts from; None: one
-    writes: Mapping[str, str] = field(default_factory=dict)  # of buffers that change: name -> the value it then has
+    writes: Mapping[str, str] = field(default_factory=dict)  # buffers that change: name -> the value it then has
     called: Mapping[str, str] = field(default_factory=dict, compare=False)  # inputs as the user's function calls them
     cluster: Cluster | None = field(default=None, compare=False)  # by which it was chosen; None: the one in use
 
@@ -212,8 +213,8 @@ class Physical:
 
     @cached_property
     def _gathering(self) -> dict[str, torch.dtype]:
-        """The type in which gradients are brought together: of parameters that name one, and of lone moves or narrowing
-        casts of these."""
+        """The type in which gradients are brought together, for parameters that name one, and for lone moves or
+        narrowing casts of these."""
         said = (s for s in self.sources if s.kind == "parameter" and s.value.grad and s.grads is not None)
         found = {s.value.name: s.home.dtype for s in said}
         for step in self.steps if found else ():

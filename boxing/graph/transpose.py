@@ -12,8 +12,8 @@ __all__ = ["with_backs"]
 def with_backs(graph: Physical) -> Physical:
     """The graph with the gradient moves that its boxes ask for, in the order in which a backward pass reaches them.
 
-    A box of a parameter goes back to where the optimizer wants the gradient, at once. Where no gradient comes back, as
-    to what only statistics are computed of, nothing is moved.
+    A box of a parameter goes back to where the optimizer wants the gradient, at once. Where no gradient comes back,
+    such as to a value that only statistics are made of, nothing is moved.
     """
     if not graph.losses:
         return replace(graph, backs=())

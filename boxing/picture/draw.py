@@ -95,7 +95,7 @@ def _rasterised(svg: str) -> bytes | None:
 
 
 def _shows_text(resvg: Any, family: str) -> bool:
-    """Whether a font is here: what has no font is left out of a png without a word."""
+    """Whether a font is here, because text without one is left out of a png without a word."""
 
     def drawn(text: str) -> bytes:
         letter = f'<text y="9" font-family="sans-serif">{text}</text>'
@@ -146,7 +146,7 @@ def install() -> None:
 
 
 def plan_graph(plan: DrawnPlan) -> str:
-    """One plan from left to right: the ranks of each state in their grid, of one colour where they hold one piece."""
+    """One plan from left to right: the ranks of each state in their grid, with one colour for each piece."""
     stops = [plan.src, *(move.dst for move in plan.moves)]
     several = len({stop.placement for stop in stops}) > 1
     body, at = _stop(0, plan.src, 0.0, several)

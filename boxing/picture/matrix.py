@@ -104,7 +104,7 @@ def _labels(layouts: Sequence[Layout], axis: int, stops: Sequence[int], size: in
 
 
 def _stops(layouts: Sequence[Layout], start: int, size: int) -> list[int]:
-    """Where each row or column begins, with a gap where the signature of the first axis changes."""
+    """The begin of each row or column, with a gap where the signature of the first axis changes."""
     stops = [start]
     for before, after in pairwise(layouts):
         stops.append(stops[-1] + size + (GAP if before.sbp[0] is not after.sbp[0] and len(after.sbp) > 1 else 0))

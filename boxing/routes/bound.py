@@ -1,6 +1,6 @@
 """The bytes that no plan can do without, from who holds and who needs each element: the oracle that judges routes.
 
-Of one element let H be the ranks that hold (a term of) it, p the number of terms to be added and D the ranks that need
+For one element let H be the ranks that hold (a term of) it, p the number of terms to be added and D the ranks that need
 it. Any schedule makes at least
 
     |D without H|                      transfers where p = 1

@@ -19,8 +19,9 @@ class Received(NamedTuple):
 
 
 def received_evenly(move: Move) -> Received | None:
-    """Elements that a move brings to ranks which hold as much as each other, before it and after it. None where they do
-    not, or where it depends on the rank, as in an exchange.
+    """Elements that a move brings to each rank, where all hold as much as each other, before it and after it.
+
+    None where they do not, or where it depends on the rank, as in an exchange.
 
     >>> from ...placement import default_cluster, placement
     >>> from ...sbp import layout

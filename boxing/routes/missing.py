@@ -67,7 +67,7 @@ def _cells(factors: Factors, sizes: tuple[int, ...]) -> int:
 def _held(
     factors: Factors, where: Mapping[int, int], sizes: tuple[int, ...], cells: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Of so many cells of a dim, those that the rank at these coordinates holds."""
+    """The cells of a dim, of so many, that the rank at these coordinates holds."""
     held = np.zeros([sizes[f] if f >= 0 else -f for f in factors], dtype=np.bool_)
     held[tuple(where[f] if f >= 0 else slice(None) for f in factors)] = True
     return np.repeat(held.reshape(-1), cells // held.size)

@@ -86,9 +86,9 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
 
 
 def _through_windows(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
-    """Moves to, or from, pieces that overlap: from the pieces that do not, of which neighbours send what is missing.
+    """Moves to, or from, pieces that overlap, by way of pieces that do not: neighbours send each other the rest.
 
-    What is whole is cut, without any sending; and addends that are wanted as addends of the whole stay where they are.
+    A whole tensor is cut, without any sending; and addends that are wanted as addends of the whole stay where they are.
     """
     if src is dst or (src.placement is dst.placement and src.state == dst.state):
         return []
@@ -246,5 +246,5 @@ def _transfer_price(src: Layout, dst: Layout, cluster: Cluster) -> Price:
         messages = max(prod(p.shape[a] for a in src.state.split), q.size // p.size)
     latency, bandwidth = cluster.between(p, q)
     size = dst.dtype.itemsize
-    hops = max(1, messages / 8)  # all are on their way at once, as those of an exchange are
+    hops = max(1, messages / 8)  # all are on their way at once, as in an exchange
     return Price(hops * latency + max(received, sent) * size / bandwidth, float(received * size))

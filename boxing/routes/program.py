@@ -1,4 +1,4 @@
-"""Programs of ranks: what each sends, receives and keeps in one step, as boxes worked out from who holds what.
+"""Programs of ranks: boxes that each sends, receives and keeps in one step, worked out from who holds what.
 
 A `Box` names a rectangle twice, by its offsets in the buffer it is read from and in the one it is written to. All that
 moves, from an all_gather to a transfer between placements, is a list of such boxes for each peer. Pure: no tensors.
@@ -152,7 +152,7 @@ def _boxes(have: tuple[Spans, ...], need: tuple[Spans, ...]) -> tuple[PieceCut, 
 
 
 def _start(boxes: tuple[PieceCut, ...], shape: tuple[int, ...]) -> int | None:
-    """Where in memory the one box begins that is written in one run; None for anything else."""
+    """The offset in memory of the one box, if it is written in one run; None for anything else."""
     if len(boxes) != 1:
         return None
     start, stride, whole = 0, 1, True

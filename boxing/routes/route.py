@@ -43,7 +43,7 @@ def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links:
     found = problem.solve(holes=False, limit=Price(float("inf"), 0))
     if _cost(found).time > problem.bound(src) * (1 + 1e-9):
         found = problem.solve(holes=True, limit=_cost(found)) or found
-        # The search with holes is cut short; what changes one axis after the other is always looked at.
+        # The search with holes is cut short; ways that change one axis after the other are always looked at.
         found = min((found, *problem.orders()), key=lambda steps: (*_cost(steps), len(steps)))
     return problem.settled(found)
 
@@ -180,7 +180,7 @@ class _Problem:
         return min((Leg(k, state, after, (axis,), self.links.price(k, (axis,), size)) for k in kinds), key=_price)
 
     def settled(self, found: tuple[Leg, ...]) -> tuple[Leg, ...]:
-        """Where splits leave remainders: one exchange, if that is no longer the dearer way once they are counted."""
+        """The way found, or one exchange where splits leave remainders, if that is cheaper once they are counted."""
         ranks = prod(self.sizes)
         direct = next((s for s in self.exchange(self.src) if s.after == self.dst and s.kind == "exchange"), None)
         uneven = any(n % ranks for n in self.shape) and ranks <= REMAINDERS
@@ -244,7 +244,7 @@ class _Problem:
                 yield Leg("to_partial", state, after, (axis,), FREE)
 
     def exchange(self, state: State) -> Iterator[Leg]:
-        """Slices straight from whoever has them to whoever needs them, to one of the stops worth going to.
+        """Slices straight from the ranks that have them to those that need them, at one of the stops worth going to.
 
         Axes still partial leave holes there, which a reduce_scatter then fills.
         """
@@ -258,7 +258,8 @@ class _Problem:
                 yield Leg("slice", state, State(dims, state.partial, state.reduction), (), FREE)
 
     def find_stops(self) -> tuple[tuple[Factors, ...], ...]:
-        """Where an exchange may go: the target, also with axes cutting it further that are made partial later.
+        """The states that an exchange may go to: the target, also with axes cutting it further that are made partial
+        later.
 
         Where links differ, axes that are gathered later may cut it too, and every plain signature is a stop, since less
         may cross a slow link from there.
@@ -290,7 +291,7 @@ class _Problem:
                         yield self.step("all_to_all", state, after, (axis,))
 
     def step(self, kind: str, state: State, after: State, axes: tuple[int, ...]) -> Leg:
-        """A collective that adds nothing up: what it moves is what ranks need and do not hold."""
+        """A collective that adds nothing up: it moves the elements that ranks need and do not hold."""
         size = missing(self.shape, state.dims, after.dims, self.sizes) * self.itemsize
         rate = self.rates.get((kind, axes))
         if rate is None:

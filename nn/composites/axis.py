@@ -1,8 +1,8 @@
 """The axis of a composite: the words it is written in.
 
 A composite is a function of an axis and of the arguments of the op that it stands for. It runs no kernel and moves
-nothing: it says which calls each rank makes, how what goes in and comes out lies on this axis, and which values go
-round it. Moves, their order beside the calls, all gradients, memory and prices follow from that as for any other op.
+nothing: it says which calls each rank makes, how their inputs and results lie on this axis, and which values go round
+it. Moves, their order beside the calls, all gradients, memory and prices follow from that as for any other op.
 
 One that is over several axes says for each of them how a value lies: {row: S(0), col: S(1)}.
 """
@@ -48,12 +48,12 @@ class AxisValue:
     """A value, how it is to lie on the axis where a call takes it, and how far on it went before."""
 
     number: int
-    like: Tensor  # of its shape and dtype, without values
+    like: Tensor  # a tensor of its shape and dtype, without values
     grad: bool
     sbp: LineEntries = B
-    turn: AxisTurn | AxisSwap | None = None  # of this axis of the grid; -1: of the only one
-    name: str = ""  # of a parameter, buffer or argument
-    share: float | None = None  # of its rows, those expected to hold something, where no others are sent
+    turn: AxisTurn | AxisSwap | None = None  # a turn of this axis of the grid; -1: of the only one
+    name: str = ""  # the name of a parameter, buffer or argument
+    share: float | None = None  # the share of its rows expected to hold something, where no others are sent
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,17 +72,20 @@ class AxisValue:
         return replace(self, sbp=_counted(sbp, self.ndim), turn=None, share=None)
 
     def striped(self, dim: int, count: int) -> "AxisValue":
-        """The same value with a dim cut in so many stripes, of each of which every rank has its piece."""
+        """The same value with a dim cut in so many stripes; every rank has a piece of each."""
         return self.lying(Stripes(dim, count) if count > 1 else S(dim))
 
     def seen(self, dim: int, size: int, first: int, last: int) -> "AxisValue":
-        """The same value as a dim of `size` sees it. Place o of a rank's part of that dim sees those from o + first to
-        o + last. What a rank lacks comes from its neighbours, and gradients go back there."""
+        """The same value as a dim of `size` sees it.
+
+        Place o of a rank's part of that dim sees those from o + first to o + last. Elements that a rank lacks come from
+        its neighbours, and gradients go back there."""
         return self.lying(Seen(dim, Window(size, first, last)))
 
     def turned(self, places: int, axis: AxisLine | None = None) -> "AxisValue":
-        """The value so many steps round the axis, or round this one of several. Rank i has the piece of rank i -
-        places.
+        """The value so many steps round the axis, or round this one of several.
+
+        Rank i has the piece of rank i - places.
 
         It goes one place at a time, in each round of calls the next, and its gradient comes back the same way.
         """
@@ -98,9 +101,9 @@ class AxisValue:
         return replace(self, turn=AxisSwap(-1 if axis is None else axis.at, distance))
 
     def filled(self, share: float) -> "AxisValue":
-        """The same value, moved so that only rows that hold something are sent, of whatever the last dim is long.
+        """The same value, moved so that only rows of the last dim that hold something are sent.
 
-        How many these are is known only as it runs; by `share`, the part of all that is expected, it is priced.
+        The number of these is known only as it runs; the price goes by `share`, the part of all that is expected.
         """
         return replace(self, share=share)
 
@@ -188,7 +191,7 @@ class Axis:
         round: int | None = None,
         **kwargs: Any,
     ) -> AxisValue:
-        """A call that ranks make as the op's rule says. Its one result lies so on the axis, or on each of several."""
+        """A call made by the op's rule. Its one result lies so on the axis, or on each of several."""
         made = self._likes(op, args, kwargs)
         said = {**self._lies, **(lies if isinstance(lies, Mapping) else {self.axes[0]: lies})}
         count = len(leaves((args, kwargs), AxisValue))
@@ -206,7 +209,7 @@ class Axis:
         if not lies:
             return None
         said = {axis.at: sbp for axis, sbp in lies.items()}
-        what = f"what {self._use} makes in {self.module or 'the graph'}"
+        what = f"the result of {self._use} in {self.module or 'the graph'}"
         return Pin(tuple(said.get(at) for at in range(self.placement.ndim)), what=what)
 
     def _put(
@@ -241,7 +244,7 @@ class Axis:
         return None if known is None else known[(axis or self.axes[0]).at]
 
     def constant(self, x: AxisValue) -> Tensor | None:
-        """The numbers of a value that is made of nothing that comes from outside, as a mask often is; else None."""
+        """The numbers of a value that is made of nothing from outside, such as many masks; else None."""
         return self._made(x.number)
 
     def leave(self, why: str, fix: str) -> Left:
@@ -318,7 +321,7 @@ def _counted_entry(sbp: LineEntry, ndim: int) -> LineEntry:
 
 
 def _on(lying: LineEntries, axis: AxisLine | None) -> LineEntry:
-    """How a value lies on one of several axes, or on the only one."""
+    """The entry of a value on one of several axes, or on the only one."""
     if not isinstance(lying, tuple):
         return lying
     return dict(lying).get(axis, B) if axis is not None else B

@@ -4,8 +4,8 @@
                                        gathered; and so on, so that one gather of n is waited for
     x S(in), w S(in) -> S(tokens)      product 0; product 1 while the addends of product 0 are reduced and scattered
 
-As many bytes are sent as in one move, and as much is computed. Which of the two it is, the weight says: how it is
-hinted to lie on the axis. Products of other weights are left as they are.
+As many bytes are sent as in one move, and as much is computed. The hint on the weight, how it is to lie on the axis,
+chooses between the two. Products of other weights are left as they are.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from .row_product import PRODUCTS, RowProduct
 __all__ = ["chunked"]
 
 aten = torch.ops.aten
-TOKENS = -2  # of the rows of a product, the dim that a sequence split cuts
+TOKENS = -2  # the dim of a product's rows that a sequence split cuts
 
 
 @composite("chunked", of=PRODUCTS, noun="product")

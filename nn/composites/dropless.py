@@ -3,8 +3,8 @@
     tokens  S(tokens)  ->  [ranks, tokens, in] S(1): a token where it goes, zero elsewhere  ->  S(0)  ->  own experts
             S(tokens)  <-  sum over ranks  <-  S(1)  <-  [ranks, tokens, out] S(0): what experts made, zero elsewhere
 
-Both moves are all_to_alls of which only filled rows are sent. A token that chose two experts of one rank goes there
-once. The backward sends as many. Whoever chooses whom, every rank has room for all tokens.
+Both moves are all_to_alls that send filled rows alone. A token that chose two experts of one rank goes there once. The
+backward sends as many. Every rank has room for all tokens, whatever experts they choose.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def dropless(axis: Axis, *given: Any) -> AxisValue:
     """A layer of experts S(expert), tokens S(tokens) in and out."""
     x, chosen, share, up, down, act = given
     ranks, choices, tokens = axis.size, chosen.shape[-1], S(0)
-    expected = min(1.0, choices / ranks)  # of a rank's tokens, those that go to one other at equal load
+    expected = min(1.0, choices / ranks)  # the share of a rank's tokens that go to one other at equal load
     theirs, shared = chosen.lying(tokens), (up.shape[0], ranks)
     leaving = axis.run(for_ranks, x.lying(tokens), theirs, *shared, gives=S(1))
     mine = up.lying(S(0))

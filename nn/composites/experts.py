@@ -17,7 +17,7 @@ __all__ = ["experts", "experts_of", "experts_part", "for_ranks", "from_ranks"]
 
 aten = torch.ops.aten
 Act = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-ACTS: dict[str, Act] = {  # and the gradient of what goes in, of that of what comes out and of what went in
+ACTS: dict[str, Act] = {  # the function, and its input's gradient, made of its output's gradient and the input
     "relu": (torch.relu, lambda above, x: above * (x > 0)),
     "silu": (aten.silu.default, aten.silu_backward.default),
     "gelu": (aten.gelu.default, aten.gelu_backward.default),
@@ -67,7 +67,7 @@ KINDS = {
     "SiLUActivation": "silu",
     "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
-}  # of modules that transformers and torch make
+}  # the classes of activations in transformers and torch
 SAID = ("has_gate", "has_bias", "is_concatenated", "is_transposed")  # by transformers of each layer of experts
 
 
@@ -78,7 +78,7 @@ def experts_of(module: nn.Module, x: Tensor, chosen: Tensor, share: Tensor) -> T
     name, lacking = type(module).__name__, [one for one in SAID if not hasattr(module, one)]
     if lacking:
         raise SbpError(
-            f"experts_of: {name} says no {lacking[0]}, as layers of experts in transformers do\n"
+            f"experts_of: {name} says no {lacking[0]}, unlike layers of experts in transformers\n"
             "  it is for their register, ALL_EXPERTS_FUNCTIONS.register('sbpflow', flow.nn.experts_of); "
             "give the weights of a layer of your own to flow.nn.experts"
         )
@@ -174,7 +174,7 @@ def _part_backward(
 
 
 def _through(dinner: Tensor, wide: Tensor, act: str) -> Tensor:
-    """The gradient of the first product, of that of what the second takes."""
+    """The gradient of the first product, made of that of the second's input."""
     forward, backward = ACTS[act]
     if dinner.shape[-1] == wide.shape[-1]:
         return backward(dinner, wide)
@@ -214,7 +214,7 @@ def _experts(x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor,
 
 
 def _goes(chosen: Tensor, count: int, ranks: int) -> Tensor:
-    """Whether a token chose an expert of a rank, of so many that share so many experts, [ranks, tokens, 1]."""
+    """Whether a token chose an expert of a rank, [ranks, tokens, 1]; so many ranks share so many experts."""
     theirs = [nth_part(0, count, rank, ranks) for rank in range(ranks)]  # as S(0) cuts their weights
     return torch.stack([((chosen >= first) & (chosen < end)).any(-1) for first, end in theirs])[..., None]
 

@@ -1,7 +1,7 @@
 """Attention of a sequence that is split, by splitting heads in its place: one all_to_all before, one behind.
 
     ulysses     S(sequence) -> S(heads), attention of whole sequences, S(heads) -> S(sequence)
-    usp         so over one axis, and over the other the ring: of U x R ranks each has 1/U of the heads, and keys and
+    usp         so over one axis, and over the other the ring: each of U x R ranks has 1/U of the heads, and keys and
                 values of 1/R of the sequence go round
 
 Where heads are split, ranks do what the rule of attention says, so that other axes may split batch and heads too. When

@@ -58,7 +58,7 @@ def tree(axis: Axis, *given: Any, **how: Any) -> AxisValue:
     for step in range(axis.size.bit_length() - 1):
         have = _merged_pair(axis, have, have.swapped(2**step), width, step + 1)
     last = axis.size.bit_length()
-    sums = axis.run(aten.sum.dim_IntList, have, [0], gives=B, round=last)  # of a rank's own row
+    sums = axis.run(aten.sum.dim_IntList, have, [0], gives=B, round=last)  # a rank's own row alone
     return _ratio(axis, sums, width, query.dtype, last)
 
 
@@ -76,7 +76,7 @@ def _own(axis: Axis, call: AttentionCall) -> tuple[AxisValue, AxisValue, AxisVal
 
 
 def _beside(axis: Axis, wide: AxisValue, narrow: AxisValue, gives: Any, number: int) -> AxisValue:
-    """One number a row more, as the last."""
+    """Rows with one more number each, at their end."""
     column = axis.run(aten.unsqueeze.default, narrow, -1, gives=narrow.sbp, round=number)
     made: AxisValue = axis.run(aten.cat.default, [wide, column], -1, gives=gives, round=number)
     return made

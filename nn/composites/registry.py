@@ -11,7 +11,7 @@ from .written_calls import calls_of
 
 __all__ = ["composite"]
 
-Written: TypeAlias = Callable[..., Any]  # of an Axis and the op's arguments; gives the op's results
+Written: TypeAlias = Callable[..., Any]  # takes an Axis and the op's arguments, and gives the op's results
 W = TypeVar("W", bound=Written)
 
 

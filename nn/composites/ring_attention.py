@@ -1,4 +1,4 @@
-"""Ring attention: of a sequence that an axis splits, every rank has its queries, and keys and values go round.
+"""Ring attention: an axis splits the sequence, every rank has its own queries, and keys and values go round.
 
     turn 0      rank i: its queries with its own keys and values, while these are sent to rank i + 1
     turn t      rank i: its queries with the keys and values of rank i - t, while these are sent on
@@ -8,8 +8,8 @@ so far, and each turn adds to them; the last divides. Their gradients are the sa
 that nothing is kept but queries, and the backward takes keys and values once more round the ring, the other way, where
 their gradients go too.
 
-With `is_causal` a rank computes of each block only what the mask leaves. Later ranks have more of it: turn t waits for
-the last. So `striped` cuts the sequence in stripes, of each of which every rank has a piece:
+With `is_causal` a rank computes only the part of each block that the mask leaves. Later ranks have more of it: turn t
+waits for the last. So `striped` cuts the sequence in stripes, and every rank has a piece of each:
 
     8 tokens on 4 ranks      01 23 45 67        in 2 stripes      04 15 26 37
 """
@@ -113,7 +113,7 @@ def _part(
         square, bias = _bias(query, mask, strip)
         out, sums = seen(query[..., mine, :], key[..., theirs, :], value[..., theirs, :], bias, scale, causal=square)
         sums = sums.to(top.dtype)
-        if bias is not None:  # of a row that sees nothing the kernel says that its sum is one
+        if bias is not None:  # the kernel says of a row that sees nothing that its sum is one
             sums = sums.masked_fill((bias == -math.inf).all(-1), -math.inf)
         made.append((out.to(top.dtype), sums))
     out, sums = (
@@ -182,7 +182,7 @@ def _nothing(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _finite(top: Tensor) -> Tensor:
-    """The logarithm that sums are taken over; of a row that has seen nothing, that of one."""
+    """The logarithm that sums are taken over; for a row that has seen nothing, that of one."""
     return top.masked_fill(top == -math.inf, 0.0)
 
 
@@ -199,7 +199,7 @@ class _Strip(NamedTuple):
 def _strips(rows: Sequence[int], columns: Sequence[int], causal: bool) -> Iterator[_Strip]:
     """The strips of a block: one for each run of queries if later keys are hidden, and else one.
 
-    Of a strip that sees nothing the first key stays, which is hidden.
+    A strip that sees nothing keeps the first key, which is hidden.
     """
     if not causal:
         yield _Strip(slice(0, _count(rows)), slice(0, _count(columns)), (rows[0], rows[-1]), tuple(columns), False)

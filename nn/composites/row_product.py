@@ -11,11 +11,11 @@ __all__ = ["PRODUCTS", "RowProduct"]
 
 aten = torch.ops.aten
 PRODUCTS = ("linear", "matmul", "mm", "addmm")
-NOTED = "note modules that multiply rows by a weight, as nn.Linear does"
+NOTED = "note modules that multiply rows by a weight, such as nn.Linear"
 
 
 class RowProduct(NamedTuple):
-    """Rows, the weight, what is added, and which dim of the weight comes out."""
+    """Rows, the weight, the bias, and the dim of the weight that comes out."""
 
     x: AxisValue
     weight: AxisValue

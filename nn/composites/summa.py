@@ -6,11 +6,11 @@
     summa over depth, row, col   rows of x over depth too, so that blocks of x are smaller by as much, and depth x as
                                  many ranks have each block of the weight
     cube over i, j, l            rows over i, what comes out over j, what goes in over l: x is gathered over j, the
-                                 weight over i, and the result reduced and scattered over l. Of more dims than two the
-                                 second lies in pieces over j before and over l behind, and else the rows do
+                                 weight over i, and the result reduced and scattered over l. The second of more dims
+                                 than two lies in pieces over j before and over l behind; of two, the rows do
 
-In a panel are equal parts of all blocks of a row of ranks: what one rank would broadcast at each step, all do at once.
-As many bytes go, and no rank waits for one. The backward gathers panels again, and keeps blocks alone.
+A panel has equal parts of all blocks of a row of ranks, so that all ranks send at once where one would broadcast at
+each step. As many bytes go, and no rank waits for one. The backward gathers panels again, and keeps blocks alone.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Window attention: of a mask that is a band, a rank's queries see their own keys and some of its neighbours'.
+"""Window attention: the mask is a band, so a rank's queries see its own keys and some of its neighbours'.
 
     6 tokens on 3 ranks, a window of 3      rank 1 has queries 2 3, and keys 0 1 2 3: two of rank 0, two of its own
 
 Keys and values that a rank lacks come from the ranks before it, and behind it where the mask looks ahead; their
-gradients go back there and are added. How wide the band is, the mask itself says, and so it has to be known when the
-graph is made. Inside of the band it may be anything.
+gradients go back there and are added. The width of the band is read off the mask itself, which so has to be known when
+the graph is made. Inside of the band it may be anything.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def window(axis: Axis, *given: Any, **how: Any) -> AxisValue:
         )
         raise axis.refuse(
             f"{told}: every query may see keys far away",
-            'pass a mask that is a band, as attn_mask=(d >= 0) & (d < window), or use="ring"',
+            'pass a mask that is a band, such as attn_mask=(d >= 0) & (d < window), or use="ring"',
         )
     band = _band(axis, attn_mask, length)
     rows = query.lying(S(-2))
@@ -110,8 +110,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention to these columns of the mask; `width` is of its band, for who prices it."""
-    if not query.numel():  # of no queries, in a form through which gradients find their way
+    """Attention to these columns of the mask; `width` is that of its band, and only prices it."""
+    if not query.numel():  # without queries: nothing, in a form through which gradients find their way
         return query[..., :1].expand(*query.shape[:-1], value.shape[-1]) * (key.sum() + value.sum())
     here: Any = attn_mask[..., columns[0] : columns[-1]] if columns else attn_mask[..., :0]
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, here, scale=scale, enable_gqa=enable_gqa)

@@ -9,7 +9,7 @@ compiled            compile: a step by a plan
 answer              the plan that runs, with all said
 expect, check       what is expected of a plan; a plan held against a model, without a device
 plan                Plan, with all of that
-cases, away         what bounds others than the open plan; what may go to the host under a limit
+cases, away         bounds of other plans than the open one; offloading under a limit
 planner             the cheapest plan, and runners_up: why not the others
 model_source, command   the command line
 """

@@ -78,7 +78,7 @@ def _by_hand(step: Step) -> Iterator[str]:
 
 
 def _chosen(step: Step, given: Assignment | None, report: Report) -> Iterator[str]:
-    """How parameters rest that no line of the plan says, each kind where it differs from the one before."""
+    """Lines on the rest of parameters that the plan leaves open, each kind where it differs from the one before."""
     open_names = None if given is None else given.left_open
     spent = _spent(report)
     trained = {s.value.name: s for s in step.graph.sources if s.kind == "parameter"}

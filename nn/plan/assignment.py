@@ -1,7 +1,7 @@
 """The assignment of a plan to one model: which line counts for which module, parameter and argument.
 
-Every pattern has to meet something, and no two lines may ask for what cannot both be; of lines that meet the same thing
-the last counts, axis by axis. What a line means by itself, its statement says.
+Every pattern has to meet something, and no two lines may ask for what cannot both be. Where several lines meet the same
+thing the last counts, axis by axis. The meaning of a line by itself is in its statement.
 """
 
 from collections.abc import Iterable, Mapping

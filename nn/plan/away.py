@@ -1,8 +1,8 @@
 """Offloading, as one more choice under a limit that is not met without: activations of so many layers, or states.
 
-Of activations there go those of the first layers, which would be kept longest; how many must go is read off two plans,
-with none and with all. What goes to the host beside the computing costs nothing by the price of the host's link; what
-does not, and a step of the optimizer there, has its price as all else has.
+Activations of the first layers go, because they would be kept longest; the number of these layers is read off two
+plans, with none and with all. A copy that goes to the host beside the computing costs nothing. One that does not has
+the price of the host's link, and a step of the optimizer there has its own.
 """
 
 from collections.abc import Callable, Mapping

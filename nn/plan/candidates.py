@@ -1,7 +1,7 @@
-"""Candidates of the planner: plans with all left open but where gradients and states rest, and those that people write.
+"""Candidates of the planner: open plans, which say only how gradients and states rest, and plans that people write.
 
-Of the first each holds some of the second: a plan that says more costs no less, so that of the second only those are
-planned that a bound does not rule out.
+Each open plan stands for some of the others: a plan that says more costs no less, so that those that a bound rules out
+need not be planned.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -117,8 +117,9 @@ def _norms(model: nn.Module, layers: str) -> str:
 
 
 def resting(made: Assignment, model: nn.Module, kept: int, trained: Container[str]) -> int:
-    """A lower bound of a rank's bytes, by a plan, of weights, and of gradients and so many states of those trained. It
-    is 0 where the plan casts or offloads any of them."""
+    """A lower bound of a rank's bytes of weights, and of gradients and so many states of those trained, by a plan.
+
+    It is 0 where the plan casts or offloads any of them."""
     if any(isinstance(s, Cast | Offload) for s in made.plan.statements):
         return 0
     sizes = {axis: made.grids.size(axis) for axis in made.grids.axes}
@@ -126,7 +127,7 @@ def resting(made: Assignment, model: nn.Module, kept: int, trained: Container[st
     for name, value in model.named_parameters():
         cut = {kind: _axes(made, kind, name) for kind in made.rests}
         here = cut["weights"]
-        if name not in made.rests["grads"]:  # those of a step in one go are in pieces as the states
+        if name not in made.rests["grads"]:  # in a step without micro-batches gradients lie in pieces, like the states
             cut["grads"] = cut["states"]
         parts = [(here, 1)]
         if name in trained:

@@ -1,4 +1,4 @@
-"""Cases: what plans that say more cost at least, as restrictions of the one problem in which all was left open.
+"""Cases: lower bounds of plans that say more, as restrictions of the one problem in which all was left open.
 
 A plan that people write leaves its parameters no choice; all else is as open as before. So the problem is formulated
 and folded once for all of them, and each looks at it with the candidates of parameters that it allows: first at the
@@ -33,7 +33,7 @@ from .language.statements import Kind, Offload, Recompute
 __all__ = ["Cases"]
 
 LOOKS = 3  # besides the first
-BEYOND = 1e-3  # of seconds, by which a look aims higher than is enough: at that height rounding may leave it below
+BEYOND = 1e-3  # share by which a look aims higher than is enough, because rounding may leave it below
 RESTS: tuple[Kind, ...] = ("grads", "states")
 
 

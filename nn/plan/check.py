@@ -1,6 +1,6 @@
 """Checks of a plan without a device: a step is planned, the model stays as it is, and nothing is run.
 
-What the account of memory, the price of moves and the course of micro-batches say of the step is what it is held to.
+The step is held to the account of memory, the price of moves and the course of its micro-batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +133,7 @@ def checked_step(
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:
-    """Prices of a cluster, of one by its name, or of a file's: those in use where nothing is said."""
+    """The prices of a cluster, given by itself, its name or its file; those in use where nothing is said."""
     return nullcontext() if which is None else use_cluster(which if isinstance(which, Cluster) else cluster(which))
 
 
@@ -177,8 +177,9 @@ def _usual(model: nn.Module) -> Optimizer | None:
 
 
 def _usual_loss(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The loss that is meant where none is given: the model's own, or the mean of its first result of floats. Keys and
-    values for the next word are nothing to it: without their cache equal layers are captured once."""
+    """The loss where none is given: the model's own, or the mean of its first result of floats.
+
+    A cache of keys and values for the next word is left out, because without it equal layers are captured once."""
     if "use_cache" in signature(model.forward).parameters:
         kwargs.setdefault("use_cache", False)
     result = model(*args, **kwargs)

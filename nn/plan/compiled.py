@@ -62,7 +62,7 @@ class _Compiled(Graph, CompiledGraph[M, Args, Result]):
 
     @property
     def plan(self) -> StepPlan[Self]:  # it is called like the method of a graph
-        """The plan that runs, with all said that was left open; before a first call what was given. It is called with
+        """The plan that runs, with all said that was left open; before a first call, the given plan. It is called with
         arguments to plan for such, as `Graph.plan` is."""
         given, step = self.given, self._last
 

@@ -74,7 +74,7 @@ def _finding(line: Statement, step: Step, other: Mapping[str, float]) -> Expecta
 
 
 def _moves(line: ExpectMoves, graph: Physical, again: tuple[str, ...]) -> Expectation:
-    """Counts by kind; of layers, those of the first whose count is another, or of all."""
+    """The counts of moves in a step; if each layer has its own, in the first one where they are wrong."""
     counts: dict[str, Counter[str]] = {}
     blocks = Blocks(graph)
     for block, row in each_move(graph, blocks, again):

@@ -23,7 +23,7 @@ from .language.statements.statement import Axes, outermost
 
 __all__ = ["kept_notes", "noted", "options_of", "take_back"]
 
-PLAN = "_sbpflow_plan"  # of the model itself: what its notes were before a plan
+PLAN = "_sbpflow_plan"  # an attribute of the model itself: its notes before a plan
 
 Before = list[tuple[nn.Module, dict[str, Any], dict[str, bool]]]  # with the parameters that it has, and which train
 
@@ -77,7 +77,7 @@ def _notes(model: nn.Module) -> Before:
 
 
 def _restore(before: Before, *, trains: bool = False) -> None:
-    """Put notes back; what is frozen stays so, unless the parameters are to train as before too."""
+    """Put notes back; frozen parameters stay so, unless `trains` says that they are to train as before."""
     for part, notes, trained in before:
         for name, value in part._parameters.items() if trains else ():
             if value is not None and value.requires_grad is not trained.get(name, value.requires_grad):
@@ -120,7 +120,7 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
 
 
 def _rests(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
-    """Hints for every parameter: what no line names is whole, but under a limit, where it is the planner's."""
+    """Hints for every parameter: those that no line names are whole, or the planner's under a limit."""
     weights = {n: made.rests["weights"].get(n, {}) for n in made.parameters if not made.whole(n)}
     kinds: tuple[Kind, ...] = ("weights", "grads", "states")
     for kind in kinds:

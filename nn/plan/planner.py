@@ -38,8 +38,8 @@ from .runners_up import OtherPlan, TriedPlan, no_less, runners_up, said_of
 __all__ = ["FoundPlan", "OtherPlan", "plan"]
 
 
-NEARLY = 0.85  # of the bytes that the chooser counts, which the account may say that there are at least
-SURE = 1e-9  # of seconds, by which sums in another order may differ
+NEARLY = 0.85  # share of the bytes that the chooser counts; the account says at least so much
+SURE = 1e-9  # share of seconds by which sums in another order may differ
 
 
 class FoundPlan(Plan):
@@ -125,12 +125,12 @@ def plan(
 
 
 class _Trying:
-    """The candidates that were tried, for one model and batch; what all of them need is captured once.
+    """The candidates that were tried, for one model and batch, which share what can be captured once.
 
-    Checked in full are those that may be the answer. A plan that says more than the open one costs no less than the
-    bound of what is possible there with parameters as it has them: where that is not below the best, it is not planned.
-    Of one that was planned, and costs no less than the best, nobody asks for its memory. One whose weights, gradients
-    and states alone take too much does not fit.
+    Those that may be the answer are checked in full. A plan that says more than the open one costs no less than a
+    bound, that of the open problem with parameters as this plan has them: where the bound is not below the best, the
+    plan is not planned. The memory of a planned one that costs no less than the best is not asked for. One whose
+    weights, gradients and states alone take too much does not fit.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Trying:
         step = planned_step(
             one.plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=self.captures
         )
-        if one.opened and step.plan.pieces is None:  # what is known of these is of one micro-batch
+        if one.opened and step.plan.pieces is None:  # else it is known of one micro-batch alone
             self.cases = Cases(step.plan.decided)
         made = TriedPlan(one, step)
         if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):
@@ -225,8 +225,9 @@ def _uncollected() -> Iterator[None]:
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
-    """The plan that is to be filled in, or a grid of the cluster's levels: `data`, as batches have it, and inside of
-    hosts `tensor` where there are several."""
+    """The plan that is to be filled in, or a grid of the cluster's levels.
+
+    The grid has an axis `data`, along which batches are cut, and inside of hosts `tensor` where there are several."""
     if isinstance(plan, Plan):
         return plan
     if plan is not None:

@@ -13,7 +13,7 @@ from .plan import Plan
 
 __all__ = ["OtherPlan", "TriedPlan", "no_less", "runners_up", "said_of"]
 
-CLOSE = 1e-3  # of seconds, between which and its bound a plan was looked for to the end
+CLOSE = 1e-3  # share of seconds: a plan no farther above its bound was looked for to the end
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class TriedPlan:
     @property
     def bound(self) -> float:
         """Seconds below which no plan is that says more than this one, and is a case of it, whatever memory it has."""
-        if self.step is None or self.step.plan.pieces is not None:  # what is known there is of one micro-batch
+        if self.step is None or self.step.plan.pieces is not None:  # whose bound is that of one micro-batch
             return -inf
         return self.step.plan.decided.floor
 
@@ -85,7 +85,7 @@ def _rank(one: TriedPlan, limit: float | None) -> tuple[bool, float]:
 
 def _why(one: TriedPlan, best: TriedPlan, limit: float | None) -> str:
     """The cost of another plan beyond the best, and in which part of the step."""
-    if one.step is None and one.least < inf:  # what was the best when it was ruled out may not be the answer
+    if one.step is None and one.least < inf:  # the best plan when it was ruled out may not be the answer
         return no_less(one.least, best)
     if one.step is None or best.step is None:
         return one.why.partition("\n")[0]

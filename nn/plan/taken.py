@@ -23,7 +23,7 @@ from ..model.slots import joined_path, slots
 __all__ = ["KINDS", "STYLES", "Style", "taken"]
 
 KINDS = ("tp_plan", "ep_plan", "pp_plan")
-Cut = Callable[[str, int], Sbp]  # of a parameter with a name and so many dims
+Cut = Callable[[str, int], Sbp]  # the signature of a parameter with a name and so many dims
 
 
 def _whole(name: str, ndim: int) -> Sbp:
@@ -31,7 +31,7 @@ def _whole(name: str, ndim: int) -> Sbp:
 
 
 def _rows(name: str, ndim: int) -> Sbp:
-    """The cut of a matrix, or each of a stack, along the dim that becomes the result's. A bias has but one dim."""
+    """The cut of a matrix, or each of a stack, along the result's dim. A bias has but one."""
     return S(max(ndim - 2, 0))
 
 
@@ -63,7 +63,7 @@ _ROWS, _COLUMNS, _WHOLE = Style(_rows), Style(_columns), Style(_whole)
 _GATHERED = Style(_rows, gathers=True)
 _SUMMED = Style(why="addends are summed where a sum is needed")
 _EXPERTS = Style(why="its weights say it")
-STYLES: dict[str, Style] = {  # with names that earlier releases of transformers have for some, as colwise_rep
+STYLES: dict[str, Style] = {  # with names that earlier releases of transformers have for some, such as colwise_rep
     "colwise": _ROWS,
     "local_colwise": _ROWS,
     "packed_colwise": _ROWS,  # a signature does not say how a dim is cut inside: in halves first, where that is of use
@@ -97,8 +97,8 @@ STYLES: dict[str, Style] = {  # with names that earlier releases of transformers
 def taken(model: nn.Module, over: str, what: str = "tp_plan") -> list[str]:
     """The lines of the model's own plan, each with the style that it comes from; `over` is an axis of the grid.
 
-    A plan is of the model, or of models in it, as transformers has put it together from their configs. What it says of
-    modules that this model does not have is a comment.
+    A plan is of the model, or of models in it, as transformers has put it together from their configs. Its words on
+    modules that this model does not have become comments.
     """
     if what not in KINDS:
         raise SbpError(f"take {what!r}: there is no plan of this name\n  there are {', '.join(KINDS)}")
@@ -160,26 +160,26 @@ class _KnownPaths:
         if style.flow is not None:
             found += [f"{path} <- {over}={style.flow}", f"{path} -> {over}={style.flow}"]
         gathered = style.gathers and "*" not in path
-        if gathered:  # inside of layers only because what follows could not be split there, as heads of packed weights
+        if gathered:  # not in layers, where plans gather for ops that cannot be split, such as heads of packed weights
             found.append(f"{path} -> {over}=B")
         note = f"{name}, gathered where that is needed" if style.gathers and not gathered else name
         why = style.why or "without parameters of its own"
         return [f"{line}  # {note}" for line in found] or [f"# {path}: {name}, {why}"]
 
     def _laid(self, path: str, cut: Cut, said: Mapping[str, Any]) -> dict[str, Sbp]:
-        """How the parameters lie that a pattern names, or that modules hold which it names, by patterns."""
+        """The signatures of the parameters that a pattern names, or that modules named by it hold; by patterns."""
         if self.parameters(path):
             return self._of_one(path, cut)
         own, each = self.parameters(f"{path}.*"), dict[str, Sbp]()
         for name in dict.fromkeys(full.rpartition(".")[2] for full in own):
-            if f"{path}.{name}" not in said:  # which says more of it
+            if f"{path}.{name}" not in said:  # a pattern of its own says more
                 each |= self._of_one(f"{path}.{name}", cut)
         entries = {self._entry(full, cut) for full in own}
         alone = own == self.parameters(f"{path}.**")  # modules inside of these have parameters too
         return {path: entries.pop()} if each and alone and len(entries) == 1 else each
 
     def _of_one(self, pattern: str, cut: Cut) -> dict[str, Sbp]:
-        """Of parameters of one name, which have as many dims as each other; else of each alone."""
+        """The one signature of the parameters that a pattern meets; if they differ in it, that of each."""
         found = {full: self._entry(full, cut) for full in self.parameters(pattern)}
         return {pattern: next(iter(found.values()))} if len(set(found.values())) == 1 else found
 
@@ -196,7 +196,7 @@ def _meets(pattern: str) -> Callable[[str], bool]:
 
 
 def _stages(model: nn.Module, over: str, said: Mapping[str, Any]) -> list[str]:
-    """The longest list of layers is cut into stages; what comes before and behind it goes where its neighbours are."""
+    """Lines that cut the longest list of layers into stages; modules before and behind it go to their neighbours."""
     longest = next((path for path in _lists(model) if path in said), None)
     if longest is None:
         raise _missing(model, over, "pp_plan", said)

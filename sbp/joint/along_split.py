@@ -83,5 +83,5 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
 
 
 def _order(costs: Sequence[float], found: Sequence[Option], have: Sequence[Lie]) -> Callable[[int], tuple[float, ...]]:
-    """Cheapest first; of equals that which moves least."""
+    """Cheapest first; equal ones by how many inputs move."""
     return lambda k: (costs[k], sum(a != b for a, b in zip(have, found[k].inputs, strict=True)), k)

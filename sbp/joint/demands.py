@@ -15,12 +15,13 @@ from .pins import Entries
 __all__ = ["Demands", "EncodedGrads", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
 
 SourcePin: TypeAlias = Entries | State
-Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # of some axes, by number; None: to be chosen
+Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # entries of some axes, by number; None: to be chosen
 
 
 class RestPins(NamedTuple):
-    """How a parameter's gradient and optimizer states are to lie; on axes that the words do not name, as the parameter
-    does. None: nothing is said. Such a gradient goes to where the states lie, unless somebody `reads` it whole."""
+    """The layouts asked of a parameter's gradient and optimizer states; axes not named follow the parameter.
+
+    None: nothing is said. Such a gradient goes to where the states lie, unless somebody `reads` it whole."""
 
     grads: Said | None = None
     states: Said | None = None
@@ -49,8 +50,10 @@ class EncodedGrads(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """How often a step does a micro-batch's work for each time that it does something once. `times` counts the
-    micro-batches and the wait of `stages` for each other; with `gathers`, weights are gathered once."""
+    """The weight of a micro-batch's work against work done once a step.
+
+    `times` counts the micro-batches and the wait of `stages` for each other; with `gathers`, weights are gathered
+    once."""
 
     times: float = 1.0
     stages: int = 1
@@ -59,13 +62,13 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Demands:
-    """Demands on a choice: what it has to respect, and what it may do.
+    """Demands on a choice: pins that it has to respect, and liberties that it may take.
 
     `states` counts the tensors that an optimizer keeps for each parameter; `sharded` lets them lie in pieces where the
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
-    once, by the type of device, and `encoders` what they are encoded by: who says one says that they are summed, but
-    where the parameter is said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum
-    over their axes. `rounds` are of a step in micro-batches.
+    once, by the type of device. `encoders` encode gradients: one says that they are summed, but where the parameter is
+    said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
+    are those of a step in micro-batches.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name

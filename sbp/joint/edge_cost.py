@@ -5,9 +5,9 @@ In micro-batches a step does some of that with each of them, and some once:
     what is computed                               with each, and its gradient too
     a weight that is gathered                      with each; once where all weights are
     one that goes to other ranks, or is only       once; gradients are added up, and brought home once, but where they
-    seen in another way, as data parallel ones     take less memory at home: these go there with each
+    seen in another way, such as data parallel     take less memory at home: these go there with each
 
-Weights move beside what is computed where the runtime has that so. What is done once a step stands before or behind all
+Weights move beside the computing where the runtime has that so. Moves made once a step stand before or behind all
 micro-batches, where nothing is computed.
 """
 
@@ -37,7 +37,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_] | bool  # by pairs of candidates whether
 
 
 class Lies(NamedTuple):
-    """How one tensor of a node lies in each candidate; shared by equal nodes, and told apart by identity."""
+    """The layouts of one tensor of a node, by candidate; shared by equal nodes, and told apart by identity."""
 
     each: tuple[Lie, ...]
     back: tuple[Lie, ...]  # how the gradient must arrive, where that is not the dual
@@ -53,8 +53,9 @@ class Lies(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """A tensor on its way from a node to another. One that `lasts` is the same for a whole step, and one that is moved
-    `again` goes a second time for the backward."""
+    """A tensor on its way from a node to another.
+
+    One that `lasts` is the same for a whole step, and one that is moved `again` goes a second time for the backward."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -147,9 +148,10 @@ class EdgeCosts:
     def _gradient(
         self, have: Lies, duals: Sequence[State], ends: Sequence[tuple[State, bool]], each: Mask, of: Carried
     ) -> _Seconds:
-        """The way of a gradient to its home; of `ends` with whether it goes there late. Those of parameters go many at
-        once, so that of the latency of one only its share counts; but those of weights that are gathered go alone, with
-        each micro-batch."""
+        """The way of a gradient to its home; `ends` are homes, each with whether it goes there late.
+
+        Those of parameters go many at once, so that only a share of the latency counts for one; but those of weights
+        that are gathered go alone, with each micro-batch."""
         grain, p = have.grain or of.dtype.itemsize, of.here
         homes, back = [home for home, _ in ends], of._replace(here=of.there, there=p)
         small, whole = self._moved(duals, homes, back, grain)

@@ -96,7 +96,7 @@ def _goes_with(state: State, said: FixedEntries) -> bool:
 
 
 def _lie(lie: Lie, said: FixedEntries, active: frozenset[int]) -> Lie:
-    """A lie with more axes; what is whole on one has gradients in addends, where ranks do different things."""
+    """A lie with more axes. A value that is whole on one has its gradient in addends, if ranks do different things."""
     dims: list[Factors] = list(lie.state.dims)
     windows = list(lie.state.windows or [None] * len(dims))
     partial, grads, reduction = list(lie.state.partial), list(lie.grads), lie.state.reduction

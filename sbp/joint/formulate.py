@@ -48,8 +48,8 @@ class ChoiceNode:
     candidates: Sequence[Any]  # Stored, Option, or Lie
     cost: Vector
     memory: Vector
-    slots: dict[int, Lies] = field(default_factory=dict)  # of op nodes: input slot -> lies; of others 0
-    moves: Vector | None = None  # of sources: the seconds in it in which what an optimizer reads and writes moves
+    slots: dict[int, Lies] = field(default_factory=dict)  # input slot -> lies; nodes that are no ops have one, 0
+    moves: Vector | None = None  # in sources: the part of `cost` in which an optimizer's gradients and weights move
 
 
 class EdgeTensor(NamedTuple):
@@ -65,7 +65,7 @@ class EdgeTensor(NamedTuple):
 class Formulated:
     problem: Problem
     nodes: tuple[ChoiceNode, ...]
-    copy_homes: Mapping[int, Placement]  # of values of several users: where the copy lies
+    copy_homes: Mapping[int, Placement]  # value with several users -> the placement of its copy
     producers: Mapping[int, tuple[int, int]]  # value -> the node that makes it, and which of its outputs it is
     spreads: Mapping[tuple[int, int], Spread]  # (op, candidate) -> how it is taken apart where its dim is split
     tensors: tuple[EdgeTensor, ...]  # of the problem's edges
@@ -81,7 +81,7 @@ class Formulated:
         return self.costs.demands.rounds is not None
 
     def own(self, node: ChoiceNode, k: int) -> float:
-        """Seconds of a node by itself: of an op those of one micro-batch, of a source those of a step."""
+        """Seconds of a node by itself: an op's for one micro-batch, a source's for a step."""
         return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
 
     def moving(self, node: ChoiceNode, k: int) -> float:

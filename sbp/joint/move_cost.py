@@ -142,7 +142,7 @@ def _number(dim: int, holes: Factors) -> int:
 
 
 def _seconds(src: Codes, dst: Codes, local: Vector, links: Links) -> Vector:
-    """Of pairs of rows, where each rank has `local` bytes of the source."""
+    """The seconds of moves between pairs of rows, where each rank has `local` bytes of the source."""
     ndim = len(links.sizes)
     before, after = src[..., :ndim], dst[..., :ndim]
     changed = before != after

@@ -37,7 +37,7 @@ def _attention(call: Call) -> float:
 
 
 def _einsum(call: Call) -> float:
-    """Of operands that are multiplied one after the other, each time over all letters that are there."""
+    """Flops of operands multiplied one after the other, each time over all letters that are there."""
     sides, arrow, result = call.bound["equation"].replace(" ", "").partition("->")
     letters, sizes = [], dict[str, int]()
     for term, x in zip(sides.split(","), call.inputs, strict=True):
@@ -70,18 +70,18 @@ def _grouped(call: Call) -> float:
 
 
 def _slice(call: Call) -> float:
-    """Of one that looks back, on average."""
+    """Flops of the attention of a slice, which looks back at earlier ones, on average."""
     query, width = call.bound["query"], call.bound["value"].shape[-1]
     return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
 
 
 def _ring_part(call: Call) -> float:
-    """Of all queries with one of so many parts of the keys."""
+    """Flops of all queries with one of so many parts of the keys."""
     return _attention(call) / float(call.bound["parts"])
 
 
 def _window_attention(call: Call) -> float:
-    """Of all queries with as many keys as their windows are wide."""
+    """Flops of all queries with as many keys as their windows are wide."""
     share: float = min(1.0, call.bound["width"] / max(1, call.bound["key"].shape[-2]))
     return _attention(call) * share
 

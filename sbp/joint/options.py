@@ -1,9 +1,9 @@
-"""Options: every way in which a call may run on a placement, whatever its inputs lie like now.
+"""Options: every way in which a call may run on a placement, however its inputs lie now.
 
 On one axis of the grid a call splits one factor, or carries addends of one linear group, or does nothing: then every
 rank does the same, and gradients come back whole, or as addends where they arrive as such. An option is one choice for
-each axis. How a factor is cut, where holes come in, is asked of the states that reach the call and of its consumers'
-wishes: heads of a packed qkv weight are cut in three first.
+each axis. The states that reach the call and its consumers' wishes decide how a factor is cut, and so where holes come
+in: heads of a packed qkv weight are cut in three first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ NOTHING, SAME = ("nothing", 0), ("same", 0)  # gradients whole; gradients as add
 
 
 class Option(NamedTuple):
-    """How a call's inputs and outputs lie, and how many ranks share its work."""
+    """The layouts of a call's inputs and outputs, and the number of ranks that share its work."""
 
     inputs: tuple[Lie, ...]
     outputs: tuple[Lie, ...]
@@ -67,8 +67,10 @@ def answer_of(call: Call) -> Match | Sequence[Way] | None:
 def options(
     call: Call, reach: Sequence[Reach], outputs_grad: Sequence[bool], asked: Sequence[Collection[Cut]] = ()
 ) -> list[Option]:
-    """Every option of a call on a grid of `call.sizes`, in an order that depends on nothing else. A dim is cut into
-    pieces that differ by much only where an input comes so already, or where that is `asked` of an output."""
+    """Every option of a call on a grid of `call.sizes`, in an order that depends on nothing else.
+
+    A dim is cut into pieces that differ by much only where an input comes so already, or where that is `asked` of an
+    output."""
     answer = answer_of(replace(call, states=_whole(call)))
     found: dict[tuple[tuple[Lie, ...], tuple[Lie, ...]], int] = {}
 
@@ -223,7 +225,7 @@ def _ragged(
 
 
 def _cuts(call: Call, match: Match, reach: Sequence[Reach]) -> dict[tuple[int, frozenset[int]], list[Factors]]:
-    """How factors are cut in other than the plain order in states that may come in, by factor and axes."""
+    """The cuts of factors in another than the plain order in states that may come in, by factor and axes."""
     found: dict[tuple[int, frozenset[int]], dict[Factors, None]] = {}
     for dims, of in zip(match.inputs, reach, strict=True):
         for state in of.states:
@@ -235,7 +237,7 @@ def _cuts(call: Call, match: Match, reach: Sequence[Reach]) -> dict[tuple[int, f
 
 
 def _of_states(call: Call, reach: Sequence[Reach], grads: bool, holes: bool) -> Iterator[tuple[Way, frozenset[int]]]:
-    """The options of rules that map states: of each state that may come in, and of those with addends besides.
+    """The options of rules that map states, for each state that may come in, and for those with addends besides.
 
     A rule that is a match may have more to say of states with holes.
     """
@@ -264,7 +266,8 @@ def _exact(call: Call, state: State) -> Way | None:
 
 
 def _lies(call: Call, way: Way, same: frozenset[int]) -> tuple[tuple[Lie, ...], tuple[Lie, ...], int]:
-    """How gradients lie follows from the way: addends where ranks do different things, and where said so."""
+    """A way's inputs and outputs with their gradients, which are addends where ranks do different things, or over
+    `same`; and the number of ranks that share the work."""
     states = way.inputs + way.outputs
     split = {a for state in states for a in state.split}
     active = {a for state in states for a in state.partial} | split | same

@@ -17,7 +17,7 @@ from .options import Cut, Option, fits
 
 __all__ = ["Entries", "allows", "cut_over", "cuts_of", "is_pin_alone", "pinned", "pins_by_op", "stated"]
 
-Entries: TypeAlias = tuple[Sbp | None, ...]  # of each axis of a placement; None: free
+Entries: TypeAlias = tuple[Sbp | None, ...]  # one for each axis of a placement; None: free
 
 
 def pins_by_op(logical: Logical, ops: Sequence[Placement]) -> Mapping[int, State | Entries]:
@@ -48,7 +48,7 @@ def allows(said: State | Entries, state: State) -> bool:
 
 
 def cuts_of(said: State | Entries, of: Tensor, sizes: tuple[int, ...]) -> Iterator[Cut]:
-    """The cuts that were said of a value, of those that nobody would choose."""
+    """The cuts that were said of a value and that nobody would choose, because their pieces differ by much."""
     dims = said.dims if isinstance(said, State) else stated(said, of.ndim, sizes).dims
     for d, factors in enumerate(dims):
         if factors and all(f >= 0 for f in factors) and not fits(of.shape[d], [sizes[f] for f in factors]):
@@ -68,8 +68,10 @@ def stated(said: Entries, ndim: int, sizes: tuple[int, ...]) -> State:
 
 
 def pinned(found: Sequence[Option], said: State | Entries, call: Call, op: LogicalOp) -> list[Option]:
-    """The options whose result lies as it is to. What is made of nothing may be made so by any; what stays as it is may
-    lie in pieces that nobody would choose. What ranks compute has to have an option that does."""
+    """The options whose result lies as it is to.
+
+    A call without inputs can make its result in any layout, and one that only passes its input on may lie in pieces
+    that nobody would choose. Every other call has to have such an option, or this is an error."""
     if not isinstance(said, State):
         said = tuple(None if n == 1 else entry for entry, n in zip(said, call.sizes, strict=True))
     fits = [option for option in found if allows(said, option.outputs[0].state)]
@@ -101,7 +103,7 @@ def _none_fits(found: Sequence[Option], said: State | Entries, call: Call, op: L
 
 
 def _laid(lie: Lie, said: State | Entries) -> Lie:
-    """A value's lie with what was said in place of what it was."""
+    """A value's lie with the entries that were said in the place of its own."""
     if isinstance(said, State):
         return Lie(said, tuple(a for a in lie.grads if a not in said.split and a not in said.partial))
     about = {axis for axis, entry in enumerate(said) if entry is not None}

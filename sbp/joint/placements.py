@@ -1,4 +1,4 @@
-"""Placements of ops and sources: as annotated, and else where what they use is."""
+"""Placements of ops and sources: as annotated, and else those of the values that they use."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

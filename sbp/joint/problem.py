@@ -1,9 +1,9 @@
-"""The problem of choosing jointly: nodes that each take one of several candidates, and what neighbours' choices cost.
+"""The problem of choosing jointly: nodes that each take one of several candidates, with costs between neighbours.
 
 cost(choice) = sum of node[i][choice_i] + sum over edges (i, j) of matrix[choice_i, choice_j]
                + what of the hidden[choice_i, choice_j] is more than the sum of room[i][choice_i]
 
-in seconds: what may go on beside the computing costs only what there is no room for.
+in seconds: moves that may go on beside the computing cost only the seconds that there is no room for.
 
 memory(choice) = sum of memory[i][choice_i] in bytes. `inf` forbids.
 """
@@ -28,7 +28,7 @@ class Edge:
     i: int
     j: int
     matrix: Vector  # [candidates of i, candidates of j]
-    hidden: Vector | None = None  # as large: of moves that go on beside what is computed
+    hidden: Vector | None = None  # as large, for moves that go on beside the computing
 
 
 @dataclass(frozen=True, eq=False)

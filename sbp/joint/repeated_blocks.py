@@ -6,7 +6,7 @@ from ..logical import Logical
 
 __all__ = ["ties"]
 
-Kind = tuple[str, int, int]  # of a node: what it is, its number among these, and which object its candidates are
+Kind = tuple[str, int, int]  # a node's kind, its number among its like, and the identity of its candidates
 
 
 def ties(

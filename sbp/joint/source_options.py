@@ -22,8 +22,9 @@ __all__ = ["Sources", "Stored", "stored", "update_seconds"]
 
 
 class Stored(NamedTuple):
-    """How a source, its gradient and its optimizer state lie. Over micro-batches the gradient goes there `once`, behind
-    all of them, or with each where that is smaller."""
+    """The layouts of a source, its gradient and its optimizer state.
+
+    Over micro-batches the gradient goes there `once`, behind all of them, or with each where that is smaller."""
 
     lie: Lie
     grads: Lie
@@ -32,8 +33,10 @@ class Stored(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """All candidates with what they cost in seconds and bytes, and the states that users may find. Of the seconds
-    `moves` are those in which gradients go to where states lie, and what changed to where the parameter does."""
+    """All candidates with their seconds and bytes, and the states that users may find.
+
+    `moves` are the part of the seconds in which gradients go to the states' layout, and changed pieces to the
+    parameter's."""
 
     candidates: tuple[Stored, ...]
     cost: Vector
@@ -55,11 +58,11 @@ def stored(
     reached: bool = True,
     together: float = inf,
 ) -> Sources:
-    """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it. What changed goes
-    home with others, so many bytes at once.
+    """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
 
-    An optimizer reads and writes each of these once a step. With `sharded` they may be cut further than the parameter,
-    where nothing is said of them. Where states are of another dtype, a master of the parameter belongs to them.
+    Changed pieces go home with others, so many bytes `together`. An optimizer reads and writes each of these tensors
+    once a step. With `sharded` they may be cut further than the parameter, where nothing is said of them. Where states
+    are of another dtype, a master of the parameter belongs to them.
     """
     shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, links.sizes
     wide, most = (size if dtype is None else dtype.itemsize for dtype in (source.grads, source.states))
@@ -99,8 +102,9 @@ class _Trip(NamedTuple):
 
 
 def _moving(ways: Sequence[_Trip | None], shape: tuple[int, ...], links: Links, together: float) -> Vector:
-    """Seconds of the move of each candidate, if it has one. Of latencies only a share counts where so many bytes go at
-    once, as even pieces do."""
+    """Seconds of the move of each candidate, if it has one.
+
+    Even pieces go so many bytes at once, so that only a share of the latency counts for one."""
     found = np.zeros(len(ways))
     every = [(at, way) for at, way in enumerate(ways) if way is not None]
     if not every:
@@ -172,8 +176,8 @@ def _apart(
 
 
 def _resting(state: State, said: Said, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[State]:
-    """The states that words allow beside a parameter in this one. Axes left open lie as there, are cut evenly, or along
-    the first dim, as ZeRO does."""
+    """The states that words allow beside a parameter in this one. Axes left open lie as there, or are cut: evenly along
+    any dim, or along the first one, as ZeRO does."""
     fixed = _turned(state, {axis: entry for axis, entry in said if entry is not None}, sizes)
     free = [axis for axis, entry in said if entry is None and sizes[axis] > 1]
     for dims in product(*[[None, *range(len(shape))]] * len(free)):

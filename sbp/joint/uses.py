@@ -43,8 +43,8 @@ def static(op: LogicalOp, call: Call) -> Hashable:
 def let_go(logical: Logical) -> dict[int, str]:
     """The values that a region makes and that may be let go, each with its region.
 
-    While the backward goes through a region all of it is there, so that the largest one counts as kept; of equal ones
-    the last, since repeated blocks but the last are to be alike.
+    While the backward goes through a region all of it is there, so that the largest one counts as kept. Where several
+    are the largest the last counts, because all other repeated blocks are to be alike.
     """
     regions = {n: op.origin.recompute for op in logical.ops for n in op.numbers if op.origin.recompute}
     size: Counter[str] = Counter()
@@ -56,16 +56,18 @@ def let_go(logical: Logical) -> dict[int, str]:
 
 
 def saves(users: Sequence[LogicalOp], region: str | None) -> bool:
-    """Whether the backward pass of one of these looks at a value that they take. What a region lets go and takes alone
-    is made again there."""
+    """Whether the backward pass of one of these looks at a value that they take.
+
+    A value that its `region` lets go, and that only ops of the region take, is made again there."""
     if region and users and all(op.origin.recompute == region for op in users):
         return False
     return any(op.grad and not traits(op.op._schema.name.removeprefix("aten::")) & {*VIEWS, "linear"} for op in users)
 
 
 def returns(logical: Logical, kind: str, index: int, number: int) -> bool:
-    """Whether a node of this kind sends back a gradient of a value that it takes. Where there are losses, it has to
-    come from them."""
+    """Whether a node of this kind sends back a gradient of a value that it takes.
+
+    Where there are losses, the gradient has to come from them."""
     if not logical.losses:
         return number in logical.wants_grad
     if kind == "op":

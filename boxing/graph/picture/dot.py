@@ -76,7 +76,7 @@ def overview(graph: Physical, prices: MovePrices | None = None) -> Scene:
 
 
 def _levels(what: Scene) -> dict[str, int]:
-    """How many edges lie between each node and the end of the graph, on the longest way."""
+    """The number of edges between each node and the end of the graph, on the longest way."""
     below: dict[str, list[str]] = {name: [] for name in what.nodes}
     for edge in what.edges:
         if not edge.back and not edge.side:
@@ -251,6 +251,6 @@ def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iter
 
 
 def _roomy(*lines: str) -> str:
-    """Lines with spaces around them, as other fonts may be wider than the one that Graphviz thinks of."""
+    """Lines with spaces around them, because other fonts may be wider than the one that Graphviz thinks of."""
     rooms = [" " * (2 + len(line) // 5) for line in lines]
     return quoted(*(room + line + room for room, line in zip(rooms, lines, strict=True)))

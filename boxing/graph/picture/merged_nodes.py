@@ -3,9 +3,9 @@
     module     below a depth, all of a module is one node, if it runs on one placement
     joined     ops of one line of the user's code but layers with parameters; a module that has few ops and no parts
     lifted     a move of a parameter stands with what uses it
-    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; out of an overview
-               go views in the same way, and what is never read
-    plain      in an overview what is made of no input stands together
+    passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; an overview leaves
+               out views in the same way, and values that are never read
+    plain      in an overview values that are made of no input stand together
 
 Ops are joined only where no way leads out of their node and back into it: a picture has no cycles.
 """
@@ -57,7 +57,7 @@ class Joined:
                 here = self._places.setdefault(".".join(path[: k + 1]), set())
                 here.update([str(step.outputs[0].layout.placement)] if isinstance(step, Op) else [])
         self._outside = {s.value.name for s in graph.sources if s.kind != "input"}  # and copies of them
-        self._above: dict[str, set[str]] = {}  # of each node: the nodes that it hangs on
+        self._above: dict[str, set[str]] = {}  # node -> the nodes that it hangs on
         self._join(steps)
 
     def origin(self, name: str) -> str:
@@ -76,7 +76,7 @@ class Joined:
 
     def _join(self, steps: Sequence[GraphStep]) -> None:
         drawn = {id(step) for step in steps}
-        kept = set(map(self.stand, vars_in(self.graph.result)))  # what is returned has a node to come from
+        kept = set(map(self.stand, vars_in(self.graph.result)))  # a result has a node to come from
         outside = self._outside
         copies: list[Box] = []
         latest: dict[tuple[str, ...], str] = {}
@@ -103,7 +103,7 @@ class Joined:
         for box in reversed(copies):
             name = box.output.name
             nodes = list(dict.fromkeys(self.node.get(id(user), "") for user in self.users.get(name, ())))
-            # What sends nothing needs no chip of its own, even where several use it.
+            # A move that sends nothing needs no chip of its own, even where several use it.
             one = len(nodes) == 1 or (nodes and not self.graph.plan(box).total)
             into = nodes[0] if one and name not in kept and "" not in nodes else ""
             if into and any(isinstance(step, Op) for step in self.members[into]):

@@ -47,8 +47,8 @@ def paint(
 ) -> Scene:
     """The picture of a graph, cut at a depth of modules, or of one module with its borders.
 
-    In an overview two equal blocks are one already, and views and what is never read are out of sight. Moves cost what
-    their routes do, unless `prices` say otherwise.
+    In an overview two equal blocks are one already, and views and values that are never read are out of sight. Moves
+    have the prices of their routes, unless `prices` say otherwise.
     """
     if depth is not None and depth < 1:
         raise SbpError(f"depth={depth}: modules are cut at a level from 1 on\n  leave depth out to draw every op")
@@ -120,7 +120,7 @@ class _Painter:
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
-        """The module of each node, and whether it is an op. A module drawn whole is a part of the one around it."""
+        """The module of each node, and whether it is an op; one drawn whole counts for the module around it."""
         for name, steps in self.members.items():
             if name.startswith("module "):
                 yield name.removeprefix("module "), True
@@ -354,7 +354,7 @@ class _Painter:
         return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
     def _edge(self, name: str, step: GraphStep) -> None:
-        """From what makes a value to a step that uses it, with the signature in which it arrives."""
+        """Draw the edge from a value's maker to a step that uses it, with the signature in which it arrives."""
         head, name = self.node[id(step)], self.stand(name)
         if name in self.joined.lifted or self.joined.origin(name) in self.joined.hidden:
             return

@@ -201,7 +201,7 @@ def numbered(what: str, numbers: Sequence[int]) -> str:
 
 
 def tip_of(graph: Physical, steps: Sequence[Op]) -> str:
-    """The tip that a pointer shows: every op with what goes in and comes out, and the user's line."""
+    """The tip that a pointer shows: every op with its inputs, its outputs and the user's line."""
     lines = []
     for step in steps[:40]:
         took = ", ".join(f"{shape_of(graph.layout(n))} {lie(graph.layout(n))}" for n in step.inputs)

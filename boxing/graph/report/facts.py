@@ -1,6 +1,6 @@
 """The facts of a graph: time, memory of each rank, every move, every op with the choice it was given.
 
-What nobody told (costs of ops, memory, how the choice was made) is said to be unknown, never guessed.
+Facts that nobody told (costs of ops, memory, how the choice was made) are said to be unknown, never guessed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class MemoryReport:
     ranks: Mapping[int, Held]
     limit: int | None = None
     estimates: Sequence[str] = ()
-    again: Sequence[str] = ()  # blocks that the backward runs again, as nothing else fitted
+    again: Sequence[str] = ()  # blocks that the backward runs again, because nothing else fitted
 
     @property
     def fullest(self) -> int:
@@ -104,9 +104,9 @@ class GraphFacts:
     """A graph with what is known of it.
 
     `exposed` are seconds of moves during which nothing is computed, `hidden` those of moves beside the computing, and
-    `update` those of the optimizer: with the ops they are what the choice was made by. `again` names what is moved a
-    second time, as gathered parameters are for the backward. Each move's own seconds are its part of these, by the
-    `account` of the choice; those of its route, where there is none.
+    `update` those of the optimizer: with the ops they are what the choice was made by. `again` names values that are
+    moved a second time, such as parameters gathered for the backward. Each move's own seconds are its part of these, by
+    the `account` of the choice; those of its route, where there is none.
     """
 
     graph: Physical
@@ -117,7 +117,7 @@ class GraphFacts:
     hidden: float | None = None
     update: float = 0.0
     again: Sequence[str] = ()
-    course: Course | None = None  # of a pipeline, whose ops and moves are told of one micro-batch
+    course: Course | None = None  # that of a pipeline, whose ops and moves are told of one micro-batch
     cut: str = ""  # how its layers were cut into stages, where nobody said it
     copying: float = 0.0  # seconds of what is offloaded on its way to the host, and as many back
     waiting: float = 0.0  # those of both during which nothing is computed

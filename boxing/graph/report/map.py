@@ -17,7 +17,7 @@ from .summary import listed
 
 __all__ = ["PARTS", "drawn_map"]
 
-ROWS, RANKS = 40, 16  # of modules and of ranks, at most
+ROWS, RANKS = 40, 16  # modules and ranks, at most
 CELL, HIGH, GAP, LEFT, BAR = 168, 24, 3, 16, 560  # pixels
 LETTER = 6.3  # pixels of a letter of 12, on average at most
 PARTS = {"parameters": "#4c8fdd", "gradients": "#e08a3c", "states": "#9a6fe0", "activations": "#3fae83"}
@@ -102,7 +102,7 @@ def _key(fills: Mapping[str, str], behind: str, y: int, **look: str) -> Iterator
 
 
 def _ranks(memory: MemoryReport | None) -> Mapping[str, Held]:
-    """The bars by name: of each rank, or of the fullest and the emptiest where there are many."""
+    """The bars by name: one for each rank, or for the fullest and the emptiest where there are many."""
     if memory is None or not memory.ranks:
         return {}
     if len(memory.ranks) <= RANKS:

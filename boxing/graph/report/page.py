@@ -228,7 +228,7 @@ def _picture(facts: GraphFacts) -> Iterator[str]:
     if image is None:
         yield "<p class=\"pale\">Nothing here can draw; pip install 'sbpflow[draw]', or install Graphviz.</p>"
         return
-    # What stands before the element is for files of their own.
+    # The head before the element is for pictures in files of their own.
     inside = re.sub(r"<!--.*?-->", "", image[image.index("<svg") :], flags=re.DOTALL)
     yield '<p class="pale">A double click changes its size; a pointer shows what a node is.</p>'
     yield f'<div class="picture">{inside}</div>'

@@ -95,7 +95,7 @@ def _each(graph: Physical) -> Iterator[tuple[str, Role]]:
 
 
 def _role(graph: Physical, op: Op, name: str, source: Source | None) -> Role:
-    """How an op takes a parameter, or is applied to what is none."""
+    """The role of an op: how it takes a parameter, or how it is split where it takes none."""
     used = graph.layout(name)
     axes = axis_names(used.placement)
     if source is None:

@@ -33,7 +33,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
 
 
 def _memory(memory: MemoryReport | None) -> Iterator[str]:
-    """Of the fullest rank, by kind."""
+    """Lines on the memory of the fullest rank, by kind."""
     if memory is None or not memory.ranks:
         yield "  memory  unknown"
         return

@@ -1,4 +1,4 @@
-"""A graph read from its text: names, ops and layouts are looked up, and what is not there is shown in place."""
+"""A graph read from its text: names, ops and layouts are looked up, and an unknown one is shown at its place."""
 
 import ast
 from collections.abc import Mapping
@@ -354,7 +354,7 @@ def _find(name: str) -> tuple[torch._ops.OpOverload, int, int | None]:
     op = named_op(name)
     kinds = [str(made.type) for made in op._schema.returns]
     tensors = [kind for kind in kinds if "Tensor" in kind]
-    # What the backward of a convolution is told to leave out is None.
+    # Gradients that the backward of a convolution is told to leave out are None.
     optional = any(p.name == "output_mask" for p in op._schema.arguments)
     least = 0 if optional else sum(kind == "Tensor" for kind in tensors)
     return op, least, None if any("List" in kind for kind in tensors) else len(tensors)

@@ -16,10 +16,10 @@
     return %y
 
 A value is dtype[shape], a signature, and `grad` if a gradient comes back; it is on p0 where no `on p1` follows.
-`grads` and `states` are said where a parameter's gradient, or what its optimizer keeps, lies otherwise than itself, and
-`whole 2` where the optimizer steps on whole tensors, with so many of what it keeps, `owner 3` where one rank has it
-whole and keeps its states; `offload` where the optimizer has them on the host.
-`B/P` is B with a gradient that is P. What a signature leaves open stands in brackets where it is not the usual:
+`grads` and `states` are said where a parameter's gradient, or the states of its optimizer, lie otherwise than itself;
+`whole 2` where the optimizer steps on whole tensors, with two whole states; `owner 3` where rank 3 has it whole and
+keeps its states; `offload` where the optimizer has them on the host.
+`B/P` is B with a gradient that is P. Brackets have what a signature leaves open, where it is not the usual:
 
     [dim 0: tensor, data]     the order of nested splits
     [dim 0: all 2, data]      a hole: cut in 2, and every rank holds both

@@ -28,7 +28,7 @@ __all__ = ["Declared"]
 
 
 class Declared:
-    """Notes on a tape. What says no placement is about `rest`; tensors are made on `device`."""
+    """Notes on a tape. A note without a placement is about `rest`; tensors are made on `device`."""
 
     def __init__(self, tape: Tape, watch: Interceptor, device: str, rest: Placement | None) -> None:
         self.tape, self.watch, self.device, self.rest = tape, watch, device, rest
@@ -85,7 +85,7 @@ class Declared:
     def made(
         self, make: Callable[[torch.device], Tensor], where: Placement, sbp: SbpLike, seeded: torch.device | None
     ) -> Tensor:
-        """A factory's tensor; of a seed of its own it is the same at every step, and made now."""
+        """A factory's tensor; one with a seed of its own is the same at every step, so it is made now."""
         if seeded is None:
             here = torch.device(self.device)
             return self._noted(lambda: make(here), where, sbp)

@@ -1,4 +1,4 @@
-"""Writing in place, as ops without it: which op makes the new value, and how a view's goes back to its place.
+"""Writes in place, turned into ops that make the new value; a view's new value goes back to its place.
 
 x.relu_()             relu(x)
 x[2] = v              select_scatter(x, v, 0, 2)
@@ -83,7 +83,7 @@ def _alike(packet: Any, op: Op, outs: frozenset[str]) -> Op | None:
 
 
 def _arguments(schema: Any, outs: frozenset[str]) -> list[tuple[str, str]]:
-    """Names and types; what is written to is `self` in one op and `input` in the other."""
+    """Names and types; the first has no name, because it is `self` in one op and `input` in another."""
     return [(a.name if at else "", str(a.type)) for at, a in enumerate(schema.arguments) if a.name not in outs]
 
 

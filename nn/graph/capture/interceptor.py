@@ -1,6 +1,6 @@
 """The watch: sees every ATen call of a function on fakes, above autograd and before any decomposition.
 
-What it cannot put on the tape it refuses, with the user's line: values that are not there, tensors from nowhere.
+It refuses calls that cannot be put on the tape, with the user's line: values that are not there, tensors from nowhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ _SAID = {  # as users say what torch calls so
     "aten.nonzero.default": "x.nonzero(), or torch.where(mask) alone,",
     "aten.nonzero_numpy.default": "x.nonzero(), or torch.where(mask) alone,",
 }
-# What picks tokens, as layers of experts do.
+# Ops that pick tokens, such as in layers of experts.
 _PICKS = ("aten.index.Tensor", "aten.nonzero.default", "aten.nonzero_numpy.default", "aten.masked_select.default")
 _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
@@ -96,7 +96,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self.regions = 0
         self.policy: Policy | None = None  # of the region
         self.inner: nn.Module | None = None
-        self._checks: dict[int, Tensor] = {}  # whether all is true, as nothing but checks of arguments ask
+        self._checks: dict[int, Tensor] = {}  # whether all is true, which only checks of arguments ask
         self._paused = False
         self.drew = False  # whether anything was drawn while calls were let go by
         self.used: Used | None = None  # what ops take instead of parameters that rest in another type
@@ -246,8 +246,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         raise told from None
 
     def _grouped(self, a: Tensor, b: Tensor, offs: Tensor | None = None, *more: Any, **kwargs: Any) -> Tensor:
-        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not. One like it
-        stands in, of all rows and the first group."""
+        """A grouped matrix product of a dtype that its kernels take and torch's check of fakes does not. The product of
+        all rows and the first group stands in."""
         if b.dtype != a.dtype:
             raise SbpError(
                 f"capture: a grouped matrix product of {a.dtype} and {b.dtype}, at {self.tape.origin.line}\n"
@@ -280,7 +280,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if fake is None:
             raise SbpError(
                 f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that is no input, parameter or buffer\n"
-                f"  used at {self.tape.origin.line}; what it holds would be frozen into the graph\n"
+                f"  used at {self.tape.origin.line}; its values would be frozen into the graph\n"
                 "  register it as a buffer of its module, or pass it as an argument"
             )
         return fake

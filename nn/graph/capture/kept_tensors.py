@@ -18,7 +18,7 @@ def tell_kept(held: ModuleState, tape: Tape, lacked: Set[tuple[int, str]], varyi
     if it was another before.
 
     `lacked` has the module's identity and the name of those that were asked for, or `ALL`, `varying` the numbers of
-    sources. What depends on none of these, such as a mask, is the same at each call.
+    sources. A tensor that depends on none of these, such as a mask, is the same at each call.
     """
     stale = []
     for path, key, before, now in held.kept():
@@ -36,8 +36,8 @@ def tell_kept(held: ModuleState, tape: Tape, lacked: Set[tuple[int, str]], varyi
         more = f" and {len(stale) - 3} more" if len(stale) > 3 else ""
         warnings.warn(
             f"{', '.join(path for path, _ in stale[:3])}{more}: plain attributes that a forward sets, made at "
-            f"{_made_at(tape, stale[0][1])}, are after a step what they were before it: who reads them between steps "
-            "reads old values\n"
+            f"{_made_at(tape, stale[0][1])}, are after a step what they were before it: code that reads them between "
+            "steps reads old values\n"
             "  return such a tensor, or make it a buffer; with pruning and weight_norm, run the model once outside of "
             "the graph before you read it",
             stacklevel=2,

@@ -2,7 +2,7 @@
 
 A call is taken over only where that is exact: the ops read nothing but the call's arguments and the module's own
 tensors, nothing outside was written to, and all that Python could have gone by is the same. A whole number that the
-trace did not read, as that of a layer, may be another.
+trace did not read, such as that of a layer, may be another.
 """
 
 import operator
@@ -45,7 +45,7 @@ class _LayerCall:
     numbers: tuple[int, ...]  # of own and given
 
     def same(self, other: "_LayerCall") -> bool:
-        """Whether all that another could go by is the same, of one module."""
+        """Whether another call of one module has all the same that it could go by."""
         return self.key == other.key and [each.value for each in self.settings] == [n.value for n in other.settings]
 
 
@@ -54,18 +54,18 @@ class _Traced:
     """The ops and results of a call."""
 
     key: Any
-    read: Mapping[int, int]  # of the settings that are numbers those that were read, by place, and what they were
+    read: Mapping[int, int]  # the settings that are numbers and were read, by place, with their values
     path: str
     module: nn.Module
     region: str  # that it was in
     ops: tuple[LogicalOp, ...]
     first: int  # of the numbers of its values
     fakes: tuple[Tensor, ...]
-    place: Mapping[int, int]  # of the numbers from outside among those of own and given
+    place: Mapping[int, int]  # the places of numbers from outside, among those of own and given
     constants: Mapping[int, int]
     result: Any
-    given: Mapping[int, int]  # of the result's tensors that are arguments, by identity, their place among those
-    made: Mapping[int, int]  # of the others the number
+    given: Mapping[int, int]  # the result's tensors that are arguments, by identity, and their places among those
+    made: Mapping[int, int]  # its other tensors, and their numbers
     writes: Mapping[int, int]  # own tensors by place, and their new numbers
 
     def stands_for(self, call: _LayerCall) -> bool:

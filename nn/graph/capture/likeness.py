@@ -1,4 +1,4 @@
-"""Likeness: what Python code could tell two modules, or the arguments of two calls, apart by, as values to compare."""
+"""Likeness: values to compare, by which Python code could tell two modules, or the arguments of two calls, apart."""
 
 import dataclasses
 import sys
@@ -35,11 +35,11 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class Unlike(Exception):
-    """Something that is like nothing else, as it may change or do more than it shows."""
+    """Something that is like nothing else, because it may change or do more than it shows."""
 
 
 class Number(NamedTuple):
-    """A whole number among a module's settings, as that of its layer: code that does not read it goes the same way."""
+    """A whole number among a module's settings, such as that of its layer; code that reads it may go another way."""
 
     module: nn.Module
     name: str

@@ -21,7 +21,7 @@ __all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
 @dataclass(frozen=True, eq=False)
 class HeldTensor:
-    """A parameter or buffer: its first name, what it really is, its fake, and what is said of its types."""
+    """A parameter or buffer: its first name, the real tensor, its fake, and the types that are said of it."""
 
     name: str
     kind: Literal["parameter", "buffer"]
@@ -62,7 +62,7 @@ class ModuleState:
     def __init__(
         self, modules: Mapping[str, nn.Module], device: str, fake: Callable[[Tensor], bool], program: Any = None
     ) -> None:
-        self.paths: dict[int, str] = {}  # of modules, by identity
+        self.paths: dict[int, str] = {}  # by the identity of modules
         self.modules: list[nn.Module] = []
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}
@@ -120,7 +120,7 @@ class ModuleState:
             try:
                 self.around.restore()
                 self._before = []
-            except KeyboardInterrupt as come:  # in the midst of it: what is left comes first
+            except KeyboardInterrupt as come:  # in the midst of it: the rest is put back first
                 interrupt = come
         if interrupt is not None:
             raise interrupt

@@ -1,8 +1,8 @@
 """Functions with a backward of their own (torch.autograd.Function) as single ops of a graph.
 
-What they compute is only known by running them, so that a rank runs the very same Python. Which dims may be split is
-read off what forward and backward call: the same ops with the same arguments on the whole and on pieces of it, of which
-every one, by the rule book, makes pieces of pieces. Where that cannot be seen every rank has the whole.
+Only a run of them shows their values, so a rank runs the very same Python. A dim may be split if forward and backward
+call the same ops with the same arguments on the whole and on pieces of it, and each of these ops, by the rule book,
+makes pieces of pieces. Where that cannot be seen every rank has the whole.
 """
 
 import logging
@@ -100,7 +100,7 @@ def _fake(y: Tensor, given: Sequence[Any]) -> Tensor:
     return made.requires_grad_(y.is_floating_point() or y.is_complex())
 
 
-# Which dims may be split
+# Dims that may be split
 
 
 class _Context:
@@ -230,7 +230,7 @@ def _on(dim: int | None, ndim: int) -> State:
 
 
 def _through(call: Call) -> tuple[State, ...] | None:
-    """How the results of an op lie whose inputs lie so and are not moved."""
+    """The states of an op's results if its inputs stay as they lie; None if no rule allows that."""
     if not any(state.split or state.partial for state in call.states):
         return everywhere(call).outputs
     answer = answer_of(call)

@@ -1,6 +1,6 @@
 """Packed sequences in a captured step: samples that end early stay padded, beside how long they are.
 
-What a `PackedSequence` holds has another size for other lengths, and a graph has one size for all. So while a step is
+A `PackedSequence` holds data of another size for other lengths, and a graph has one size for all. So while a step is
 captured `pack_padded_sequence` gives one that holds the padded samples, `Rows`, and their `Lengths`, which recurrent
 layers and `pad_packed_sequence` know how to use. Anything else that asks for packed values is refused.
 
@@ -107,7 +107,7 @@ class Lengths(_StandsFor):
 
 
 class _Longest(int):
-    """How long the longest sample is, if it fills what it was packed from."""
+    """The length of the longest sample, if it fills the padded tensor that it was packed from."""
 
 
 def _refuse(asked: str) -> NoReturn:

@@ -1,11 +1,12 @@
-"""Precision: in which type each module works while it is captured, and the casts of what goes in and out.
+"""Precision: the type that each module works in while it is captured, and the casts on the ways in and out.
 
     into a cast module        every float tensor becomes of its type
-    within                    what comes to a module with weights of its own does, as buffers of another type widen it
-    out of it                 what is around it gets its own type again
-    a parameter in use        is cast to what its user works in, where it rests in another type
+    within                    tensors on the way to a module with weights of its own do, because buffers of another type
+                              may have widened them
+    out of it                 tensors get the type again that the modules around work in
+    a parameter in use        is cast to the type that its user works in, where it rests in another
 
-What was only widened on the way out, and is narrowed again on the way into the next module, is taken as it was.
+A value that was only widened on the way out, and is narrowed again on the way into the next module, is taken as it was.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +75,7 @@ class Precision:
         self.held, self.tape, self.watch, self.inner = held, tape, watch, call
         self.works = works_of(modules)
         self.needed = bool(self.works) or any(slot.types for slot in held.slots)
-        self.types = {  # of all that may have to be cast where it is used, by the identity of fakes
+        self.types = {  # by the identity of fakes, for all that may have to be cast where they are used
             id(slot.fake): (slot.kind, slot.types)
             for slot in held.slots
             if slot.types or (slot.kind == "parameter" and slot.fake.is_floating_point())
@@ -123,7 +124,7 @@ class Precision:
         def change(path: str, x: Tensor) -> Tensor:
             if not _differs(x, crossing.dtype):
                 return x
-            if id(x) not in crossing.cast:  # what is one for the caller is one for the module
+            if id(x) not in crossing.cast:  # one tensor of the caller's is one for the module
                 y = self._narrow(x, crossing.dtype)
                 crossing.cast[id(x)] = x, y, self.tape.number(y)
             return crossing.cast[id(x)][1]
@@ -140,7 +141,7 @@ class Precision:
         return known.narrow if same else x.to(dtype)
 
     def _given(self, result: Any, dtype: torch.dtype) -> Any:
-        """A result as what is around the module gets it."""
+        """A result in the type of the modules around."""
         if isinstance(result, PackedSequence) and isinstance(result.data, Rows):
             return result._replace(data=Rows(self._given(result.data.values, dtype)))
         if isinstance(result, tuple) and any(isinstance(part, PackedSequence) for part in result):
@@ -164,7 +165,7 @@ class Precision:
         raise SbpError(
             f"capture: {self.held.paths[id(module)] or 'the model'} changes a list or object among its arguments, "
             f"which holds tensors that are cast to {short(dtype)} for it\n"
-            "  what it puts there would be lost: have it return that, or give what is around it the same type"
+            "  values that it puts there would be lost: have it return them, or give modules around it the same type"
         )
 
     # Ops
@@ -214,7 +215,7 @@ class Precision:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    """Whether it has parameters of its own, which what comes in has to fit."""
+    """Whether a module has parameters of its own, whose type its inputs have to have."""
     return any(p is not None and p.dtype.is_floating_point for p in module._parameters.values())
 
 

@@ -5,8 +5,8 @@ Values have numbers, and tensors are views of memory:
     memory     what tensors share; holds one value at a time, and knows how often it was written to
     view       a tensor: the memory itself, or what a view op makes of another view
 
-A write gives the view a new value, and by the inverse of every view op its memory too. Whoever then uses another view
-of that memory finds its value old, and the view op is put on the tape once more.
+A write gives the view a new value, and by the inverse of every view op its memory too. Another view of that memory is
+old by then, so its view op is put on the tape once more when the view is used.
 """
 
 import warnings
@@ -29,7 +29,7 @@ from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overloa
 __all__ = ["Storage", "Tape", "View"]
 
 aten = torch.ops.aten
-# Of these what gives nothing back checks values, which a capture has none of, or measures times.
+# Ops of these namespaces that return nothing check values, of which a capture has none, or measure times.
 _SILENT = ("aten", "prims", "profiler")
 
 
@@ -84,7 +84,7 @@ class Tape:
         self.ops: list[LogicalOp] = []
         self.fakes: list[Tensor] = []  # by number
         self.origin = Origin()
-        self.placement: Placement | None = None  # of what is recorded now, and how it is to lie
+        self.placement: Placement | None = None  # of the ops recorded now, and how their results are to lie
         self.lies: State | Pin | None = None
         self.written: list[Storage] = []  # in order, one entry for every write
         self._views: dict[int, View] = {}  # by the identity of their tensors
@@ -242,7 +242,7 @@ class Tape:
             self.view(y)
 
     def _copied(self, name: str, args: tuple[Any, ...], view: View) -> list[int] | None:
-        """Of `copy_` and its kin the new value is just the other one, of the right shape and dtype."""
+        """The new value of `copy_` and its kin: the other tensor, in the right shape and dtype."""
         if name not in ("copy_", "fill_") or len(args) < 2 or not isinstance(args[1], Tensor):
             return None
         other = args[1]

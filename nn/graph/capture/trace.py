@@ -127,7 +127,7 @@ class _Tracing:
         self.names: set[str] = set()
         self.literals: dict[str, int] = {}
         self.scale = scale
-        self.factors: dict[str, Tensor] = {}  # of losses: fakes by name
+        self.factors: dict[str, Tensor] = {}  # factors of losses: fakes by name
         self.scalers: dict[int, str] = {}  # these names of the scales of GradScalers, by identity
         self.losses: list[Loss] = self.repeats.losses
         self.constants: Constants = {}
@@ -331,7 +331,7 @@ class _Tracing:
                 what = "requires grad" if real.requires_grad else "gets another shape by it"
                 raise SbpError(
                     f"capture: the argument {path} is written to in the step, and {what}\n"
-                    "  what was passed could not be what it is then in torch\n"
+                    "  the tensor that was passed could not become what it is then in torch\n"
                     "  write to a copy, as in x = x.clone(), and return what is to be kept"
                 )
             found[path] = fake
@@ -390,7 +390,7 @@ _FIXED = (
 )
 _FROZEN = (
     "capture: {name} is {kind} and is written to, at {line}\n"
-    "  what it holds then would be lost\n"
+    "  the values written would be lost\n"
     "  make it a buffer: register_buffer"
 )
 

@@ -1,6 +1,6 @@
 """Training calls in a captured step, instead of autograd and optimizers: a backward is noted, a step waits.
 
-The graph does the backward and the optimizer's step itself. What can not be captured of them is refused with a fix.
+The graph does the backward and the optimizer's step itself. Calls that cannot be captured are refused with a fix.
 """
 
 import sys
@@ -87,8 +87,8 @@ def around(
     scaled: Callable[[GradScaler, Any], Any],
 ) -> Iterator[None]:
     """Until the end, replace `backward()` by `lost(loss, gradient)`, calls of modules by `call(run, module, args,
-    kwargs)`, and of functions with their own backward by `own(apply, cls, args)`. What `torch.utils.checkpoint` runs,
-    it runs in a `region()`, and what a GradScaler scales is `scaled(scaler, outputs)`."""
+    kwargs)`, and of functions with their own backward by `own(apply, cls, args)`. `torch.utils.checkpoint` runs its
+    function in a `region()`, and `scale` of a GradScaler gives `scaled(scaler, outputs)`."""
     run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
 
@@ -124,7 +124,8 @@ def around(
 
 
 def _refuse_backward_hooks(module: nn.Module) -> None:
-    """Full ones end in torch's "please open an issue", as no gradient is there yet; others are never called."""
+    """Refuse backward hooks: full ones end in torch's "please open an issue", because no gradient is there yet; others
+    are never called."""
     own = module._backward_hooks or module._backward_pre_hooks
     if own or calls._global_backward_hooks or calls._global_backward_pre_hooks:
         of = f"{type(module).__name__} has a backward hook" if own else "all modules have a backward hook"
@@ -198,13 +199,13 @@ def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
         if cls is checkpoint.CheckpointFunction:
             function, _, *rest = args
             checkpoint.check_backward_validity(rest)
-            # As torch does it: of arguments that want none, parameters inside get no gradient either.
+            # As in torch, parameters inside get no gradient if no argument wants one.
             wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in rest)
             with region(), torch.set_grad_enabled(wanted):
                 return function(*rest)
         inner = cls.__module__.startswith(
             ("torch._library", "torch.utils.checkpoint")
-        )  # in an op; of nothing but inputs
+        )  # in an op, or made of inputs alone
         if not inner and torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in([args, kwargs])):
             return own(apply.__get__(None, cls), cls, args)
         return apply.__get__(None, cls)(*args, **kwargs)

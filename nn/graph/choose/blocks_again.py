@@ -1,7 +1,7 @@
 """Blocks that the backward runs again so that a limit of memory is met, where that is cheaper than to cut more.
 
-A block is one of the outermost repeated modules, or of those with a number in their path. Those come first that free
-most bytes for a second of running them again; of equal ones those that would be kept longest, which are the first.
+A block is one of the outermost repeated modules, or of those with a number in their path. The blocks that free most
+bytes for a second of running them again come first; equal ones in their order, because the first are kept longest.
 """
 
 from collections import Counter
@@ -32,7 +32,9 @@ class Worth:
 
 
 def blocks_of_ops(logical: Logical) -> list[str]:
-    """The block of each op, none where it is in no list of layers. Layers that are unlike are told by their numbers."""
+    """The block of each op, none where it is in no list of layers.
+
+    Layers that are unlike are no repeated modules, so they are known by the numbers in their paths."""
     known = {op.origin.block for op in logical.ops if op.origin.block}
     return [op.origin.block or _numbered(op.origin.module, known) for op in logical.ops]
 
@@ -65,7 +67,7 @@ def worthwhile(logical: Logical, posed: Formulated, solution: Solution) -> list[
 
 
 def run_again(logical: Logical, blocks: Sequence[str]) -> Logical:
-    """The graph with each of these as a region; what is one already stays one."""
+    """The graph with each of these as a region; ops that are in a region already stay in it."""
     known = {*blocks}
     ops = tuple(
         replace(op, origin=replace(op.origin, recompute=f"{block} for memory"))

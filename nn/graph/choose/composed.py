@@ -19,7 +19,7 @@ Uses: TypeAlias = Mapping[str, Sequence[CompositeUse]]  # by the path of a modul
 
 
 def check_uses(logical: Logical, uses: Uses) -> None:
-    """An error for a note that meets no op in its module; of a list that was noted one of the modules is enough."""
+    """An error for a note that meets no op in its module; one module is enough where a whole list was noted."""
     met = {use for op in logical.ops for use in _met(op, uses)}
     lists = {(use.use, use.over) for use in met if use.part}
     for use in (use for noted in uses.values() for use in noted):

@@ -1,7 +1,8 @@
-"""Ops taken apart before signatures are chosen: losses and statistics into sums that may be partial, what has no rule
-into what has, dropout into random numbers and a product, and what picks from each sample by index into a `gather`.
+"""Ops taken apart before signatures are chosen, so that their parts may lie better.
 
-On one rank only what draws random numbers is taken apart, so that these are the same on any placement.
+Losses and statistics become sums that may be partial, ops without a rule become ops with one, dropout random numbers
+and a product, and an index into each sample a `gather`. On one rank only ops that draw random numbers are taken apart,
+so that these are the same on any placement.
 """
 
 import logging
@@ -49,7 +50,7 @@ class _Apart:
         self.rows: set[int] = set()  # values that are the number of their row
         self.next = max(logical.fakes, default=-1) + 1
         self.fakes = dict(logical.fakes)
-        # Of calls by what they are, of which layers have the same: the function, and what is captured of it.
+        # The function of a call, and its capture, by the call's key: equal layers have equal calls.
         self.functions: dict[Hashable, Callable[..., Any] | None] = {}
         self.known: dict[Hashable, Logical | None] = {}
 
@@ -77,7 +78,7 @@ class _Apart:
             return
         names = dict(enumerate(op.inputs))
         for part in seen.ops:
-            if set(part.numbers) <= names.keys():  # it returned what it was given, as x.to(x.dtype) does
+            if set(part.numbers) <= names.keys():  # it returned its argument, such as x.to(x.dtype)
                 continue
             for n, y in zip(part.numbers, part.outputs, strict=True):
                 if n not in names:
@@ -99,7 +100,7 @@ def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
 
 
 def looks(x: Tensor) -> Hashable:
-    """The kind of a tensor: of another one of the same kind all is decided alike."""
+    """The kind of a tensor; two of one kind are treated alike in all decisions."""
     return tuple(x.shape), x.dtype, x.stride() if x.layout is torch.strided else x.layout
 
 
@@ -145,7 +146,7 @@ def _keeps_rows(call: Call) -> bool:
 
 
 def _picked(call: Call) -> Callable[..., Any] | None:
-    """`x[arange(len(x)), i]` as what it is: of each row of x its own elements, so that rows may be split."""
+    """`x[arange(len(x)), i]` as elements of each row of x, so that rows may be split."""
     if len(call.inputs) != 3:
         return None
     x, first, i = call.inputs
@@ -164,7 +165,7 @@ def _of_each_row(x: Tensor, indices: Sequence[Tensor]) -> Tensor:
 
 
 def formula_of(op: LogicalOp, call: Call) -> Logical | None:
-    """The formula of an op along a dim that is split, as a graph of its own; None if it has no such formula."""
+    """The formula of an op along a dim that is split, as a graph; None if it has none."""
     if "along" not in traits(call.name) or len(call.inputs) != 1 or not call.inputs[0].numel():
         return None
     function = formulas.formula_named(call.name)

@@ -1,4 +1,4 @@
-"""Groups of devices for stages: of like devices it does not matter which ones a stage has, only how many of each host.
+"""Groups of devices for stages: how many devices of each host, because which of those alike does not matter.
 
 With few devices every group is tried. With more, only some sizes are, and a stage of so many devices takes them in one
 of three ways: from hosts that nobody uses yet, from hosts that are used already, or some from each host.
@@ -13,7 +13,7 @@ from ....placement import Cluster, Placement, placement
 __all__ = ["DeviceGroups", "Used"]
 
 ALL = 8  # devices of which every group is tried
-SIZES = (1, 2, 3, 4, 6, *(k << n for n in range(2, 13) for k in (2, 3)))  # of groups of more, and what they leave
+SIZES = (1, 2, 3, 4, 6, *(k << n for n in range(2, 13) for k in (2, 3)))  # of groups of more, or of the devices left
 Used = tuple[int, ...]  # devices of each kind
 
 
@@ -58,7 +58,7 @@ class DeviceGroups:
         return _filled(free, many, list(range(len(free))))
 
     def ranks(self, used: Used, group: Used) -> list[int]:
-        """The devices themselves: of each kind the first that nobody has."""
+        """The devices themselves: the first ones of each kind that nobody has."""
         taken = zip(self.kinds, used, group, strict=True)
         return [rank for ranks, before, many in taken for rank in ranks[before : before + many]]
 

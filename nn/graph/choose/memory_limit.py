@@ -1,8 +1,8 @@
 """The limit of memory: the cheapest plan whose peak stays below it, by the same account that `explain` shows.
 
-What a choice adds to the peak depends on all others, so the chooser counts something simpler: parameters, gradients and
-states as they lie, and of activations a share of what the backward keeps and of the weights that are gathered for what
-ran when most was live. Share and moment are those of the plans that were found, until one fits and leaves little.
+A choice's part of the peak depends on all other choices, so the chooser counts something simpler: parameters, gradients
+and states as they lie; and for activations a share of the values that the backward keeps and of the weights gathered
+when most was live. Share and moment are those of the plans found so far, until one fits and leaves little.
 """
 
 from dataclasses import replace
@@ -103,7 +103,7 @@ def fitted(posed: PosedGraph, limit: float) -> Decided:
 
 
 class _Counted:
-    """Memory as the chooser counts it of a plan: what stays, and a share of what the backward keeps; a rank's mean."""
+    """A plan's memory as the chooser counts it: values that stay and a share of those saved, the mean of ranks."""
 
     def __init__(self, posed: PosedGraph) -> None:
         self.logical, self.nodes, where = posed.logical, posed.formulated.nodes, posed.asked.where
@@ -113,10 +113,10 @@ class _Counted:
         self.homes = [homes[n.kind][n.index] if n.kind in homes else None for n in self.nodes]
         sizes = [ranks if there is None else there.size for there in self.homes]
         self.memory = posed.formulated.problem.memory
-        if min(sizes, default=ranks) < ranks:  # a stage of a pipeline: of so many ranks, some have it
+        if min(sizes, default=ranks) < ranks:  # a stage of a pipeline, which some of the ranks have
             self.memory = tuple(held * (size / ranks) for held, size in zip(self.memory, sizes, strict=True))
         self.makers: dict[str, int] = {}  # nodes by what the first plan calls what they make
-        self.passes: dict[int, Vector] = {}  # of nodes, what is there besides while they run
+        self.passes: dict[int, Vector] = {}  # by node, the gathered weights that are there while it runs
 
     def note(self, plan: _PlanInMemory) -> None:
         """Count the weights that are gathered for what runs when most is live."""

@@ -14,8 +14,9 @@ __all__ = ["with_fix"]
 def with_fix(
     error: ShortageError, logical: Logical, limit: float, decided: Callable[[Logical], Decided]
 ) -> ShortageError:
-    """The error of a step for which there is no plan within a limit; it says so where one with states on the host meets
-    it. `decided` plans a graph within the limit, or raises."""
+    """The error of a step that no plan brings within a limit; its fix is states on the host, if that fits.
+
+    `decided` plans a graph within the limit, or raises."""
     stays = any(s.kind == "parameter" and s.requires_grad and s.offload is None for s in logical.sources)
     if not (logical.losses and stays):
         return error

@@ -56,8 +56,9 @@ def named_values(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def default_placement(
     modules: Mapping[str, nn.Module], given: Placement | None, inputs: Mapping[str, Tensor]
 ) -> Placement | None:
-    """Where what nobody placed lives: as the graph was told, where a global parameter is, or, where no module is placed
-    either, where its global arguments are, all of them."""
+    """The placement of all that nobody placed: the given one, or else that of a global parameter.
+
+    Without either, and where no module is placed, it is the one placement on which all global arguments are."""
     if given is not None:
         return given
     for value in named_values(modules).values():
@@ -75,8 +76,10 @@ def placed(
     *,
     free: bool = False,
 ) -> Logical:
-    """The graph with the annotated placements and offloads on its ops and parameters; of some parameters the placement
-    is known already, and some modules are elsewhere. Global parameters stay where they are, unless they are `free`."""
+    """The graph with the annotated placements and offloads on its ops and parameters.
+
+    `homes` are placements of parameters known already, and `moved` has the modules that are elsewhere. Global
+    parameters stay where they are, unless they are `free`."""
     logical = _offloaded(logical, modules)
     where = placement_of(modules, moved)
     held = {} if free else named_values(modules)
@@ -139,7 +142,7 @@ def pins_of(
         if isinstance(value, GlobalTensor):
             _check_kept(name, value, sbp)
     lying = {name: value for name, value in held.items() if isinstance(value, GlobalTensor)}
-    # An argument may come on other ranks than those of the layers that use it, as a batch for all stages does.
+    # An argument may come on other ranks than those of the layers that use it, such as a batch for all stages.
     far = {path for path in lying.keys() & inputs.keys() if homes.get(path) not in (None, lying[path].placement)}
     return pins | {name: value._layout.state for name, value in lying.items() if name not in far}
 
@@ -161,7 +164,7 @@ def rests_of(
 def input_pins(
     flows: Mapping[str, Pin], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
 ) -> dict[str, SourcePin]:
-    """How arguments must lie that somebody said it of; of one that is global it has to be true."""
+    """The layouts that `inputs=` asks of arguments; one that is global has to lie so already."""
     found: dict[str, SourcePin] = {}
     for path, pin in flows.items():
         value = inputs[path]
@@ -198,9 +201,9 @@ def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
 
 
 def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement) -> dict[int, Tensor]:
-    """Make all parameters and buffers global as told, in place; what the graph does not use is B on `rest`.
+    """Make all parameters and buffers global as told, in place; those that the graph does not use are B on `rest`.
 
-    Returns for the id of each tensor that was there before what stands in its place. What is global already stays.
+    Those that are global already stay. Returned is the new tensor for the id of each that was there before.
     """
     before = named_values(modules)
     layouts = _under_all_names(layouts, before)
@@ -216,7 +219,7 @@ def globalised(modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], 
 def free_values(
     modules: Mapping[str, nn.Module], layouts: Mapping[str, Layout], rest: Placement
 ) -> Iterator[tuple[str, GlobalTensor, Layout]]:
-    """All that is global, once, with how it is to lie as told; what a graph does not use comes to `rest`, whole."""
+    """All global values, once, each with its layout to be; those that a graph does not use come to `rest`, whole."""
     held = named_values(modules)
     layouts = _under_all_names(layouts, held)
     for name, value in {id(value): (name, value) for name, value in held.items()}.values():
@@ -244,7 +247,7 @@ def _cast(modules: Mapping[str, nn.Module]) -> None:
             shards = tuple(shard.detach().to(said.weights) for shard in exact._shards)
         made = replaced(exact, wrap(shards, _of(exact._layout, said.weights)))
         made._path = exact._path
-        if said.states is not said.weights and made.requires_grad:  # what is frozen has no master that wants them
+        if said.states is not said.weights and made.requires_grad:  # a frozen one has no master that wants them
             vars(made)[EXACT] = exact.detach()
         for slot in group:
             slot.put(made)
@@ -265,7 +268,7 @@ def taken_exact(parameter: GlobalTensor) -> GlobalTensor | None:
     return exact
 
 
-# What graphs have made of plain parameters, for optimizers that hold them: another graph may have come first.
+# Global parameters by the plain ones that they were made of: an optimizer may hold these, if another graph came first.
 became: Any = WeakTensorKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""A posed graph: what is asked of its signatures, the problem that this is, and what an answer makes of it."""
+"""A posed graph: the demands on its signatures, the problem that they make, and the graph by an answer to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,9 +30,9 @@ class Choosing:
     """A question: the cheapest signatures of a graph that lives there, under such demands.
 
     With a `limit` in bytes a rank, all that sources keep may lie in pieces, and the backward runs blocks again where
-    that is not enough, or takes less. The best of what takes `enough` seconds is not looked for: with a limit, where
-    nothing less fits, there is no plan; without, any will do. `regather` says whether what was gathered of parameters
-    is gathered again for the backward, and `known` is what other choices on the same step and cluster have worked out.
+    that is not enough, or takes less. The best of the plans that take `enough` seconds is not looked for: with a limit,
+    where nothing less fits, there is no plan; without, any will do. `regather` says whether values gathered of
+    parameters are gathered again for the backward. Other choices on the same step and cluster share `known`.
     """
 
     logical: Logical

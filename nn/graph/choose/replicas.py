@@ -1,8 +1,8 @@
-"""Replicas: what is made of arguments, buffers and constants alone is made anew on each placement that uses it.
+"""Replicas: values of arguments, buffers and constants alone are made anew on each placement that uses them.
 
 Rotary angles, attention masks and positions would else travel from the first stage of a pipeline to every other, with
-each micro-batch. Buffers that they are made of go there once; arguments every rank of a pipeline has from the caller,
-and where it has not, it pays for them: then only what is cheaper to make there than to send is made there.
+each micro-batch. Buffers that they are made of go there once. Every rank of a pipeline has the arguments from the
+caller; a rank that has not pays for them, and then makes only values that are cheaper to make than to send.
 """
 
 from dataclasses import replace
@@ -85,6 +85,6 @@ class _Replicas:
             numbers = tuple(range(self.next, self.next + len(op.numbers)))
             self.next += len(numbers)
             self.known.update(zip([(n, there) for n in op.numbers], numbers, strict=True))
-            origin = Origin(user.module, op.origin.line)  # of no block: others of these have none of it
+            origin = Origin(user.module, op.origin.line)  # without a block, because equal blocks lack this op
             self.ops.append(op.of(new, numbers=numbers, origin=origin, placement=there, grad=False))
         return self.known[number, there]

@@ -1,4 +1,4 @@
-"""Shortage: the text of an error where no plan fits: what takes most of the leanest one, and what would help."""
+"""Shortage: the text of an error where no plan fits, with the largest shares of the leanest one, and fixes."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from .posed_graph import Decided
 
 __all__ = ["kept_most", "shortage"]
 
-LARGEST = 3  # of what is kept, named where nothing fits
+LARGEST = 3  # kept values that an error names
 
 
 def kept_most(of: Decided, rank: int) -> str:

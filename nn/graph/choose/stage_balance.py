@@ -38,8 +38,9 @@ def paths_of(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 def layer_of_each(inside: Iterable[str], paths: Sequence[str]) -> Iterator[int]:
-    """In which of some modules each op is, by the module it is in. What is in none of them counts for the one before
-    it, as a head does, or for the first."""
+    """The number of the listed module that each op is in, by the path of the op's own module.
+
+    An op that is in none of them counts for the one before it, such as an op of the head, or for the first."""
     last = 0
     for module in inside:
         last = next((n for n, path in enumerate(paths) if f"{module}.".startswith(f"{path}.")), last)
@@ -56,9 +57,10 @@ def even_stages(
     sliced: bool,
     free: bool = False,
 ) -> Balance:
-    """How the open pipelines in some modules are cut best for a step that was captured and not placed yet; an optimizer
-    keeps so many `states` of each parameter, and sequences may be `sliced`. Global parameters keep their layers where
-    they are, unless they are `free`."""
+    """The best cuts of the open pipelines in some modules, for a step that was captured and not placed yet.
+
+    An optimizer keeps so many `states` of each parameter, and sequences may be `sliced`. Global parameters keep their
+    layers where they are, unless they are `free`."""
     cuts = open_cuts(modules.values())
     if not cuts:
         return Balance()
@@ -97,8 +99,10 @@ def _ops(
     cuts: Sequence[tuple[LayerCut, Sequence[nn.Module]]],
     listed: Sequence[str],
 ) -> Iterator[tuple[str, LogicalOp]]:
-    """Each op with its module. For a module outside of the layers that was placed the layer at the same end of a
-    pipeline stands, and what lies elsewhere is left out."""
+    """Each op with its module, or the layer that stands for the module.
+
+    A module that was placed and is none of the layers counts for the layer at the same end of a pipeline; if it is
+    placed elsewhere, its ops are left out."""
     where = placement_of(modules)
     inside = {path for path in where if any(f"{path}.".startswith(f"{layer}.") for layer in listed)}
     ends: dict[Placement, str] = {}
@@ -117,7 +121,7 @@ def _ops(
 
 
 def _runs(ends: Sequence[int]) -> str:
-    """How many layers each run has."""
+    """The count of layers in each run, as text."""
     counts = [end - first for first, end in pairwise([0, *ends])]
     if len(counts) > NAMED:
         return f"{len(counts)} runs of {min(counts)} to {max(counts)}"

@@ -1,7 +1,7 @@
-"""The costs of stages: what each layer of a captured step takes on each stage that might have it, for a micro-batch.
+"""The costs of stages: seconds of each layer of a captured step, on each stage that may have it, a micro-batch.
 
-What is computed of samples is shared out over micro-batches; weights are read in each. Stages of more ranks than the
-first do as much sooner what they do.
+Work on samples is shared out over micro-batches; weights are read in each. A stage of more ranks than the first takes
+less time in proportion.
 """
 
 from collections import defaultdict
@@ -100,7 +100,7 @@ class _CapturedWork:
         self.read |= trained
 
     def computed(self, layer: int, device: Device, share: float) -> tuple[float, float, float]:
-        """Seconds of forward, backward and gradients of weights; a backward is twice the forward, as it is priced."""
+        """Seconds of forward, backward and gradients of weights; a backward is priced at twice the forward."""
         key = layer, id(device), share
         if key not in self.known:
             forward = backward = weight = 0.0

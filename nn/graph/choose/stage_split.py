@@ -214,7 +214,7 @@ class _Splitter:
         return max(plan.bound, plan.there + self.many * rest if self.by == "step" else rest)
 
     def nexts(self, first: int, used: Used, number: int) -> Iterator[tuple[int, Used]]:
-        """Where the stage of such a number may end and the devices it may have; the last one has all that is left."""
+        """The ends that the stage of this number may have, each with its devices; the last takes all that is left."""
         layers, left = len(self.layers), self.groups.many - sum(used)
         behind = self.asked - number if self.asked else 0  # stages at least
         for group in self.groups.groups(used, 1, left - behind):

@@ -1,7 +1,7 @@
-"""The work of stages: what a micro-batch takes in each, wherever layers are cut, and what step a schedule makes of it.
+"""The work of stages: the time of a micro-batch in each, wherever layers are cut, and of a schedule's step.
 
-Devices of stages and the links between them may be unlike, so that a layer takes what it takes on the stage that has
-it. A cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
+Devices of stages and the links between them may be unlike, so that a layer's time is that on the stage that has it. A
+cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from ....placement.errors import ScheduleError
 
 __all__ = ["LayerCost", "StageWork", "shape_on"]
 
-COUNTED = 2000  # cuts that are looked at, all there are; of more only those near a good one
-SIMULATED = 24  # of these, the first by a formula
+COUNTED = 2000  # cuts up to which all are looked at; of more, only those near a good one
+SIMULATED = 24  # cuts of these, the best by a formula
 LONG = 20_000  # firings of a network beyond which the formula has to do
 
 
@@ -48,7 +48,7 @@ class StageWork:
     placements: Sequence[Placement]
     schedule: Schedule
     micro_batches: int
-    simulated: bool  # whether it is a step that the schedule knows, as training is
+    simulated: bool  # whether it is a step that the schedule knows, such as training
 
     def busy(self, ends: Sequence[int]) -> list[float]:
         """The computing of each stage for a micro-batch, in the order of their first runs."""
@@ -65,7 +65,7 @@ class StageWork:
         return self.micro_batches * max(busy) + sum(busy) - max(busy) + 2 * hops + self._update(ends)
 
     def seconds(self, ends: Sequence[int]) -> float:
-        """Those of the step, as its course is predicted."""
+        """The seconds of the step, by a simulation of its course where there is one."""
         shape = shape_on(self.schedule, self.placements, self.micro_batches) if self.simulated else None
         if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
             return self.quick(ends)
@@ -73,7 +73,7 @@ class StageWork:
         return run.end + self._update(ends) if run.finished else self.quick(ends)
 
     def best(self, near: Sequence[int]) -> list[int]:
-        """Where runs end in the shortest step that was found; `near` is a good cut to begin with."""
+        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with."""
         layers, parts = len(self.each[0]), len(self.placements)
         cuts = [list(near)]
         if comb(layers - 1, parts - 1) <= COUNTED:
@@ -112,7 +112,7 @@ def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches:
     try:
         shape = schedule.shape(stages, micro_batches, v=max(least, chunks // stages))
         schedule.rows(shape)
-    except ScheduleError:  # as of a table for other numbers; who runs it says so
+    except ScheduleError:  # such as that of a table for other numbers; an error says so when it is run
         return None
     wanted = [schedule.device(shape, chunk) for chunk in range(chunks)]
     fits = schedule.way != "routes" and shape.p * shape.v == chunks

@@ -64,7 +64,7 @@ def compiled(local: Local, backend: Backend, weights: Sequence[bool] | None = No
                 return replace(_laid(_BY[name](local, weights), local), reason="; ".join(reasons))
         except ShapeError:
             raise  # the rule is wrong, and stays so
-        except Exception as error:  # whatever a tracer or compiler may say
+        except Exception as error:  # a tracer or compiler may raise anything
             reasons.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     raise AssertionError(reasons)
 

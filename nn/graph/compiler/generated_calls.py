@@ -45,8 +45,10 @@ def own(x: Tensor) -> Tensor:
 
 
 def trimmed(shards: Shards) -> Shards:
-    """Results in no more memory than they need: on CPU torch leaves a mean loss, as that of mse_loss, smooth_l1_loss,
-    binary_cross_entropy and soft_margin_loss, in the memory of all the numbers that it is the mean of."""
+    """Results in no more memory than they need.
+
+    On CPU torch leaves a mean loss in the memory of all the numbers that it is the mean of: mse_loss, smooth_l1_loss,
+    binary_cross_entropy and soft_margin_loss do."""
     if any(_loose(x) for x in shards):
         return tuple(own(x) if _loose(x) else x for x in shards)
     return shards
@@ -70,13 +72,15 @@ def to_holders(saved: tuple[Shards, Shards], grads: Shards) -> Shards:
 
 
 class Bucket:
-    """The gradients of one bucket on their way, or weights that are gathered together, as one tensor, whose memory is
-    kept from step to step: new memory of this size costs the system as much time as the copy into it."""
+    """The gradients of one bucket on their way, or weights that are gathered together, as one tensor.
+
+    Its memory is kept from step to step, because new memory of this size costs the system as much time as the copy into
+    it."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.packed = packed(transfer.pairs)
         self.memory: list[Tensor | None] = []
-        # What is gathered comes in pieces of each rank.
+        # Gathered weights come in pieces of each rank.
         whole = not transfer.pairs[0][0].state.partial
         self.shapes = [dst.local_shape(dst.placement.flat[0]) for _, dst in transfer.pairs] if whole else None
 

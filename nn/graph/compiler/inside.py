@@ -19,15 +19,17 @@ MOST = 1024  # segments whose bytes are remembered
 
 
 class SegmentBytes(NamedTuple):
-    """Memory that a traced graph makes as it runs: bytes at the peak, and of each result the storage: the number of the
-    input that it is a view of, or else a new one, by a name, and its bytes."""
+    """Memory that a traced graph makes as it runs: bytes at the peak, and the storage of each result.
+
+    A storage is the number of the input that the result is a view of, or None; a name by which a new one is known; and
+    its bytes."""
 
     peak: int
     results: tuple[tuple[int | None, int, int], ...]
 
 
 class Insides(NamedTuple):
-    """Of a segment's two graphs, and which inputs the backward takes again."""
+    """The bytes of a segment's forward and backward, and the inputs that the backward takes again."""
 
     forward: SegmentBytes
     backward: SegmentBytes | None
@@ -137,7 +139,7 @@ def estimated(local: Local, reason: str) -> Estimate:
 
 
 def _one(call: LocalCall, given: Sequence[Spec], taken: Sequence[int], wants: Sequence[int]) -> _Call:
-    """A call as a segment of its own; as if it took twice what goes in and out where it cannot be traced."""
+    """A call as a segment of its own; where it cannot be traced, it counts twice its inputs and outputs."""
     args, kwargs = renumbered((call.args, call.kwargs), {n: at for at, n in enumerate(taken)})
     alone = call._replace(args=args, kwargs=kwargs)
     results = range(len(call.makes))

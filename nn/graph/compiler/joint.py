@@ -4,11 +4,12 @@
     forward    inputs -> outputs, saved
     backward   saved, inputs it needs again, cotangents -> gradients
 
-Inputs, cotangents and outputs lie in memory as their specs say, which whoever runs the graphs sees to: what torch does
-with a tensor, such as whether `contiguous` is a copy, depends on that, and is settled here.
+Inputs, cotangents and outputs lie in memory as their specs say, and whoever runs the graphs sees to that. The memory
+format decides what torch does with a tensor, such as whether `contiguous` is a copy; so that is settled here.
 
-What the backward needs of the forward is saved, but an input is asked for again, so that one that was gathered for the
-forward need not be kept. A view is saved in the place of what it is of where only that is read, and else made again.
+Values that the backward needs of the forward are saved, but an input is asked for again, so that one that was gathered
+for the forward need not be kept. Where only a view of a value is read, the view is saved in its place; other views are
+made again.
 """
 
 import operator
@@ -73,7 +74,7 @@ def trace(
                 with torch.no_grad():
                     pure = torch.func.functionalize(whole.module)
                     whole = record(lambda *given: pure(*given[0], *given[1]), (inputs, cotangents), fakes)
-    except RuntimeError as error:  # of which all are that torch has for what fakes cannot do
+    except RuntimeError as error:  # torch's errors for what fakes cannot do are all of this class
         raise Untraceable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
     if _writes(whole.graph):
         raise Untraceable("an input is written to")
@@ -223,7 +224,7 @@ def ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
 def _needed(
     gradients: Sequence[fx.Node], before: set[fx.Node], inputs: Sequence[fx.Node]
 ) -> tuple[list[fx.Node], list[fx.Node], set[fx.Node]]:
-    """Of the inputs and of what the forward made, what the backward needs; and the nodes that it runs itself."""
+    """The inputs and the values of the forward that the backward needs, and the nodes that it runs itself."""
     given = set(inputs)
     again: dict[fx.Node, None] = {}
     saved: dict[fx.Node, None] = {}

@@ -89,7 +89,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given, named = map_tensors(args, self.node), map_tensors(kwargs, self.node)
         made = op(*args, **kwargs)
         if made is None or isinstance(made, Tensor | list | tuple):
-            # A constant that is lifted may be written to: of each run it is another.
+            # A constant that is lifted may be written to, so each run has its own.
             noted = aten.lift_fresh_copy.default if op is aten.lift_fresh.default else op
             self.note(made, self.graph.create_node("call_function", noted, given, named, op.overloadpacket.__name__))
         return made

@@ -1,7 +1,7 @@
 """A traced graph made quicker to run as Python: fewer views, and torch's own functions in the place of ATen ops.
 
 Tracing leaves a chain of views at every transpose and reshape, and a call through an op costs microseconds more than
-through torch's binding of it. Of a small model's step that was a third.
+through torch's binding of it. Both together were a third of a small model's step.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ METHODS: dict[Any, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
 }
 SPACES = (torch._C._VariableFunctions, torch._C._nn)
-# Of ops and kinds of arguments: torch's function, if it was seen to do the same. That of index_put takes no None.
+# Torch's function for an op and kinds of arguments, if it was seen to do the same. That of index_put takes no None.
 _bindings: dict[Any, Callable[..., Any] | None] = {}
 
 

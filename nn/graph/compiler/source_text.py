@@ -51,15 +51,16 @@ class SourceText:
         name = self.known.get(id(value))
         if name is None:
             name = self.known[id(value)] = f"{hint}{len(self.known)}"
-            self.bound[name] = value  # which also keeps its id from being used again
+            self.bound[name] = value  # while it is bound, its id is not used again
         return name
 
     def name(self, register: str, at: int) -> str:
         return f"v{self.numbers.setdefault(register, len(self.numbers))}_{at}"
 
     def on(self, register: str, rank: int, at: int) -> str:
-        """The name of a register on a rank, which is the so manyth owned here of its segment's placement; of what went
-        round an axis the same ranks stand in another order."""
+        """The name of a register on a rank, which is the so manyth owned here of its segment's placement.
+
+        A value that went round an axis is on the same ranks in another order, so its own layout is asked."""
         layout = self.layouts.get(register)
         ranks = owned(layout.placement) if layout else ()
         return self.name(register, ranks.index(rank) if rank in ranks else at)

@@ -1,6 +1,6 @@
 """A segment's backward in two: first the gradients of what came in, then those of weights, which nobody waits for.
 
-The first half is what those gradients depend on; what it computes and the second half needs is handed on as the *rest*.
+The first half runs all that those gradients depend on, and hands on values that the second half needs as the *rest*.
 Zero-bubble schedules run the second half whenever a device would idle.
 """
 

@@ -208,7 +208,7 @@ class Coming:
 
 
 def _flat(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """A tensor as a row of its memory, and the strides with which that is it again. One with gaps is copied first."""
+    """A tensor as a row of its memory, and its strides in that row. One with gaps is copied first."""
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()
     numel = prod(x.shape)

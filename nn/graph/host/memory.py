@@ -59,13 +59,14 @@ class Folder:
             )
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor in a file of this name, whose room is taken at once. A full disk says so here, and does not end the
-        process when a page is written."""
+        """A tensor in a file of this name, whose room is taken at once.
+
+        So a full disk is an error here, and does not end the process when a page is written."""
         numel, path = prod(shape), self.path / _plain(name)
         if not numel:
             return torch.empty(tuple(shape), dtype=dtype)
         try:
-            path.unlink(missing_ok=True)  # who has the old one mapped keeps it
+            path.unlink(missing_ok=True)  # a process that has the old one mapped keeps it
             with path.open("xb") as file:
                 size = numel * dtype.itemsize
                 if hasattr(os, "posix_fallocate"):

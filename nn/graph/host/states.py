@@ -85,7 +85,7 @@ class StateMemory:
         self.events.append(recorded(stream))
 
     def arrive(self) -> None:
-        """Wait until the gradient is here, and what was sent has gone: then the optimizer may read and write."""
+        """Wait until the gradient is here, and sent values have gone: then the optimizer may read and write."""
         for event in self.events:
             event.synchronize()
         self.events.clear()
@@ -98,7 +98,7 @@ class StateMemory:
         return made
 
     def of_shard(self, at: int, state: Mapping[str, Any]) -> "KeptState":
-        """The state of one shard; what there is, is here already."""
+        """The state of one shard; the values given are here already."""
         return KeptState(self, at, state)
 
 

@@ -1,4 +1,4 @@
-"""From a physical graph to one list of things to do, each of which knows its source and the memory that it takes.
+"""Instructions: a physical graph as one list of things to do, each with its source text and the memory it takes.
 
 instruction     the base of all of them, and the memory of one rank; a new kind is a class with a `source`, and with an
                 `effect` on that memory, unless it takes what it writes and no more

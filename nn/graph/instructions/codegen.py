@@ -1,4 +1,4 @@
-"""An order as one straight-line Python function: what is called is bound beforehand, and values are local names.
+"""An order as one straight-line Python function: functions are bound beforehand, and values are local names.
 
 v0_0, v0_1 = shards["x"]                  every rank that this process owns has names of its own
 v2_0, v3_0, = f0(v0_0, v1_0)              a segment: its outputs, and what it saved
@@ -69,7 +69,7 @@ def _written(text: SourceText, plan: Order, bundles: Bundles, name: str) -> str:
     for do in plan.todo:
         do.source(text)
     for mine in sorted({n for y in plan.grads.values() for n in text.names(y)} & text.borrowed):
-        text.line(f"{mine} = own({mine})")  # who gets it may change it in place
+        text.line(f"{mine} = own({mine})")  # the caller may change it in place
     takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
     text.line(f"return {tuple_of(_given(text, each) for each in bundles.gives)}")
     return "\n    ".join([f"def {name}(shards{takes}):", *text.lines]) + "\n"

@@ -38,7 +38,7 @@ class SegmentWork(Instruction):
 class Forward(SegmentWork, word="run"):
     @property
     def again(self) -> bool:
-        return not self.writes or super().again  # of what only its own backward reads it writes nothing
+        return not self.writes or super().again  # it writes nothing that only its own backward reads
 
     def source(self, text: SourceText) -> None:
         stage = self.segment(text.stages)
@@ -125,7 +125,7 @@ class FirstHalf(Backward, word="first"):
 
 
 class SecondHalf(Backward, word="second"):
-    """The gradients of weights, of the rest."""
+    """The second half of a backward: the gradients of weights, made from the rest."""
 
     effect = Instruction.effect
 
@@ -200,7 +200,7 @@ class Parts:
         self.total: Counter[LocalRegister] = Counter()  # so many are added up
 
     def part(self, slot: LocalRegister) -> LocalRegister:
-        """The register of one more part; what is no gradient has none but its own."""
+        """The register of one more part; a value that is no gradient has only its own."""
         if not slot.is_gradient:
             return slot
         self.come[slot] += 1

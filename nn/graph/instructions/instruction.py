@@ -1,7 +1,6 @@
-"""The base of all instructions: things that every rank does in one order, each of which answers for itself; and the
-memory of one rank as they take and free it.
+"""The base of all instructions, which every rank runs in one order; and a rank's memory as they take and free it.
 
-What is counted is storages, so that a view costs nothing and a value in two registers counts once.
+Memory is counted by storages, so that a view costs nothing and a value in two registers counts once.
 """
 
 from abc import ABC, abstractmethod
@@ -47,12 +46,12 @@ class Storages:
         self.fresh = count()
         self.bytes: dict[int, int] = {}
         self.held: dict[str, tuple[int, ...]] = {}
-        self.first: dict[str, tuple[int, ...]] = {}  # of each register, where it first lay
+        self.first: dict[str, tuple[int, ...]] = {}  # where each register first lay
         self.uses: Counter[int] = Counter()
         # Bytes by where they are, now and at most; on the device: None.
         self.live, self.most = Counter[OffloadPlace | None](), Counter[OffloadPlace | None]()
         self.host: dict[int, OffloadPlace] = {}  # storages that are no memory of the device
-        self.copies: dict[int, int] = {}  # of storages, there
+        self.copies: dict[int, int] = {}  # storages: their copies on the host
         self.stowed: Counter[OffloadPlace] = Counter()
         for source in graph.sources:
             size = self.size(source.value.layout)
@@ -125,8 +124,9 @@ class Storages:
 
 @dataclass(frozen=True)
 class Instruction(ABC):
-    """One thing to do; `number` is that of the stage, transfer or loss, and of an add, the how manyth part it adds.
-    In texts it is called by its `word`."""
+    """One thing to do, called by its `word` in texts.
+
+    `number` is that of its stage, transfer or loss; an add has the number of the part that it adds."""
 
     word: ClassVar[str]
     number: int

@@ -16,7 +16,7 @@ class MoveInstruction(Instruction):
     """A move; `number` is that of the transfer."""
 
     def moved(self, memory: Storages) -> tuple[list[int], list[int]]:
-        """The storages of what is moved, and of what that brings: that of what was there where it is a view."""
+        """The storages of moved values, and of those that arrive; a view that arrives has the storage moved."""
         transfer = memory.transfers[self.number]
         sent = [memory.held[name][0] for name in self.reads[-len(transfer.pairs) :] if name in memory.held]
         if len(transfer.pairs) > 1:
@@ -91,7 +91,7 @@ class WaitForMove(MoveInstruction, word="wait"):
     def effect(self, memory: Storages) -> None:
         held = memory.held.get(self.reads[0], ())
         memory.drop(self.reads[0])
-        # What arrived stands behind what was sent.
+        # The storages that arrived stand behind those that were sent.
         for register, storage in zip(self.writes, held[-len(self.writes) :], strict=False):
             memory.hold(register, [storage])
 

@@ -1,4 +1,4 @@
-"""Offload: what forwards keep for their backwards goes to the host behind its last use there, and comes back in time.
+"""Offload: saved values go to the host behind their last use in the forward, and come back in time for the backward.
 
     run 3      ... -> saved 3           the forward of a segment whose modules are offloaded
     stow 3     saved 3 -> away          a copy to the host begins, on a queue of its own; then its memory is free
@@ -8,9 +8,9 @@
     land 3     coming -> landed         and is waited for
     grad 3     landed, ... -> ...
 
-So go what a segment saves, and values that it takes again, as what goes into a region that is run again. A value stays
-if anybody else reads it behind the forward, or if nothing would run between its way there and its way back. In a
-pipeline the way back begins in the task that reads it.
+A segment's saved values go so, and those that its backward takes again, such as the inputs of a region that is run
+again. A value stays if anybody else reads it behind the forward, or if nothing would run between its way there and its
+way back. In a pipeline the way back begins in the task that reads it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -93,7 +93,7 @@ def _check_saved(text: SourceText, number: int) -> None:
 
 
 def _offload_of(stage: Stage) -> SavedOffload | None:
-    """Where lies what a stage saves, if it is offloaded; the ops of a segment are alike in that."""
+    """How the values that a stage saves are offloaded, if they are; all ops of a segment agree on it."""
     return stage.ops[0].origin.offload if isinstance(stage, Segment) else None
 
 
@@ -134,7 +134,7 @@ class _Ways:
         self.stages, self.layouts, self.stay, self.apart = stages, layouts, stay, apart
         self.work = [at for at, do in enumerate(self.todo) if isinstance(do, SegmentWork)]
         self.behind: dict[int, list[Instruction]] = defaultdict(list)  # what goes behind each
-        # What begins to come back before each, and by whom it is read.
+        # The fetches that begin before each, with the number of the instruction that reads the value.
         self.before: dict[int, list[tuple[int, Instruction]]] = defaultdict(list)
         self.landing: dict[int, list[Instruction]] = defaultdict(list)  # what each waits for
         self.instead: dict[int, dict[LocalRegister, LocalRegister]] = defaultdict(dict)  # what each reads otherwise

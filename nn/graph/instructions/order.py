@@ -10,9 +10,9 @@
     free          values that nobody needs any more
 
 It is derived from the graph alone, never from what one rank holds, so that all ranks make the same moves in one order.
-A parameter that was gathered for the forward is gathered again for the backward, what went round an axis goes round
-once more, the other way, and a region that is recomputed is run again before it. Registers are called as the values
-in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
+A parameter that was gathered for the forward is gathered again for the backward, a value that went round an axis goes
+round once more, the other way, and a region that is recomputed is run again before it. Registers have the names of the
+values in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, brought together.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ __all__ = ["Order", "Writer", "bucketed", "moved_again"]
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Things to do, in order. `layouts` says how each register lies; what a stage saves for its backward has none."""
+    """Things to do, in order. `layouts` says how each register lies; those saved for a backward have no layout."""
 
     todo: tuple[Instruction, ...]
     transfers: tuple[Transfer, ...]
@@ -78,7 +78,7 @@ class Writer:
         self.regions, self.numbered = regions, numbered  # whether random numbers have a seed for each draw
         self.redone: dict[
             int, dict[str, LocalRegister]
-        ] = {}  # of the stages of a region: registers of what was made again
+        ] = {}  # by the stages of a region, the registers of values that were made again
         self.last = max((n for n, s in enumerate(stages) if isinstance(s, Segment)), default=-1)
         self.sources = {s.value.name: s for s in graph.sources}
         self.boxes = {stage.output.name: stage for stage in stages if isinstance(stage, Box)}
@@ -104,8 +104,8 @@ class Writer:
 
     @property
     def lasting(self) -> set[str]:
-        """The values that stay whatever becomes of those that are made of them: sources and parts of these, and what is
-        made of weights alone."""
+        """The values that stay when those made of them are freed: sources, parts of sources, and values made of weights
+        alone."""
         lie = self.layouts
         seen = ((y, plan(lie[box.source], lie[y])) for y, box in self.boxes.items() if box.source in self.sources)
         parts = (y for y, way in seen if not way.sends)
@@ -208,13 +208,15 @@ class Writer:
         return registers
 
     def lately(self, name: str, gathered: Gathered, step: int) -> LocalRegister | None:
-        """Where a value lies that was moved again shortly before."""
+        """The register of a value that was moved again shortly before, if it was."""
         register, last = gathered.get(name, (None, -AHEAD))
         return register if step - last <= AHEAD else None
 
     def turned_back(self, name: str, gathered: Gathered, step: int) -> LocalRegister | None:
-        """Where a value that goes round an axis comes from in the backward: from one turn further, which had it last,
-        or from where it began, which is next to its last turn; nothing for one that does not go round."""
+        """The register from which a value that goes round an axis comes in the backward; None if it does not go round.
+
+        That is the next turn's if it was moved again shortly before; else the one where the value began, which is next
+        to its last turn."""
         if name not in self.last_turn:
             return None
         after = self.next_turn.get(name)
@@ -224,7 +226,7 @@ class Writer:
         return held or LocalRegister("value", name)
 
     def chance(self, number: int) -> tuple[LocalRegister, ...]:
-        """Where a draw leaves from where on it drew, if it is to draw the same again."""
+        """The register for the state of the generator before a draw, if the draw is to be made again."""
         drawn_again = self.regions.draws(number) and not self.numbered
         return (LocalRegister("chance", number=number),) if drawn_again else ()
 
@@ -264,8 +266,8 @@ class Writer:
         return name in self.last_turn or self.is_gather(name)
 
     def is_gather(self, name: str) -> bool:
-        """Whether a value was gathered of a parameter, of what was made of parameters alone, as in another dtype, or of
-        what somebody wants in pieces. In pipelines the last stays gathered.
+        """Whether a value was gathered from pieces of a parameter, of a value made of parameters alone, such as one in
+        another dtype, or of a value that somebody wants in pieces. In pipelines the last stays gathered.
 
         One that comes from another placement is not: those who have it are not there when a backward of others runs.
         """
@@ -304,7 +306,7 @@ class Writer:
         return {name: home for name, home in homes if home in self.written}
 
     def slot(self, name: str) -> LocalRegister:
-        """Where the gradients that ops return of a value are added up."""
+        """The register where the gradients that ops return for a value are added up."""
         source = self.sources.get(name)
         layout = self.graph.gradient(name)
         slot = LocalRegister("home" if source and source.home is layout else "d", name)

@@ -1,4 +1,4 @@
-"""Overlap and lifetime: of a list of things to do, which moves go on beside the work, and when values are let go.
+"""Overlap and lifetime: moves that go on beside the work, and the point where each value is let go.
 
 A move starts when what it moves is there, and is waited for when its result is needed, but both at most two segments
 away, so that memory stays bounded. Where no segment lies between the two it is made at once, which is quicker; but in a
@@ -48,7 +48,7 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
             transfer = transfers[do.number]
             here = bisect(work, at)  # the first segment behind
             begin = max([0, *work[max(here - AHEAD, 0) : here][:1], *(there.get(name, 0) for name in do.reads)])
-            while begin < at and begin in at_once:  # what is waited for right there goes first
+            while begin < at and begin in at_once:  # a move that is waited for right there goes first
                 begin += 1
             end = min([readers[at], *(w + 1 for w in work[here + AHEAD - 1 : here + AHEAD])])
             beside = bisect_left(work, end) > bisect_left(work, begin)

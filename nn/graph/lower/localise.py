@@ -138,7 +138,7 @@ def spec_of(value: Value, rank: int) -> Spec:
 
 
 def there(placement: Placement, rank: int) -> torch.device:
-    """Where a rank keeps its tensors; what is planned for cards that are not here is looked at on the CPU."""
+    """The device of a rank's tensors; the CPU stands for cards that are not here, for which a step is only planned."""
     if not family(placement.type).here:
         return torch.device("cpu")
     return device(placement, rank)
@@ -150,8 +150,10 @@ def renamed(value: Any, number: Mapping[str, int]) -> Any:
 
 
 def same(function: Any) -> Any:
-    """A function as part of a key. What one of ours may know of a rank's piece stands in the place of the rank, so that
-    ranks which do the same have the same; one of the user's may ask for anything."""
+    """A function as part of a key, alike on ranks that do the same.
+
+    A function of ours knows a rank by its piece alone, so the piece stands in the place of the rank. A function of the
+    user's may ask for anything, so all of it stands."""
     if isinstance(function, partial):
         ours = getattr(function.func, "__module__", "").startswith(OURS)
         args = tuple(_told(x) if ours and isinstance(x, Piece) else frozen(x) for x in function.args)

@@ -66,14 +66,14 @@ class Drawer:
 
     @property
     def generator(self) -> torch.Generator:
-        """Torch's own, of the device that draws."""
+        """Torch's own generator on the device that draws."""
         return family(self.device.type).generator(self.device)
 
     def drawn(self, *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The same where ranks are known to have one seed."""
         if inputs and inputs[0]:
             given = [held[0] for held in inputs]
-        elif self.reads:  # of values that are elsewhere: as many numbers are drawn of any others
+        elif self.reads:  # the values are elsewhere; as many numbers are drawn for any others
             given = [torch.full(of.shape, 0.5, device=self.device).to(of.dtype) for of in self.layouts]
         else:
             given = [torch.empty(of.shape, dtype=of.dtype, device=self.device) for of in self.layouts]
@@ -89,8 +89,10 @@ class Drawer:
 
 
 class Numbered:
-    """A draw of a pipeline by values that all micro-batches share, such as weights: its numbers depend on the step and
-    the op, not on what ran before, so that they are the same for every micro-batch, schedule and placement."""
+    """A draw of a pipeline by values that all micro-batches share, such as weights.
+
+    Its numbers depend on the step and the op, and not on what ran before, so they are the same for every micro-batch,
+    under every schedule and on every placement."""
 
     def __init__(self, drawer: Drawer, number: int) -> None:
         self.drawer, self.number = drawer, number

@@ -1,9 +1,9 @@
 """Recomputation: the parts of a forward that are run once more for the backward, so that little of them is kept.
 
 An op whose origin names a region belongs to it; `torch.utils.checkpoint` makes regions, and a plan may. The forward
-keeps what goes into a region, and what the region makes is let go when nobody needs it any more. The backward runs the
-region again before it goes through it: its segments, the moves that are its own, and its random numbers, which are
-drawn again as they were. Moves of weights that are made once a step, and those between groups of a pipeline, stay.
+keeps a region's inputs, and lets go its values when nobody needs them any more. The backward runs the region again
+before it goes through it: its segments, the moves that are its own, and its random numbers, which are drawn again as
+they were. Moves of weights that are made once a step, and those between groups of a pipeline, stay.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -58,7 +58,7 @@ def _region(stage: Segment | Draw) -> str:
 
 
 def saves(graph: Physical, box: Box) -> bool:
-    """Whether the forward of a move keeps something for its backward, as who held a maximum."""
+    """Whether the forward of a move keeps for its backward who held a maximum."""
     state = graph.layout(box.source).state
     moves = any(move.of == box.output.name and move.into != move.of for move in graph.backs)
     return moves and bool(state.partial) and state.reduction != "sum" and state != box.output.layout.state

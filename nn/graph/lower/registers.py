@@ -33,10 +33,10 @@ Contents: TypeAlias = Literal[
 
 
 class LocalRegister(str):
-    """A register by what is in it: of which value, and the number of a stage, a transfer or a part.
+    """A register, named by its contents: their kind, the value, and the number of a stage, a transfer or a part.
 
-    It is its text, so that layouts are found by it and messages show it; who wants to know what it holds asks it, and
-    reads no text.
+    It is its text, so that layouts are found by it and messages show it. Code that needs to know the contents asks for
+    `kind`, `of` and `number`, and reads no text.
 
     >>> d = LocalRegister("d", "x")
     >>> d, d.part(2), d.part(2).of, LocalRegister("saved", number=3)
@@ -61,7 +61,7 @@ class LocalRegister(str):
         return self.kind in ("d", "home")
 
     def part(self, number: int) -> "LocalRegister":
-        """Of a gradient, the so manyth part, which has a register of its own behind the first."""
+        """The register of the so manyth part of a gradient; the first part is in this one."""
         assert self.is_gradient
         return LocalRegister(self.kind, self.of, number) if number > 1 else self
 
@@ -109,8 +109,9 @@ class Transfer:
 
     @property
     def at_once(self) -> bool:
-        """Whether it is more than an exchange, and so made in one go: of a maximum, or of filled rows; in a pair of
-        tasks these go on, exchange by exchange."""
+        """Whether it is made in one go, because it is more than an exchange: of a maximum, or encoded.
+
+        In a pair of tasks filled rows go on all the same, exchange by exchange."""
         return self.saves or self.saved or self.encoder is not None
 
     @property
@@ -130,8 +131,9 @@ class Transfer:
 
     @cached_property
     def exchanges(self) -> int:
-        """How many exchanges it waits for one behind the other, under which others can go on: none where a maximum is
-        moved, whose gradient needs it in one go."""
+        """The number of exchanges that it waits for, one behind the other, while other work can go on.
+
+        A maximum has none, because its gradient needs it in one go."""
         if self.saves or self.saved or not self.sends:
             return 0
         if self.filled:

@@ -58,7 +58,7 @@ def _read_again(graph: Physical, segment: Segment) -> tuple[int, ...]:
         with _kept() as memory:
             _run(segment, values)
     except RuntimeError:  # an op without a meta function: then all it might read
-        _log.info("what the backward of %s reads is not known: it keeps all", segment.ops, exc_info=True)
+        _log.info("the inputs that the backward of %s reads are not known: it keeps all", segment.ops, exc_info=True)
         return tuple(range(len(segment.inputs)))
     return tuple(n for n, name in enumerate(segment.inputs) if values[name].untyped_storage()._cdata in memory)
 

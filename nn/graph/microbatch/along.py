@@ -7,9 +7,9 @@ the book is asked op by op, with a rank for each sample (and for each token of a
     B      the same in every micro-batch: weights, of which the gradient is P
     P      an addend: losses, and what follows from them linearly
 
-As where ranks are places, an op runs in the cheapest of its ways; but nothing is sent from one time to another. What is
-made of arguments alone may be made of the whole batch, before the step. All else stays as it is; or is cut where it is
-whole; or made an addend where it is whole, by the micro-batch's share.
+As where ranks are places, an op runs in the cheapest of its ways; but nothing is sent from one time to another. Values
+of arguments alone may be made of the whole batch, before the step. All others stay as they are; or are cut where they
+are whole; or made addends where they are whole, by the micro-batch's share.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ __all__ = ["TOKENS", "Along", "Change", "along", "said"]
 
 SAMPLES, TOKENS = 0, 1  # the axes
 CUT, SHARE, BEFORE = 1, 2, 10  # prices of cutting, of weighing, and of making a value before the step
-WHOLE, ALL_WORK = 5, 10**6  # of using all samples in every micro-batch; and of doing nothing else, which is refused
+WHOLE, ALL_WORK = 5, 10**6  # prices of using all samples in every micro-batch, and of doing only that, which is refused
 ATTENTION = "scaled_dot_product_attention"
 TENSORS = {
     "add.Scalar": torch.ops.aten.add.Tensor,
@@ -108,8 +108,8 @@ class _Asked:
         self.sampled: set[int] = set()  # given values that have something of each sample
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
-        self.causes: dict[int, LogicalOp] = {}  # of addends, the op that made the first
-        self.counts: set[int] = set()  # how many booleans hold: none is below 0, so no sum of them cancels
+        self.causes: dict[int, LogicalOp] = {}  # by addends, the op that made the first of them
+        self.counts: set[int] = set()  # counts of booleans: none is below 0, so no sum of them cancels
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -189,7 +189,7 @@ class _Asked:
         given = all(n in self.given for n in op.inputs)
 
         def last(at: int) -> tuple[float, bool, bool]:
-            """Of two that cost the same the one without addends; what is given is cut where it is used."""
+            """By price, then ways without addends first; given values stay uncut, because they are cut at their use."""
             made = ways[at].outputs
             return prices[at], any(y.partial for y in made), given and any(y.split for y in made)
 

@@ -1,8 +1,8 @@
 """Attention in slices of a sequence: queries of one slice, and keys and values of it and all earlier ones.
 
 A slice leaves its keys and values behind for later ones, and later ones leave the gradients that they have for these.
-So forward goes from the first slice of a sequence to the last, and backward from the last to the first. What is left
-lies here under a number, which an op gets together with the place of its slice: `past` holds these two.
+So forward goes from the first slice of a sequence to the last, and backward from the last to the first. Keys, values
+and gradients lie here under a number, which an op gets with the place of its slice: `past` holds these two.
 """
 
 import math

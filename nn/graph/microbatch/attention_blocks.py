@@ -48,7 +48,7 @@ def back(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of query, key and value, and with `biased` that of the weights' logarithms.
 
-    Weights are those of all keys whose sums are given. Of `out` only its products with `grad`, row by row, count.
+    Weights are those of all keys whose sums are given. `out` counts only in its products with `grad`, row by row.
     """
     heads = key.shape[-3] if key.dim() > 2 else 1
     key, value = _each_head(query, key), _each_head(query, value)
@@ -69,7 +69,7 @@ def back(
 
 
 def _weights(query: Tensor, key: Tensor, bias: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """The logarithms of the weights, up to a row's own constant; of half precision in single."""
+    """The logarithms of the weights, up to a row's own constant; in single precision for inputs of half."""
     wide = torch.promote_types(query.dtype, torch.float32)
     weights = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
     if causal:

@@ -216,13 +216,13 @@ def weight_of(state: State, shares: Sequence[float], name: str) -> float:
 def joined(
     parts: Sequence[Shards | None], layouts: Sequence[Layout], how: State, batch: Batch, weights: Sequence[float]
 ) -> GlobalTensor:
-    """A result of the batch, of what it is in each piece; None where no rank of it is owned here.
+    """A result of the batch, put together from those of its pieces; None where no rank of it is owned here.
 
     A number that adds up over the pieces of one update is a mean over updates, of which each piece has the weight.
     """
     given = [mine if mine is not None else (token(of),) for mine, of in zip(parts, layouts, strict=True)]
     first = layouts[0]
-    # Of two routes all go to where the first is. Addends may lie otherwise in micro-batches that run another program.
+    # Two routes: all go to the first one's ranks. Addends of micro-batches that run other programs may lie otherwise.
     there = [Layout(first.placement, first.state if how.partial else of.state, of.shape, of.dtype) for of in layouts]
     if any(to != of for to, of in zip(there, layouts, strict=True)):
         pairs = zip(given, layouts, there, strict=True)

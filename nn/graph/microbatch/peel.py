@@ -1,4 +1,4 @@
-"""The step of one micro-batch, or slice: what is left of a step along time when that axis is taken off.
+"""The step of one micro-batch, or slice: a step along time with that axis taken off.
 
     value that lies otherwise than its user wants it         becomes
       made of arguments alone                                an argument `known`: made of the whole batch, and cut
@@ -77,7 +77,7 @@ class _Peeled:
             self.put(op, way)
         self.micro = self.finished()
 
-    # Which pieces run the same
+    # Pieces that run the same
 
     def serves(self, k: int) -> bool:
         """Whether another piece runs the same: it is as long, and what looks at places finds nothing else to do."""

@@ -40,10 +40,10 @@ class Before:
         self.batch, self.micros, self.held, self.name, self.where = batch, micros, held, name, where
         self.updates = [(group, batch.update(group), batch.rows(group)) for group in groups]
         self.asked: dict[str, Tensor] = {}  # what `held` told in this step
-        self.constant: dict[tuple[str, Runs], Tensor] = {}  # what is made of no argument is made once for all steps
+        self.constant: dict[tuple[str, Runs], Tensor] = {}  # values of no argument, made once for all steps
 
     def pieces(self, given: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The arguments of each piece, of the batch's."""
+        """The arguments of each piece, made of those of the batch."""
         pieces = self.batch.cut(given)
         for group, batch, rows in self.updates:
             mine = given
@@ -106,7 +106,7 @@ class Before:
 
 
 def _seen(mask: Tensor) -> Tensor:
-    """Where a mask lets tokens through."""
+    """A mask as booleans: True where it lets tokens through."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 

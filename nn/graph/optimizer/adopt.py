@@ -32,7 +32,7 @@ __all__ = [
     "states_of", "stepped_whole", "unknown_parameter",
 ]  # fmt: skip
 
-# How many tensors of a parameter's size an optimizer keeps beside it; what is not here is taken for Adam's two.
+# The number of tensors of a parameter's size that an optimizer keeps; all others are taken to keep two, as Adam does.
 KEPT = {
     "SGD": 0, "RMSprop": 1, "Adagrad": 1, "Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "Adadelta": 2,
     "Rprop": 2, "ASGD": 1, "Lion": 1, "Muon": 1, "Adafactor": 0,
@@ -61,7 +61,7 @@ def stepped_whole(optimizers: Sequence[Optimizer], values: Mapping[str, Tensor])
     for optimizer in optimizers:
         if type(optimizer) not in ALONE:
             for name in _called(optimizer, names):
-                vector = type(optimizer) is Adafactor and values[name].ndim < 2  # of which it keeps no rows and columns
+                vector = type(optimizer) is Adafactor and values[name].ndim < 2  # vectors have no states by rows
                 found[name] = _kept(optimizer) + vector
     return found
 
@@ -118,7 +118,7 @@ class _Served(NamedTuple):
     graph: Mapping[int, Trained]
     all: dict[int, Trained]
     pieces: list[Trained]
-    mapped: list[Trained]  # and of these, what is in files
+    mapped: list[Trained]  # those of them that are in files
     sizes: list[int]  # of its groups as they were then
     held: list[Tensor]  # in all of them
 
@@ -136,8 +136,8 @@ def adopt(optimizers: Sequence[Optimizer], known: Mapping[int, Trained], changed
 
     `known` has what the graph trains by ids of parameters, `changed` parameters by ids of what they were before.
     Graphs of other shapes may cut other pieces: each takes over at its step. An optimizer that could go through its
-    parameters one by one or all at once, and was not told, does the latter. What it holds that modules had before, and
-    have no more, it keeps, and has no gradients of, unless what they have instead is held by none.
+    parameters one by one or all at once, and was not told, does the latter. It keeps parameters that modules had before
+    and have no more, without gradients; where no optimizer holds those that replaced them, this is an error.
     """
     for optimizer in optimizers:
         before = _now.get(optimizer)
@@ -231,7 +231,7 @@ def _settle(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _loaded(optimizer: Optimizer) -> None:
-    """A loaded state may be whole, as one device saved it, or lie otherwise."""
+    """Bring a loaded state to its place: it may be whole, because one device saved it, or lie otherwise."""
     forget(optimizer)
     for each in _now[optimizer].all.values():
         state = optimizer.state.get(each.master)
@@ -301,7 +301,7 @@ def _state(name: str, part: Any, trained: Trained) -> Any:
 def clip(trained: Iterable[Trained], limit: float) -> Tensor | None:
     """Scale gradients to a norm of at most `limit` together, as `clip_grad_norm_` does, on whatever placements.
 
-    Returns what their norm was, if there are any."""
+    Returned is the norm that they had, if there are any."""
     groups: dict[Placement, list[Tensor]] = {}
     for each in trained:
         if each.master.grad is not None:

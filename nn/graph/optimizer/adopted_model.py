@@ -44,11 +44,11 @@ _hooks_of = operator.attrgetter("parameter._hooks")
 class AdoptedModel:
     """Modules whose values lie as a graph has them, and the optimizers of these.
 
-    Parameters and buffers that are `kept` lie so from now on, and what the graph does not use is whole on `rest`; some
-    layers are moved to other stages. With a `move`, what is global already and lies otherwise is brought there, and
-    what optimizers keep of it. `norm` is that of the gradients before the last step clipped them to `limit`, and
-    `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to be, and what
-    encoders leave out of gradients are `errors`: they count once a step is done.
+    Parameters and buffers that are `kept` lie so from now on, and those that the graph does not use are whole on
+    `rest`; some layers are moved to other stages. With a `move`, values that are global already and lie otherwise are
+    brought there, with their optimizer states. `norm` is that of the gradients before the last step clipped them to
+    `limit`, and `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to
+    be, and `errors` are the parts of gradients that encoders leave out: they count once a step is done.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class AdoptedModel:
         return found
 
     def no_norm(self, names: Collection[str]) -> None:
-        """The norm of a step that changed nothing, as gradients of these were not finite."""
+        """Note the norm, which is no number, of a step that changed nothing because these gradients were not finite."""
         if self.limit is not None:
             homes_of = [t.held.placement for name, t in self.trained.items() if name in names]
             self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
@@ -282,7 +282,7 @@ class AdoptedModel:
         return sum([len(group["params"]) for each in self.optimizers for group in each.param_groups])
 
     def _stepped(self) -> tuple[int, set[int]]:
-        """How many parameters optimizers hold, and the ids of these."""
+        """The number of parameters that optimizers hold, and their ids."""
         held = (value for each in self.optimizers for group in each.param_groups for value in group["params"])
         return self._many(), {id(owner_of(value)) for value in held}
 
@@ -291,8 +291,10 @@ class AdoptedModel:
         return not all(id(each.parameter) in self.stepped for each in self.trained.values())
 
     def _left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
-        """The gradients that optimizers step by. Those of parameters that none of them holds are left on these, added
-        to what is there, as by torch: whoever wants them finds them."""
+        """The gradients that optimizers step by.
+
+        A gradient of a parameter that none of them holds is added to the parameter's own, as torch does, for whoever
+        wants it."""
         others = [(each, shards) for each, shards in come if id(each.parameter) not in self.stepped]
         for each, shards in others if scale == 1.0 else _unscaled(others, scale):
             each.give(shards, keep=True)

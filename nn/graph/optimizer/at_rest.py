@@ -31,7 +31,7 @@ class AtRest:
 
 
 def at_rest(model: AdoptedModel) -> dict[int, AtRest]:
-    """The memory of every rank that this process owns; what two tensors share counts once, for the first."""
+    """The memory of every rank that this process owns; storage that two tensors share counts once, for the first."""
     seen: dict[int, set[int]] = defaultdict(set)
     kinds = [_bytes(tensors, seen) for tensors in (model.held.values(), _gradients(model), _states(model))]
     return {rank: AtRest(*(found.get(rank, 0) for found in kinds)) for rank in sorted(seen)}

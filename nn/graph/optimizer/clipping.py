@@ -33,7 +33,7 @@ def _told(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> N
 
 
 def _grouped_or_told(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
-    """As torch groups gradients; of none, for clip_grad_value_, it says "Expected !nested_tensorlist[0].empty()"."""
+    """Gradients grouped by torch, or an error for none, of which it says "Expected !nested_tensorlist[0].empty()"."""
     if tensorlistlist and not tensorlistlist[0]:
         raise RuntimeError(
             f"clip_grad_value_ at {user_line()}: none of these parameters has a gradient\n"

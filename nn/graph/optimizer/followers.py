@@ -133,7 +133,7 @@ class Followers:
         return (way._replace(target={rank: shard.detach() for rank, shard in target}),)
 
     def _states(self, optimizer: Optimizer, mine: Sequence[_Follower]) -> dict[int, dict[str, Any]]:
-        """All states by the numbers of their parameters; of those that this process has nothing of, empty shells."""
+        """All states by the numbers of their parameters; empty shells where this process has nothing of them."""
         here = {n: optimizer.state.get(each.value, {}) if owned(each.where) else {} for n, each in enumerate(mine)}
         speaks = {number: state for number, state in here.items() if state and self._speaks(mine[number])}
         words = None
@@ -153,7 +153,7 @@ class Followers:
 
 
 def _left_over(each: _Follower) -> Trained:
-    """How a parameter is held that the next plan does not train, such as a frozen one."""
+    """The holding of a parameter that the next plan does not train, such as a frozen one."""
     before, of = each.before, each.owner._layout
     if before is not None and before.lies is of.with_state(of.state):
         return before
@@ -162,7 +162,7 @@ def _left_over(each: _Follower) -> Trained:
 
 
 def _beside(part: GlobalTensor, held: Layout) -> Layout:
-    """How a state lies beside a parameter that is held so: in its pieces, or whole where it has another shape."""
+    """The layout of a state beside a parameter that is held so: in its pieces, or whole if of another shape."""
     shape = tuple(part.shape)
     state = held.state if shape == held.shape else State(((),) * len(shape))
     return Layout(held.placement, state, shape, part.dtype)
@@ -215,7 +215,7 @@ def _part(held: Any, how: Sequence[Any], each: _Follower) -> Any:
 
 
 def _counts_on(each: _Follower) -> torch.device:
-    """Where an optimizer has its counts."""
+    """The device of an optimizer's counts: its own if it is capturable or fused, and else the CPU."""
     here = owned(each.owner.placement)
     on_device = each.group.get("capturable") or each.group.get("fused")
     return device(each.owner.placement, here[0]) if on_device and here else torch.device("cpu")

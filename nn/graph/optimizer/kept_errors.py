@@ -46,8 +46,9 @@ class StepErrors:
         return iter(self.kept)
 
     def error(self, name: str) -> GlobalTensor:
-        """The error of a gradient: addends, each kept on its rank, of which the sum is still to be added. What a rank
-        left out of its share of a sum that is encoded twice is in its addend."""
+        """The error of a gradient: addends, each kept on its rank, whose sum is still to be added.
+
+        A sum that is encoded twice loses something of a rank's share too, and that is in the rank's addend."""
         held = self.kept.rows_of(name)
         if held is None:
             raise SbpError(
@@ -61,7 +62,7 @@ class StepErrors:
         return wrap(shards or (torch.empty(0, dtype=held.lies.dtype),), held.lies)
 
     def reset(self) -> None:
-        """Forget all errors, as when weights were given other values."""
+        """Forget all errors, such as when weights were given other values."""
         self.kept.reset()
 
     def state_dict(self) -> dict[str, Any]:

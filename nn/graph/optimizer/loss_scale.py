@@ -94,7 +94,7 @@ def go_on(optimizer: Optimizer, value: float, good: int) -> None:
 def overflowed(grads: Iterable[tuple[Placement, Sequence[Tensor]]], ranks: Placement) -> bool:
     """Whether a number in some gradient is not finite on some rank; all `ranks`, in a line, are told the same.
 
-    Of a gradient there are the shards that this process owns, in the order of its placement.
+    Each gradient comes as the shards that this process owns, in the order of its placement.
     """
     here = owned(ranks)
     held: dict[int, list[Tensor]] = {rank: [] for rank in here}
@@ -120,7 +120,7 @@ def _flag(grads: Sequence[Tensor], where: torch.device) -> Tensor:
 
 def unscaled(grads: Sequence[tuple[Tensor, ...]], scale: float) -> list[tuple[Tensor, ...]]:
     """Gradients without the scale: in their own memory, or they would be there twice; but for those that share it."""
-    ends: dict[int, list[tuple[int, int, int]]] = {}  # of shards, by storage
+    ends: dict[int, list[tuple[int, int, int]]] = {}  # the ends of shards, by storage
     shards = [x for of in grads for x in of]
     for at, x in enumerate(shards):
         reach = sum((int(n) - 1) * int(step) for n, step in zip(x.shape, x.stride(), strict=True))

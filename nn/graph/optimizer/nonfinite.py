@@ -22,17 +22,17 @@ from .loss_scale import overflowed
 
 __all__ = ["SkippedSteps", "spoilt"]
 
-HeldShards: TypeAlias = tuple[Placement, Shards]  # of a value what is owned here
+HeldShards: TypeAlias = tuple[Placement, Shards]  # a value's shards that are owned here
 NAMED = 4  # gradients that a text names
 
 
 @dataclass
 class SkippedSteps:
-    """The steps of a graph that were left out: how many, and what was not finite in the last of them. Processes that
-    have no part in the graph are not told.
+    """The steps of a graph that were left out: their count, and the values that were not finite in the last.
 
-    `gradients` are names of parameters, in the model's order. What spoils one gradient spoils those of all layers below
-    it: the last of them is the first that had it, unless the loss itself is not finite, or a weight was bad before.
+    Processes that have no part in the graph are not told. `gradients` are names of parameters, in the model's order. A
+    gradient that is not finite spoils those of all layers below it: the last of them is the first that had it, unless
+    the loss itself is not finite, or a weight was bad before.
     """
 
     count: int = 0

@@ -1,10 +1,10 @@
 """An optimizer's step on plain shards, where it treats every element alone: then a shard is as good as a parameter.
 
-No other optimizer steps so, also none of which nothing is known but that it is a subclass of one of these.
+No other optimizer steps so. A subclass of one of these does not either, because nothing is known of its step.
 
 For the time of the step the optimizer holds shards in the place of global tensors, so that it is torch's own step, all
-at once over all parameters, and costs what it costs on one device. Its state lies on the shards; what users see of it
-between steps are global tensors made of the same memory.
+at once over all parameters, and costs what it costs on one device. Its state lies on the shards; between steps users
+see it as global tensors made of the same memory.
 """
 
 import operator

@@ -1,8 +1,8 @@
 """An optimizer's step on whole tensors, where it may look at more of one than an element: norms, means, products.
 
 For the time of the step it holds plain tensors, each whole, in the place of pieces; it does then what it does on one
-device, to the digit, also where it computes in fewer bits than it keeps. What it changed and keeps goes back to how it
-rests, and what is of another shape than its parameter stays whole. What is offloaded is whole on the host.
+device, to the digit, also where it computes in fewer bits than it keeps. Parameters and states go back to how they
+rest, but a state of another shape than its parameter's stays whole. Offloaded ones are whole on the host.
 """
 
 from collections import defaultdict
@@ -62,7 +62,7 @@ class _Whole:
         x = of.master if wide or of.host is not None else of.parameter  # which may be whole already
         self.value = nn.Parameter(_plain(x))
         there = [] if come is None else [self.gradient(come)]
-        held = of.master.grad  # of an eager backward, or what was clipped
+        held = of.master.grad  # from an eager backward, or a clipped one
         there += [_plain(held)] if isinstance(held, GlobalTensor) else []
         self.value.grad = sum(there[1:], start=there[0])
         self.state = {name: _plain(part) if isinstance(part, GlobalTensor) else part for name, part in state.items()}

@@ -47,7 +47,7 @@ def refuse_hooks(optimizers: Sequence[Optimizer], name: str) -> None:
 
 @dataclass
 class _Stepping:
-    """A chunk in a step: its gradients as its optimizers want them, and what it was if it has stepped."""
+    """A chunk in a step: its gradients as its optimizers want them, and its values before the step, if it stepped."""
 
     grads: Mapping[str, Shards]  # at home
     come: list[tuple[Trained, Shards]]
@@ -55,8 +55,10 @@ class _Stepping:
 
 
 class PostValidation:
-    """The steps of a model's chunks, of which these parameters have gradients. What is known of gradients is one number
-    for the norm of each; behind them how often one was not finite, and a loss."""
+    """The steps of a model's chunks, in which the named parameters have gradients.
+
+    Chunks tell each other a number for the norm of each gradient; behind these, how often one was not finite, and how
+    often a loss was not."""
 
     def __init__(self, model: AdoptedModel, names: Sequence[str]) -> None:
         if model.offloaded:
@@ -74,7 +76,7 @@ class PostValidation:
         self.undone = 0  # chunks that stepped and were taken back, in all steps
 
     def begin(self) -> None:
-        """A step; what others have left on parameters would count for it."""
+        """Begin a step. Hooks and gradients that others left on parameters are refused, because they would count."""
         model, self.chunks, self.told, self.spoilt, self.stand = self.model, {}, None, {}, set()
         model.hold()
         self.factor = 1.0 if model.scale is None else model.scale.value

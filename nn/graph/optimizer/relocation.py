@@ -1,11 +1,11 @@
-"""Relocation: what a trained model has, brought to where another plan wants it, from shards to shards.
+"""Relocation: a trained model's tensors brought to where another plan wants them, from shards to shards.
 
     weights, buffers      of each rank    ->   the same tensors, in other pieces on other ranks
     masters               exact digits    ->   where the optimizer is to change them
     states                moments, counts ->   beside these
 
-Tensors stay the objects that they are: modules, optimizers and users who hold one see it move. Each rank gets what it
-needs and does not hold. Nothing is read on ranks that are lost.
+Tensors stay the objects that they are: modules, optimizers and users who hold one see it move. Each rank gets the
+elements that it needs and does not hold. Nothing is read on ranks that are lost.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -44,7 +44,7 @@ def moves_made() -> int:
 
 
 def relocated(values: Iterable[tuple[str, GlobalTensor, Layout]], lost: Collection[int]) -> None:
-    """Bring each of these to a layout, in place. What is refused is so before anything is sent."""
+    """Bring each of these to a layout, in place. All refusals come before anything is sent."""
     all_of = [part for each in values for part in (each, *_mean(*each))]
     going = [(name, x, _plain(there)) for name, x, there in all_of if _plain(x._layout) is not _plain(there)]
     ways = [_way(name, x, there, lost) for name, x, there in going]

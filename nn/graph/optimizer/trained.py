@@ -46,7 +46,7 @@ class Trained:
         self.comes_there = alike(self.home, self.rest)
         self.master = parameter if host is None and alike(self.lies, self.rest) else self._pieces()
         self._seen = self._stamp()
-        self.idle = False  # in an update of other parameters, as those of another stage
+        self.idle = False  # in an update of other parameters, such as those of another stage
 
     def _pieces(self) -> GlobalTensor:
         """Views into the parameter where its pieces are contiguous, so that the step changes it in place. Other pieces,
@@ -97,9 +97,9 @@ class Trained:
         return shards if self.host is None else self.host.brought(shards)
 
     def give(self, shards: tuple[Tensor, ...], *, keep: bool) -> None:
-        """The gradient of a step, added to what is there, as `backward` does; for the optimizer, or to `keep`.
+        """Add the gradient of a step to the one that is there, as `backward` does; for the optimizer, or to `keep`.
 
-        What is kept lies as it comes home, unless the parameter is such that its gradient can lie in one way only.
+        A kept one lies as it comes home, unless the parameter is such that its gradient can lie in one way only.
         """
         hooked = self.parameter._hooks is not None  # these are called with the parameter's own gradient
         if self.host is not None and not (keep or hooked):
@@ -215,7 +215,7 @@ def _alone(shard: Tensor) -> Tensor:
 
 @lru_cache(4096)
 def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
-    """Where each rank's shard of a layout lies in what it has already, if all do: a view, and nothing is moved."""
+    """The window of each rank's shard in the shard it has already, if all have one: a view, and nothing is moved."""
     if src.placement is not dst.placement or src.dtype is not dst.dtype or src.state.partial or dst.state.partial:
         return None
     found = []
@@ -226,7 +226,7 @@ def _windows(src: Layout, dst: Layout) -> list[tuple[slice, ...]] | None:
         if any(a[0][0] > b[0][0] or a[0][1] < b[0][1] for a, b in zip(held, wanted, strict=True)):
             return None
         found.append(tuple(slice(b[0][0] - a[0][0], b[0][1] - a[0][0]) for a, b in zip(held, wanted, strict=True)))
-    return found or None  # who owns none has a token in the place of shards
+    return found or None  # a process that owns none has a token in the place of shards
 
 
 def lies_beside(name: object, kept: Sequence[int], shape: Sequence[int]) -> bool:

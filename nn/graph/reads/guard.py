@@ -26,7 +26,7 @@ from .code import foreign
 
 __all__ = ["PLAIN", "ReadChange", "ReadGuard", "global_hooks", "hooked", "is_plain"]
 
-# What code may read that is no tensor, and has no inside.
+# The types of values that are no tensors and have no inside, such as numbers and text.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _GLOBAL_HOOKS = [
     calls._global_forward_hooks, calls._global_forward_pre_hooks,
@@ -89,7 +89,7 @@ class ReadGuard:
     def __init__(self, before: Mapping[tuple[int, Any], Any] | None = None) -> None:
         self._before = before or {}  # values by container and key that the capture has changed
         self._items = _Column(operator.getitem, 2)
-        self._parts = _Column(dict.__getitem__, 2)  # of dicts of a class of their own, which may answer otherwise
+        self._parts = _Column(dict.__getitem__, 2)  # in dicts of a class of their own, which may answer otherwise
         self._attributes = _Column(getattr, 2)
         self._lacking = _Column(operator.contains, 2)
         self._types = _Column(type, 1)
@@ -133,7 +133,7 @@ class ReadGuard:
         self._add(self._types, title, type(of), of)
 
     def size(self, of: Any, title: str) -> None:
-        """Guard how many there are; of names also which, and in which order, as code may go through them."""
+        """Guard the count of parts; names also by themselves and in their order, because code may go through them."""
         if isinstance(of, Mapping) and not _by_name(of):
             self._add(self._contents, title, _content(of), of)
         elif isinstance(of, Mapping) and len(of) > 1:
@@ -178,7 +178,7 @@ class ReadGuard:
 
 
 def _names(held: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """The keys of a dict; of a class or Python module but those that Python puts there as it goes."""
+    """The keys of a dict; those of a class or Python module without the ones that Python puts there as it goes."""
     return tuple([name for name in held if not name.startswith("__")] if _is_namespace(held) else held)
 
 

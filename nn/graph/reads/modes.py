@@ -42,7 +42,7 @@ class Modes:
         return tuple(self._was[1]), tuple(self._was[2])
 
     def same(self) -> bool:
-        """Whether they stand so now; of modules that have the parts that they had."""
+        """Whether modes and settings are now what they were, and modules have the parameters that they had."""
         try:
             return self._now() == self._was
         except KeyError:

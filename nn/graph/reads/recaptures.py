@@ -1,4 +1,4 @@
-"""Recaptures: a step that is captured again and again, since a value is another each time, says so."""
+"""Recaptures: a warning for a step that is captured again and again, because a value is another each time."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,7 +20,7 @@ class Recaptures:
         self.name, self.counts = name, dict[str, int]()
 
     def note(self, changes: Iterable[ReadChange | None]) -> None:
-        """It is captured anew, as no step that there was fits: each has something that is another now."""
+        """Count a capture that was made anew because no earlier step fits: each has a value that is another now."""
         changed = next((each for each in changes if each is not None), None)
         if changed is None:
             return
@@ -41,8 +41,10 @@ class Recaptures:
 
 
 class ArgumentKinds:
-    """The kinds of arguments for which a graph has plans. Kinds that differ in numbers alone are one shape, though a
-    number is part of its kind, as all is that is no tensor. It tells once of more shapes than are kept."""
+    """The kinds of arguments for which a graph has plans.
+
+    All that is no tensor is part of a kind, also numbers; but kinds that differ in numbers alone are one shape. More
+    shapes than are kept are told of once."""
 
     def __init__(self, name: str) -> None:
         self.name, self.told = name, False
@@ -51,8 +53,10 @@ class ArgumentKinds:
     def used(
         self, kind: Any, modes: Hashable, names: Callable[[], Sequence[str]]
     ) -> tuple[ReadChange | None, list[tuple[Hashable, Hashable]]]:
-        """Note that a step of this kind runs now. Returned are the number that differs from the last one's, if it is a
-        new kind, and kinds that are too many by now, with their modes. `names` are those of arguments by position."""
+        """Note that a step of this kind runs now; `names` are those of arguments by position.
+
+        Returned are the number that differs from the last one's, if it is a new kind, and kinds that are too many by
+        now, with their modes."""
         numbers: dict[str, Any] = {}
         shape = _without_numbers(kind, names, numbers), modes
         self._kinds[shape] = kinds = self._kinds.pop(shape, {})
@@ -75,7 +79,7 @@ class ArgumentKinds:
             warnings.warn(
                 f"{self.name} has plans for {SHAPES} shapes of arguments, and drops the oldest for each more: when its "
                 "shape comes again it is planned again\n"
-                "  pad batches to a few sizes, as rows to a multiple of 64",
+                "  pad batches to a few sizes, such as rows to a multiple of 64",
                 stacklevel=2,
             )
 

@@ -5,8 +5,8 @@ function    its code and defaults, the cells that it closes over, the globals an
 container   each of its parts
 object      the attributes that were read of it; all where its class could not be watched
 
-Of packages that are installed, such as transformers, only the files of the model's classes are walked: what these name
-is guarded too, and nothing that lies behind it.
+In installed packages, such as transformers, only the files of the model's classes are walked: the values that they name
+are guarded too, and nothing that lies behind those.
 """
 
 import sys
@@ -75,8 +75,9 @@ def guarded(
     names: AttributeReads,
     before: Mapping[tuple[int, Any], Any] | None = None,
 ) -> ReadGuard:
-    """All that a capture of this graph may have gone by, as it is now. `names` are the attributes that it read; numbers
-    that it changed itself were so `before`."""
+    """A guard of all values that a capture of this graph may have read, as they are now.
+
+    `names` are the attributes that it read; `before` has the numbers that it changed itself, as they were."""
     guard = ReadGuard(before)
     walk = _Walk(guard, names, modules)
     for prefix, root in modules.items():
@@ -192,7 +193,7 @@ class _Walk:
     # Values
 
     def value(self, value: Any, title: str, names: frozenset[str] = frozenset()) -> None:
-        """Whatever code had in its hand, which goes by these names."""
+        """Walk a value of any kind that code had in reach; `names` are the attributes that this code names."""
         if isinstance(value, (*PLAIN, Tensor, Optimizer)):
             return
         if isinstance(value, FunctionType):
@@ -308,7 +309,7 @@ class _Walk:
                     self.value(held[name], said, names)
 
     def _class(self, cls: type, title: str, names: frozenset[str]) -> None:
-        """A class by name: what is taken of it, and methods that code may call on its instances."""
+        """A class by name: its parts that code names, and methods that code may call on its instances."""
         for base in cls.__mro__:
             if self._beyond(base):
                 continue

@@ -1,10 +1,10 @@
 """Chunks: the parts of a graph that run one after the other on groups of ranks, as layers were placed.
 
-Placements that share a rank are one group: what moves between them is a collective and not a hop. A chunk begins where
-something comes in from another group, so that layers placed on A, B, A, B are four chunks on two groups. What is made
-of inputs alone, as shifted labels, waits for the chunk that needs it. A weight that another group needs goes there
-*once* a step, and not with every micro-batch; so does one that is only seen in another way, as data parallel ones are:
-its gradients are added up, and brought together once.
+Placements that share a rank are one group: a move between them is a collective and not a hop. A chunk begins where
+something comes in from another group, so that layers placed on A, B, A, B are four chunks on two groups. Values made of
+inputs alone, such as shifted labels, wait for the chunk that needs them. A weight that another group needs goes there
+*once* a step, and not with every micro-batch; so does one that is only seen in another way, such as under data
+parallelism: its gradients are added up, and brought together once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,8 +19,9 @@ __all__ = ["Chunks", "chunks", "groups"]
 
 @dataclass(frozen=True)
 class Chunks:
-    """`of` is the chunk of each stage; None for a hop between groups. `group` is that of each chunk, in the order in
-    which the groups first run."""
+    """The chunk of each stage, `of`, None for a hop between groups; and the `group` of each chunk.
+
+    Groups are numbered in the order in which they first run."""
 
     of: tuple[int | None, ...]
     group: tuple[int, ...]
@@ -69,10 +70,9 @@ def chunks(
     gathers: int = 0,
 ) -> Chunks:
     """The chunks of a graph's stages; `said` has the chunk of modules, where layers of one placement are of several.
-    With `gathers` every move of a weight is made once
-    a step, for each chunk in so many parts.
 
-    What is in none of the modules `placed` opens no chunk of its own where one of its ranks can take it in.
+    With `gathers` every move of a weight is made once a step, for each chunk in so many parts. An op that is in none of
+    the modules `placed` opens no chunk of its own where a chunk on its ranks can take it in.
     """
     made = _Chunker(graph, stages, said or {}, placed, gathers)
     made.levels()
@@ -116,7 +116,8 @@ class _Chunker:
     ) -> None:
         self.graph, self.stages, self.said, self.placed = graph, stages, said, placed
         self.gathers = gathers
-        # What nothing reads, as a buffer that a model only keeps, lies on all ranks, and would make one group of them.
+        # A source that nothing reads, such as a buffer that a model only keeps, lies on all ranks, and would make one
+        # group of them.
         read = {name for stage in stages for name in stage.inputs}
         sources = [s.value.layout.placement for s in graph.sources if s.value.name in read]
         self.groups = groups([*map(_place, stages), *sources])
@@ -164,7 +165,7 @@ class _Chunker:
             if at in self.once or at in self.given:
                 continue
             makers = [self.makers[name] for name in stage.inputs if self.makers.get(name, -1) in self.level]
-            # What comes from another group is behind its chunk, and so in a later one.
+            # A value from another group is behind its chunk, and so in a later one.
             before = [said[maker] + (maker in self.hops) for maker in makers if maker in said]
             mine = self.said.get(_module(stage)) if at not in self.hops else None
             if mine is None and before:
@@ -178,8 +179,9 @@ class _Chunker:
             self.level[at] = level
 
     def delay(self) -> None:
-        """Put what depends on arguments or weights alone as late as its users on this group allow. What depends on both
-        goes with it if it has no gradient."""
+        """Put stages that depend on arguments or weights alone as late as their users on this group allow.
+
+        Stages that depend on both, and have no gradient, go late too."""
         plain = {**dict.fromkeys(self.weights, "weights")}
         plain.update({s.value.name: "inputs" for s in self.graph.sources if s.kind == "input"})
         movable: set[int] = set()
@@ -196,7 +198,7 @@ class _Chunker:
                 self.level[at] = max(self.level[at], last)
 
     def join(self) -> None:
-        """Put what is in no layer, as the op of a skip connection, into the next chunk of layers on its ranks."""
+        """Put stages that are in no layer, such as a skip connection's sum, into the next chunk of layers there."""
         layers: dict[int, list[int]] = {}
         for at, level in self.level.items():
             if at not in self.hops and _module(self.stages[at]) in self.placed:
@@ -214,7 +216,7 @@ class _Chunker:
                 self.level[at] = min((one for one in known if level <= one <= last), default=level)
 
     def users(self) -> dict[int, list[int]]:
-        """Of each stage those that take what it makes."""
+        """The stages that read what a stage makes, by its number."""
         found: dict[int, list[int]] = {}
         for at, stage in enumerate(self.stages):
             for name in stage.inputs:

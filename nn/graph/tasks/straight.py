@@ -24,7 +24,7 @@ def schedule(
 ) -> Order:
     """The order of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
 
-    What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
+    Inputs named in it change when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
     where it pays; True, wherever they can. `apart` says that others run between forward and backward, as in a pipeline.
     """
     whole = Chunks.whole(graph, stages)

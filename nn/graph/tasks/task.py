@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """All tasks of a graph. `edges` are by who makes and who reads."""
+    """All tasks of a graph. `edges` are by their maker and their reader."""
 
     tasks: Mapping[Name, Task]
     edges: Mapping[tuple[Name, Name], tuple[LocalRegister, ...]]

@@ -219,7 +219,7 @@ class _Tasks:
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
         are brought home with each."""
-        if self.where.alone:  # what is added where it is made has its parts when moves are in their buckets
+        if self.where.alone:  # gradients added where they are made get parts when moves are in their buckets
             return slot
         register = self.parts.part(slot)
         if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
@@ -318,7 +318,7 @@ class _Tasks:
                 maker = makers.get(register)
                 if maker is not None and maker != name:
                     if maker.kind == "F" != name.kind:
-                        # Its own chunk's forward has it too; what a backward takes again, only its own ranks know.
+                        # Its own chunk's forward has it too; only its own ranks know what a backward takes again.
                         maker = Name("F", name.chunk)
                     found[maker, name][register] = None
         return {pair: tuple(registers) for pair, registers in found.items()}

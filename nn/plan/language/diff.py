@@ -1,4 +1,4 @@
-"""The lines of two plans side by side: lines of both, of one alone, and those that differ on one subject."""
+"""The lines of two plans side by side: lines in both, lines in one alone, and lines that differ on one subject."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,8 +93,7 @@ def _rows(a: Sequence[Statement], b: Sequence[Statement]) -> Iterator[DiffRow]:
 
 
 def _same_subject(a: Statement, b: Statement) -> bool:
-    """Whether two say something of the same thing, so that one is the other changed; of several kinds, of one of
-    them."""
+    """Whether two say something of the same thing, so that one is the other changed; one kind in common is enough."""
     return type(a) is type(b) and all(_meet(getattr(a, name), getattr(b, name)) for name in a.form.subject)
 
 

@@ -114,7 +114,7 @@ class PlanText:
 
 
 def _column(line: Line, part: str) -> int:
-    """Where a part stands, or else where its statement begins."""
+    """The column of a part of a line, or else that of its statement."""
     return line.spans.get(part, line.spans.get("statement", 0))
 
 

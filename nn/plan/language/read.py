@@ -9,10 +9,10 @@ from .statements import Grid
 
 __all__ = ["BYTES", "read"]
 
-LINES = 10_000  # of a plan; of each statement is asked what it says, so of these there may be fewer
-STATEMENTS = 2_000
-LETTERS = 200_000  # of all statements
-BYTES = 1 << 24  # of its file
+LINES = 10_000  # lines of a plan, comments too
+STATEMENTS = 2_000  # fewer, because each is parsed
+LETTERS = 200_000  # letters of all statements
+BYTES = 1 << 24  # bytes of the file
 
 _HALF = re.compile("[\ud800-\udfff]")  # no file of text can hold it
 

@@ -17,7 +17,7 @@ from .terms import SHARED, Columns
 
 __all__ = ["ReadLine", "reading"]
 
-LETTERS = 10_000  # of a statement
+LETTERS = 10_000  # letters of a statement
 
 
 class ReadLine(NamedTuple):
@@ -42,7 +42,7 @@ def reading(code: str) -> ReadLine:
 
 @cache
 def _parser(kinds: tuple[type[Statement], ...]) -> Callable[[str], ReadLine]:
-    """The parser of lines of these kinds. What it makes of a rule is a tuple, where nobody says otherwise."""
+    """The parser of lines of these kinds. It makes a tuple of each rule for which nothing else is said."""
     makes: Any = SimpleNamespace(
         **{name: _inline(make) for name, make in SHARED.items()},
         **{_rule(kind): partial(_made, kind) for kind in kinds},

@@ -1,4 +1,4 @@
-"""Errors of the syntax in plain words: what was expected in a line, what was found, and a line like it."""
+"""Errors of the syntax in plain words: the words expected in a line, those found, and a line like it."""
 
 import re
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ __all__ = ["SPACES", "examples", "expected"]
 
 SPACES = " \t\r\f\v\xa0"  # that plan.lark ignores
 
-# Terminals of plan.lark, as they are called where one is missing; others are words that stand for themselves.
+# Terminals of plan.lark, by their names in errors; others are words that stand for themselves.
 WORDS = {
     "$END": "the end of the line", "COLON": "':'", "COMMA": "','", "EQUAL": "'='", "HOLE": "'?'",
     "INT": "a whole number", "INTO": "'<-'", "LESS": "'<='", "LPAR": "'('", "NAME": "an axis", "NUMBER": "a number",

@@ -48,7 +48,7 @@ Kind: TypeAlias = Literal["weights", "grads", "states"]
 Kinds: TypeAlias = tuple[Kind, ...]
 KINDS: Kinds = get_args(Kind)
 
-Columns: TypeAlias = dict[str, int]  # of parts of a line, by what they are
+Columns: TypeAlias = dict[str, int]  # columns of a line's parts, by their names
 Signature: TypeAlias = tuple[AxisEntries, Columns]
 
 
@@ -183,7 +183,7 @@ def bytes_text(number: int) -> str:
     return f"{number} B"
 
 
-# What the rules of plan.lark make of their parts.
+# The functions that make values of the rules of plan.lark.
 SHARED: dict[str, Callable[..., Any]] = {
     "signature": _signature_of,
     "hole": lambda token: (None, {"entry": column(token)}),

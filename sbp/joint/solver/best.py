@@ -34,7 +34,7 @@ class Best:
     method: Method
     second: tuple[
         int, ...
-    ]  # the next best; of all where presolve and elimination found it, else of what is near at hand
+    ]  # the next best: of all plans if presolve and elimination found it, else of those near at hand
 
 
 def best(
@@ -87,7 +87,7 @@ def best_of(model: Model, *, table: int = 3 * 10**7, wide: Method | None = None)
 
 
 def _narrow(model: Model) -> None:
-    """Drop what is in no plan as good as one that is known, where elimination would meet large tables."""
+    """Drop candidates that are in no plan as good as a known one, where elimination would meet large tables."""
     for _ in range(ROUNDS):
         parts = [part for part in ([] if model.dead else components(model)) if _largest(model, part) > LARGE]
         before = sum(len(model.lives[n]) for part in parts for n in part)

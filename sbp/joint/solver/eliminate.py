@@ -1,8 +1,8 @@
 """Elimination: nodes leave one by one, the smallest table first; read backwards, each step gives its node's choice.
 
-Exact. The tables on the way grow with the width of the graph, so the sizes are counted before anything is built. What
-reading back looks at also holds the second-best plan: it differs from the best first at some step, and after that step
-everything is best again.
+Exact. The tables on the way grow with the width of the graph, so the sizes are counted before anything is built. The
+tables that are read back also hold the second-best plan: it differs from the best first at some step, and after that
+step everything is best again.
 """
 
 import heapq
@@ -75,7 +75,7 @@ def _ordered(
                     found[n] = min(found.get(n, 1) * size, len(model.lives[n]))
         return found
 
-    grown: dict[int, int] = {}  # of nodes, until what lies around them is another
+    grown: dict[int, int] = {}  # cells by which a node grows tables, known until its surroundings change
 
     def key(node: int) -> float:
         if node not in grown:

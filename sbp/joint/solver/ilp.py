@@ -26,7 +26,7 @@ def installed() -> bool:
 
 
 def programmed(model: Model, part: Sequence[int]) -> tuple[dict[int, int] | None, float]:
-    """The best choice found for these nodes, between which all tables are of two, and what none can go below.
+    """The best choice found for these nodes, between which all tables are of two, and a lower bound of all choices.
 
     None, and no bound, where the program is too large; None and an infinite one where every choice is forbidden.
 

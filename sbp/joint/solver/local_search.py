@@ -79,7 +79,7 @@ class Nearby:
 
 
 def greedy(problem: Problem) -> tuple[int, ...]:
-    """In the order of the nodes, each takes what is cheapest after those before it; which may end forbidden."""
+    """The choice in which each node in order takes what is cheapest after those before it; it may end forbidden."""
     nearby = Nearby(problem)
     choice: list[int] = []
     for node in range(len(problem.costs)):

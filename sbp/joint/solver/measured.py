@@ -1,7 +1,7 @@
-"""Measures of a folded problem: seconds, hidden seconds and bytes apart, of the candidates that are left.
+"""Measures of a folded problem: seconds, hidden seconds and bytes, each apart, for the candidates that are left.
 
-At one share of what is hidden and one price of a byte they are a problem of seconds alone. Whatever those two are,
-a candidate that is dropped stays dropped, so that each further look is at less.
+At one share of what is hidden and one price of a byte they are a problem of seconds alone. A candidate that is dropped
+stays dropped at all shares and prices, so that each further look is at less.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["Drawn", "Measured", "drawn", "measured"]
 
 
 class Drawn(NamedTuple):
-    """A choice for each variable, as the folded problem numbers candidates, and what it comes to."""
+    """A choice for each variable, in the folded problem's numbers of candidates, with its seconds and bytes."""
 
     choice: tuple[int, ...]
     seconds: float  # of what is never hidden

@@ -1,9 +1,9 @@
 """Messages tell neighbours what a node would cost them, along the graph and back until a bound stands close below a
 plan. A candidate that no plan as good can have is dropped.
 
-Tree-reweighted message passing in the order of the nodes: a node's costs, its own and what all tables tell it, are
-shared among the monotonic chains that go through it. The bound never falls, and what a candidate costs more than the
-best of its node can be added to it, for in every chain that is by how much the chain would cost more.
+Tree-reweighted message passing in the order of the nodes: a node's costs, its own and those that all tables tell it,
+are shared among the monotonic chains that go through it. The bound never falls. The difference between a candidate and
+the best of its node can be added to it, because every chain would cost so much more.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ FEW = 12  # after which little more is dropped
 LOOKS = 6  # passes between two plans
 STILL = 1e-4  # share of the distance to the plan that some passes have to win
 NEAR = 1e-9  # share of the cost by which candidates may be above the plan and stay
-_LEAST = np.minimum  # whose `reduce` is what `min` calls, at half the expense where rows are short
+_LEAST = np.minimum  # `min` calls its `reduce`; called directly, that takes half the time where rows are short
 
 
 class _Side(NamedTuple):
@@ -52,7 +52,7 @@ class _Pair:
         self.told = [np.zeros(len(side.starts)) for side in sides]
 
     def send(self, at: int, costs: Vector) -> float:
-        """From side `at`, whose candidates cost so; what the message was lowered by."""
+        """Send a message from side `at`, whose candidates cost so; returned is what the message was lowered by."""
         side = self.sides[at]
         rows = costs if side.alone else _LEAST.reduceat(costs.take(side.order), side.starts)
         rows = rows - self.told[at]
@@ -158,8 +158,9 @@ class _Chains:
 
 
 def narrowed(model: Model, part: Sequence[int], passes: int = PASSES) -> dict[int, int] | None:
-    """Drop candidates that no plan as good as the best found one has; return that plan, or None if none was found. All
-    tables between these nodes are of two."""
+    """Drop candidates that no plan as good as the best found has; return that plan, or None if there is none.
+
+    All tables between these nodes are of two."""
     chains = _Chains(model, part)
     best, plan = chains.settled(passes)
     if plan is None:

@@ -1,8 +1,8 @@
 """Mini-buckets: where a graph is too wide for elimination and scipy is not there, a good plan, and a bound for it.
 
 Elimination goes on with tables that stay below the limit: where a node's tables together would pass it, they are
-parted into groups, and the node may take another candidate in each group. That can only be cheaper, so what is left is
-a lower bound. Read back with all groups together it gives a plan, which is then improved: some nodes stay as they are,
+parted into groups, and the node may take another candidate in each group. That can only be cheaper, so the result is a
+lower bound. Read back with all groups together it gives a plan, which is then improved: some nodes stay as they are,
 so many that the others can be chosen exactly, until several such parts have gained nothing.
 """
 
@@ -25,7 +25,7 @@ TURNS = 24
 
 
 def estimated(model: Model, part: Sequence[int], table: int) -> tuple[dict[int, int] | None, float]:
-    """A choice for these nodes, or none if none was found that is allowed, and what none can go below."""
+    """A choice for these nodes, or none if none was found that is allowed, and a lower bound of all choices."""
     table = min(table, LARGEST)
     soft = _softened(model, part)
     bound, starts = -np.inf, []
@@ -62,7 +62,7 @@ def _eliminate_parted(model: Model, node: int, limit: int) -> None:
     live, cost = model.lives[node], model.costs[node]
     model.steps.append(Elimination(node, live, cost, _tables(model, node), eliminated=True))
     model.remove(node)
-    # How a candidate's cost is shared among groups is free; alike in its least total, they agree most on what to take.
+    # Any shares of a candidate's cost will do for the groups. With equal least totals they agree most on a candidate.
     least = np.array([sum(_least(table, node, model) for table in group) for group in groups])
     even = (cost[live] + least.sum(axis=0)) / len(groups)
     finite = np.isfinite(even)
@@ -111,7 +111,7 @@ def _descended(model: Model, part: Sequence[int], choice: dict[int, int], table:
 
 
 def _softened(model: Model, part: Sequence[int]) -> Model:
-    """The same, where what is forbidden is only very dear, so that a plan may be mended step by step."""
+    """The same model with forbidden choices only very dear, so that a plan may be mended step by step."""
     among = model.among(part)
     peaks = [np.abs(model.costs[n][model.lives[n]]).max() for n in part]
     peaks += [np.abs(table.values[np.isfinite(table.values)]).max(initial=0.0) for table in among]

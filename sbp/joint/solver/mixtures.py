@@ -1,4 +1,4 @@
-"""Mixtures: of two plans the best in which the blocks up to one take the first, and all others the second.
+"""Mixtures: the best plan whose blocks up to one take the candidates of one plan, and all others those of a second.
 
 Equal blocks are the change between two plans of which one has too much, bytes or seconds that nothing hides, and the
 other costs more.
@@ -56,7 +56,7 @@ class _Turns:
             self.change += [values[b], values[a], -values[b]]
 
     def edge(self, m: Vector, i: int, j: int, a: int, b: int, c: int, d: int) -> None:
-        """Add an edge of blocks i and j, whose nodes take a, b in the first plan and c, d in the second."""
+        """Add an edge of blocks i and j. Its nodes take a, b in the first plan, c, d in the second."""
         if a == c and b == d:
             self.where.append(0)
             self.change.append(m[a, b])
@@ -76,7 +76,7 @@ class _Turns:
 
 
 def _places(problem: Problem) -> Ints:
-    """Of each node, the place of its block among all blocks; a node in no block is one of its own."""
+    """The place of each node's block among all blocks; a node in no block is one of its own."""
     blocks: dict[tuple[str, int], int] = {}
     seen: dict[int, int] = {}
     place = []

@@ -1,9 +1,9 @@
-"""Multipliers: at which share of what is hidden and at which price of a byte plans have the highest lower bound.
+"""Multipliers: the share of what is hidden and the price of a byte at which plans have the highest lower bound.
 
-What is hidden costs max(0, hidden - room), which is the most that any share of it comes to, and what must fit may be
-paid for instead: at every share and price the cheapest plan, less the price of the limit, is a lower bound. Each plan
-is a plane above all of these bounds. Where the lowest of the planes that are known is highest is looked next, until no
-plan lies below: that is the lower convex hull of what is possible.
+Hidden seconds cost max(0, hidden - room), which is the most that any share of them comes to, and bytes may be paid for
+instead of having to fit: at every share and price the cheapest plan, less the price of the limit, is a lower bound.
+Each plan is a plane above all of these bounds. The next look is at the place where the lowest of the known planes is
+highest, until no plan lies below: that is the lower convex hull of what is possible.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from .measured import Drawn
 __all__ = ["At", "Climb", "Look", "climbed", "higher"]
 
 NEAR = 1e-4  # share of the cost below which another look is not worth its time
-SHARES, PRICES = 0.1, 2.0  # how far from where it was looked, as a difference and as a factor
+SHARES, PRICES = 0.1, 2.0  # the distances from the last look, as a difference of shares and a factor of prices
 
 
 class At(NamedTuple):
@@ -72,8 +72,9 @@ def climbed(
 
 
 def higher(climb: Climb, limit: float | None, known: float, around: At | None = None) -> At | None:
-    """The multipliers to try next for a bound above those that were met; None if no plane leaves room for one. What the
-    best plan that is `known` costs is above all bounds too."""
+    """The multipliers to try next for a bound above those that were met; None if no plane leaves room for one.
+
+    `known` is the cost of the best plan so far, which is above all bounds too."""
     height, to = highest([*climb.planes, Drawn((), known, 0.0, limit or 0.0)], limit, around)
     return to if height - climb.bound > NEAR * abs(height) else None
 

@@ -12,7 +12,7 @@ MOVES = 200
 
 
 class _Nearby:
-    """Of each variable, what each of its candidates would come to while all others stay."""
+    """The changes that each candidate of each variable would make while all others stay."""
 
     def __init__(self, left: Measured, places: list[int]) -> None:
         self.left, self.places = left, places
@@ -24,7 +24,7 @@ class _Nearby:
         self.every = [np.arange(len(live)) for live in left.lives]
         self.size = np.array([len(live) for live in left.lives])
         self.start = np.concatenate([[0], self.size.cumsum()])
-        self.changes = np.zeros((3, int(self.start[-1])))  # of all candidates: seconds, beside, bytes
+        self.changes = np.zeros((3, int(self.start[-1])))  # seconds, beside and bytes of all candidates
         for n in range(len(left.lives)):
             self.refresh(n)
 

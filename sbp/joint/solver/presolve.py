@@ -1,8 +1,8 @@
-"""Presolve: what can be decided exactly before anything large is built.
+"""Presolve: exact decisions before anything large is built.
 
 A candidate goes when another is never worse, whatever the neighbours choose (dead-end elimination), and a node goes
-when it has at most two neighbours, which then share a table of what it would cost them. Both repeat until nothing
-changes. Every step keeps what it looked at, so that reading the steps backwards gives the nodes' choices.
+when it has at most two neighbours, which then share a table of its costs to them. Both repeat until nothing changes.
+Every step keeps the tables that it read, so that reading the steps backwards gives the nodes' choices.
 """
 
 import heapq
@@ -48,8 +48,8 @@ class Elimination:
 class Model:
     """Choices that are left: nodes, their live candidates and the tables between them.
 
-    With `memory` what is done is right at every price of a byte: candidates are dropped for others that hold no more,
-    and nodes eliminated of whose candidates all hold as much; `held` is what these hold.
+    With `memory` every step is right at every price of a byte: candidates are dropped for others that hold no more, and
+    a node is eliminated only if all its candidates hold as much; `held` is the sum of what these hold.
     """
 
     def __init__(self, costs: Sequence[Vector], tables: Sequence[Table], memory: Sequence[Vector] = ()) -> None:
@@ -100,7 +100,7 @@ class Model:
         return len(held) == 0 or bool(np.ptp(held) == 0)
 
     def add(self, table: Table) -> None:
-        """Take up a table, of one node or of many."""
+        """Take up a table over one node or many."""
         nodes = table.nodes
         if not nodes:
             self.constant += float(table.values)
@@ -191,8 +191,8 @@ class Model:
 def presolve(model: Model) -> None:
     """Drop candidates and eliminate nodes of at most two neighbours, those of least work first, to a fixed point.
 
-    What is eliminated at little work goes before anything is compared: comparing its candidates, and those of its
-    neighbours again each time that something around them changes, takes several times as long.
+    Nodes that are eliminated at little work go before anything is compared: comparing their candidates, and those of
+    their neighbours again each time that something around them changes, takes several times as long.
     """
     queue: list[tuple[int, int]] = []
     while not model.dead:
@@ -227,8 +227,8 @@ def _work(model: Model, node: int) -> int | None:
 def _undominated(node: int, model: Model) -> LiveMask:
     """The live candidates of a node that are to stay.
 
-    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. Of
-    equals the first stays. Two entries of each table refute most pairs at no expense (`TableView.apart`).
+    r goes if for some t: cost[t] - cost[r] + sum over tables of max(table[t] - table[r]) <= 0, and t holds no more. The
+    first of equals stays. Two entries of each table refute most pairs at no expense (`TableView.apart`).
     """
     live = model.lives[node]
     cost = model.costs[node][live]

@@ -1,8 +1,9 @@
-"""Search: the cheapest plan that fits, and a bound of all plans. Hidden seconds cost as much as there is no room for.
+"""Search: the cheapest plan that fits, and a bound of all plans.
 
-First the multipliers whose bound is highest. There each candidate that is in no plan as good as one that is known goes
-for good, so that further looks are at little. What lies between the bound and the best plan then is looked for branch
-by branch: a variable of which two plans take different candidates takes these, or those.
+Hidden seconds cost as much as there is no room for. First the multipliers whose bound is highest. There each candidate
+that is in no plan as good as one that is known goes for good, so that further looks are at little. Plans between the
+bound and the best plan are then looked for branch by branch: a variable for which two plans take different candidates
+takes these, or those.
 """
 
 import heapq
@@ -88,7 +89,7 @@ class Search:
             self.best = min(self.best, plan.cost)
 
     def look(self, left: Measured, at: At) -> tuple[Best, Drawn | None]:
-        """The cheapest plan at these multipliers; it, and what is near it, may be the best of all."""
+        """The cheapest plan at these multipliers; it, or a plan near it, may be the best of all."""
         found = self.solver(left.problem(*at))
         if not found.choice:
             return found, None

@@ -31,7 +31,7 @@ class Solution:
     """The plan that was found, and how good it is. Equal problems give equal solutions in every process.
 
     `bound` holds for plans in which tied nodes choose alike: none of them that fits costs less. It equals `cost` where
-    the choice is proven; of plans that break the ties it says nothing.
+    the choice is proven. It says nothing about plans that break the ties.
     """
 
     choice: tuple[int, ...]  # the candidate of each node; () if no plan is allowed, or none fits
@@ -79,7 +79,7 @@ def solve(
 
 
 class Solver:
-    """Solves a problem for one account of bytes after another; what does not hang on bytes is done once."""
+    """Solves a problem for one account of bytes after another; work that does not depend on bytes is done once."""
 
     def __init__(self, problem: Problem, *, table: int = 3 * 10**7, wide: Method | None = None) -> None:
         start = perf_counter()

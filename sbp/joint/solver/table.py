@@ -17,7 +17,7 @@ from ..problem import Ints, Vector
 
 __all__ = ["Table", "TableView", "added", "best_over", "compressed", "dense", "pair", "refined", "sizes"]
 
-CELLS = 1 << 16  # of a temporary, which then stays in the cache
+CELLS = 1 << 16  # cells of a temporary, which then stays in the cache
 NONE = np.zeros(1, dtype=np.intp)  # where a table does not look at a node
 FEW = 1 << 12  # numbers
 MERGED = 1 << 17  # cells up to which two tables are always added
@@ -26,8 +26,9 @@ LARGE = 1 << 20  # cells above which looking for equal rows takes longer than it
 
 @dataclass(frozen=True, eq=False)
 class TableView:
-    """A table as one of its nodes sees it among live candidates. Each class of its own has a row, with all that the
-    others may choose; each candidate has the number of its row."""
+    """A table as one of its nodes sees it among live candidates.
+
+    Each class of its own has a row, with all that the others may choose; each candidate has the number of its row."""
 
     lives: tuple[Ints, ...]  # of the table's nodes
     rows: Vector
@@ -174,7 +175,7 @@ def best_over(node: int, cost: Vector, tables: Sequence[Table], lives: Sequence[
     """The rest of these tables when the node always takes what is best; `cost` has all its candidates."""
     live = lives[node]
     _, group = refined([table.of(node)[live] for table in tables])
-    order = np.lexsort((cost[live], group))  # stable: of equal candidates the first
+    order = np.lexsort((cost[live], group))  # stable: the first of equal candidates
     mine = live[order[np.unique(group[order], return_index=True)[1]]]  # the cheapest of each group
 
     others = sorted({n for table in tables for n in table.nodes} - {node})

@@ -84,7 +84,7 @@ class DescribedCard(TorchFunctionMode):
     def cast(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
         """Makes the casts and the call that autocast of the card makes of a call, on the host.
 
-        Tensors that record no gradients may be fakes of a missing card; what autocast makes of these shows it.
+        Tensors that record no gradients may be fakes of a missing card; the casts are read off what is done to these.
         """
         under, key = _Under(self.kind.name), torch._C.DispatchKeySet(self.kind.autocast)
         args, kwargs = map_tensors(args, under.probe), map_tensors(kwargs, under.probe)
@@ -131,5 +131,5 @@ class _Under(CallWatch):  # type: ignore[no-untyped-call]
 
 
 def _asked_by_us() -> bool:
-    """Whether it is torch or this package that asks, of the caller of the one who calls this."""
+    """Whether torch or this package asks: the function that called the caller of this one."""
     return is_ours(sys._getframe(2).f_code.co_filename)

@@ -46,8 +46,9 @@ _known: dict[Hashable, _Refusal | None] = {}
 def refused(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
 ) -> tuple[Exception | None, str]:
-    """The error that torch has for this call, and a way out that was tried. `error` is that of fakes, None if these
-    went through."""
+    """The error that torch has for this call, and a way out that was tried.
+
+    `error` is that of fakes, None if these went through."""
     tensors = tensors_in([args, kwargs])
     if op.namespace != "aten" or op._schema.name.removeprefix("aten::") not in _TRIED:
         return error, ""

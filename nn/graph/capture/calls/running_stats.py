@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def statistics(tape: Tape, op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments to call the norm with. If it would write to its statistics, the ops that do are put on the tape."""
+    """The arguments to call the norm with; ops that write to its statistics instead of it are put on the tape."""
     x, weight, bias, mean, var, training, momentum, *rest = args
     if not training or mean is None:
         return tuple(args)

@@ -1,7 +1,7 @@
 """Strides: as_strided counts in elements of one device's memory, of which ranks hold pieces.
 
-Here it is taken of that memory as a row, a value like any other: of the memory of its tensor, or else of a tensor that
-this one is a view of.
+Here it is taken of that memory as a row, a value like any other. The memory is that of the tensor, or else of a tensor
+that this one is a view of.
 
     x.T.as_strided((2, 2), (4, 1), 1)     x.T.permute(1, 0).reshape(-1)[1:].as_strided((2, 2), (4, 1))
 """
@@ -87,7 +87,7 @@ def started(tape: Tape, x: Tensor) -> None:
             f"capture: storage_offset() of a tensor {tuple(x.shape)} in the memory of an argument that is a part of a "
             f"larger one, at {user_line()}\n"
             "  a graph has no memory but the argument's own elements\n"
-            "  pass a copy, as x.clone(), or pass the offset as a number"
+            "  pass a copy, such as x.clone(), or pass the offset as a number"
         )
     view.memory.counted = True
 
@@ -112,7 +112,7 @@ def _over(view: View, first: int, last: int, by_number: bool) -> View | None:
         where = at.where
         dense = where.stride == strides_in(where.shape, order_of(at.fake, repeats=False))
         within = where.offset <= first and last < where.offset + prod(where.shape)
-        # Of an argument that is a view itself the captured memory has its own elements, from the first on.
+        # Captured memory of an argument that is a view itself has the view's elements alone, from the first on.
         outside = at.step is None and (at.memory.part == "gaps" or (at.memory.part == "start" and by_number))
         if dense and within and not outside:
             return at

@@ -1,7 +1,7 @@
 """Clocks and sources of chance of the system, which a program asks while it is captured, and the line that asks.
 
-What they answer goes into the step as it was then. All calls of C that Python makes are seen meanwhile, which takes as
-long as the capture itself: only where the code of the program names such a thing.
+Their answer goes into the step as it was then. To see who asks, all calls of C that Python makes are watched. That
+takes as long as the capture itself, so it is done only where the code of the program names such a thing.
 """
 
 import datetime

@@ -22,9 +22,9 @@ from .draws import is_stream
 
 __all__ = ["Containers"]
 
-# Packages whose objects keep what they do meanwhile: others may use them at the same time, as locks and threads.
+# Packages whose objects are not put back, because others may use them at the same time, such as locks and threads.
 _SHARED = frozenset({__name__.partition(".")[0], "torch", "numpy", *sys.stdlib_module_names}) - {"__main__"}
-_MANY = 100_000  # containers that are looked into; what is further away is left alone
+_MANY = 100_000  # containers that are looked into; those further away are left alone
 _LONG = 10_000  # entries of one that is no module's own
 _DEEP = 3  # levels below a file or class: a method, its cell, what is in there
 _RESULT = 4  # levels of what a cached function gave: tuples in lists in dicts
@@ -38,7 +38,7 @@ class Containers:
         self.caches = LruCaches()
         self.deeds: list[Callable[[], None]] = []  # what the program did to modules, to be done again
         self.before: dict[tuple[int, Any], Any] = {}  # what it changed beside these: numbers by container and key
-        self.streams: list[Any] = []  # of random numbers and iterators, as they were met
+        self.streams: list[Any] = []  # random numbers and iterators, in the order in which they were met
         self._undo: list[Callable[[], None]] = []
         self._done: set[int] = set()
         self._kept: dict[int, tuple[Any, Content, bool]] = {}
@@ -54,7 +54,7 @@ class Containers:
         self._spread([*classes, *functions, *files], _DEEP)
 
     def restore(self) -> None:
-        """Put back what was changed; what is back already stays, so that this may be done twice."""
+        """Put back all containers that were changed. This may be done twice: one that is back already stays."""
         for held, before, whole in self._kept.values():
             now = _read(held)
             if not _same(now, before):
@@ -128,7 +128,7 @@ class Containers:
                 waiting.extend((part, mine, deep - 1 if mine else min(deep - 1, _DEEP)) for part, mine in parts if deep)
 
     def _look(self, value: Any, whole: bool) -> list[tuple[Any, bool]]:
-        """Note a container, or an object; what hangs from it, and whether that is to be put back wholly."""
+        """Note a container or an object. Returned is what hangs from it, with whether to put that back wholly."""
         if isinstance(value, _lru_cache_wrapper):
             self.caches.add(value)
         found = [(part, whole) for part in inner(value)] + [(part, False) for part in beside(value)]
@@ -205,7 +205,7 @@ def _tensors(value: Any, deep: int) -> Iterator[Tensor]:
 
 
 def _functions(program: Any) -> list[FunctionType]:
-    """The functions that a program is made of: what it is, and what it has closed over."""
+    """The functions that a program is made of: itself, its parts, and those that it has closed over."""
     waiting, met = deque([program]), dict[int, Any]()
     while waiting:
         value = waiting.popleft()

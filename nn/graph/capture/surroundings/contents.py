@@ -1,6 +1,7 @@
 """Contents of containers: what is in a dict, list, set, deque, cell, class or object, and how it is put back.
 
-Everything is read and written as the built-in type does it: a subclass may refuse, as frozen dicts do, or do more.
+Everything is read and written as the built-in type does it, because a subclass may refuse, such as a frozen dict, or do
+more.
 """
 
 import copyreg
@@ -94,7 +95,7 @@ def _put_dict(base: Any) -> Callable[[Any, Content, Content], None]:
         for key, value in wanted:
             if before.get(id(key), _ABSENT) is not value:
                 base.__setitem__(held, key, value)
-        if [id(key) for key in base.keys(held)] != [id(key) for key, _ in wanted]:  # the order counts, as of parameters
+        if [id(key) for key in base.keys(held)] != [id(key) for key, _ in wanted]:  # the order of parameters counts
             base.clear(held)
             for key, value in wanted:
                 base.__setitem__(held, key, value)

@@ -34,7 +34,7 @@ def is_stream(value: Any) -> bool:
 
 
 def _reads(value: Any) -> Callable[[], Any] | None:
-    """How to look at the state of a stream."""
+    """A function that looks at the state of a stream; None where there is no way to."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else value.getstate
     if isinstance(value, count):

@@ -14,7 +14,7 @@ __all__ = ["Settings", "drawn_states", "same_setting"]
 
 
 def _nested(value: int | None = None) -> int:
-    """How many autocast regions the program is in; with a value, so many afterwards."""
+    """The number of autocast regions that the program is in; a `value` becomes that number."""
     torch.autocast_increment_nesting()
     now = int(torch.autocast_decrement_nesting())
     while value is not None and now != value:

@@ -12,7 +12,7 @@ from .statement import Assigning, LineForm, Statement, outermost
 
 __all__ = ["Cast"]
 
-# How a type is spelled, and how else.
+# The spelling of a type, and its other spellings.
 TYPES = {
     "bf16": ("bfloat16",),
     "fp16": ("float16", "half", "f16"),

@@ -38,7 +38,7 @@ ENCODER: /[^\W\d]\w*(\s*\(.*\))?/
             "compress hops h.4 by int8()": ("h.4", "int8()", None, "hops"),
         },
         says="the [encoder](systems/compression.md) by which gradients are added up; `compress hops PATH by int8()`, "
-        "what comes to modules from other ranks",
+        "that of values that come to modules from other ranks",
         subject=("path", "what"),
     )
 

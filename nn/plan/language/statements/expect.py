@@ -16,8 +16,9 @@ SECONDS = {"ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}  # others are sec
 
 @dataclass(frozen=True)
 class ExpectMoves(Statement):
-    """An expected count of moves of each kind, exact or at most. It is over an axis or all, in a layer or the whole
-    step, in one direction or both."""
+    """An expected count of moves of each kind, exact or at most.
+
+    It is over an axis or all, in a layer or the whole step, in one direction or both."""
 
     moves: tuple[tuple[int, str], ...]
     over: str | None = None

@@ -14,7 +14,7 @@ __all__ = ["Freeze"]
 
 @dataclass(frozen=True)
 class Freeze(Statement):
-    """Parameters that are not trained, as by `p.requires_grad_(False)`: they have no gradients and no states."""
+    """Parameters that are not trained, as if by `p.requires_grad_(False)`: they have no gradients and no states."""
 
     path: str
 

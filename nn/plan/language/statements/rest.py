@@ -64,8 +64,10 @@ class Rest(Statement):
             to.fold(name.rpartition(".")[0], self.entries)
 
     def _fitting(self, to: Assigning, name: str, *, many: bool) -> AxisEntries:
-        """The line as it is for one parameter. Where it is meant for many, one without this dim is left to be chosen,
-        such as the bias of a split product, and one without dims is whole."""
+        """The line as it is for one parameter.
+
+        If it is meant for many, a parameter without this dim is left to be chosen, such as the bias of a split product,
+        and one without dims is whole."""
         value = to.parameters[name]
         if self.entries is None or is_lazy(value):
             return self.entries

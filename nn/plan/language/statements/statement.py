@@ -2,8 +2,8 @@
 
 Each kind of statement is a frozen dataclass in a file of its own, which has all that is known of it:
 
-    offload.py    how a line is written, read and printed; examples, and what the docs say;
-                  which parts of a model it meets, and what it notes on them
+    offload.py    how a line is written, read and printed; examples, and text for the docs;
+                  the parts of a model that it meets, and the notes that it puts on them
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class LineForm(NamedTuple):
     examples: Mapping[str, tuple[object, ...]]  # lines, and the fields of their values; the first are of the heads
     says: str  # a cell of the table in docs/plans.md
     words: Mapping[str, str] = {}  # how a terminal is called where it is missing
-    subject: tuple[str, ...] = ("path",)  # fields: of two lines in which they are the same, one is the other changed
+    subject: tuple[str, ...] = ("path",)  # fields: two lines in which they are equal are one line, changed
 
 
 class Statement:
@@ -84,7 +84,7 @@ class Meaning:
     folded: dict[str, str] = field(default_factory=dict)  # modules that see an axis as another
     places: dict[str, tuple[Statement, str]] = field(default_factory=dict)  # with the axis at whose place they are
     pipe: tuple[Statement, str] | None = None
-    layers: tuple[str, ...] = ()  # of the pipe
+    layers: tuple[str, ...] = ()  # layers of the pipe
     marks: list[tuple[Statement, list[str]]] = field(default_factory=list)  # with the names for which they count
     options: dict[str, Any] = field(default_factory=dict)  # of the whole step
 
