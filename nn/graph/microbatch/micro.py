@@ -13,7 +13,7 @@ from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
 from ....sbp.traits import traits
 
-__all__ = ["CAST", "Drawn", "Known", "Micro", "Share", "drawn_alone", "made_alone"]
+__all__ = ["CAST", "BatchDraw", "Known", "Micro", "Share", "drawn_alone", "made_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Known:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(Known):
+class BatchDraw(Known):
     """Random numbers of the batch, drawn before the step in the order of the program, so that they are those of one
     device. What is true or false is held as such, and not as numbers."""
 
@@ -61,7 +61,7 @@ class Micro:
     shares: tuple[Share, ...]
     pasts: tuple[str, ...]
     states: Mapping[int, State]
-    drawn: tuple[Drawn, ...] = ()  # all random numbers of the batch, in order, also those that no piece needs
+    drawn: tuple[BatchDraw, ...] = ()  # all random numbers of the batch, in order, also those that no piece needs
 
 
 CAST = torch.ops.aten._to_copy.default

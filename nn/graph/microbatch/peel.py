@@ -26,7 +26,7 @@ from ....sbp.state import Factors, Spans, State
 from ..choose.decompose import in_line, opened, part_of
 from .along import Along, change
 from .attention import attend
-from .micro import CAST, Drawn, Known, Micro, Share, drawn_alone, made_alone
+from .micro import CAST, BatchDraw, Known, Micro, Share, drawn_alone, made_alone
 
 __all__ = ["peeled"]
 
@@ -71,7 +71,7 @@ class _Peeled:
         self.ops: list[LogicalOp] = []
         self.placed: list[tuple[LogicalOp, Way, _Seen, Any]] = []  # ops that looked at places, and what came of it
         self.new: dict[int, Known | Share | None] = {}  # arguments by number; None is the past of attention
-        self.drawn: list[Drawn] = []
+        self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
@@ -130,7 +130,7 @@ class _Peeled:
         (n,), (y,), (state,) = op.numbers, op.outputs, way.outputs
         alone, fake = drawn_alone(self.logical, op), self.local(y, state)
         (held,) = (alone.fakes[number].dtype for number in refs_in(alone.result))
-        self.drawn.append(Drawn(f"drawn {n}", alone, state.dims))
+        self.drawn.append(BatchDraw(f"drawn {n}", alone, state.dims))
         mine = self.argument(fake.to(held), self.drawn[-1])
         if held is fake.dtype:
             self.same[n] = mine
@@ -266,7 +266,7 @@ class _Peeled:
         kinds = {Known: "known", Share: "share", type(None): "past"}
         names, counts = dict[int, str](), dict.fromkeys(kinds, 0)
         for n, what in self.new.items():
-            if isinstance(what, Drawn):
+            if isinstance(what, BatchDraw):
                 names[n] = what.name
             else:
                 names[n] = f"{kinds[type(what)]} {counts[type(what)]}"
