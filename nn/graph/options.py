@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from ...actors.schedules.chunk_ends import Folding
 from ...actors.schedules.published import published
@@ -16,7 +16,9 @@ from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
 
-__all__ = ["GivenOptions", "Options", "schedule_of"]
+__all__ = ["Draws", "GivenOptions", "Options", "schedule_of"]
+
+Draws: TypeAlias = Literal["batch", "micro_batch"]
 
 
 class GivenOptions(TypedDict, total=False):
@@ -35,6 +37,7 @@ class GivenOptions(TypedDict, total=False):
     compress: Mapping[str, MoveEncoder] | None
     overlap: bool | Folding
     post_validation: bool
+    draws: Draws
     name: str | None
 
 
@@ -55,6 +58,8 @@ class Options:
     overlap           whether each chunk's gradients go home beside the work of others, or how
     post_validation   whether each chunk's optimizer steps when its gradients are home; where those of other chunks then
                       say otherwise, that is made good
+    draws             whose random numbers micro-batches have: pieces of the batch's, which are those of one device and
+                      are held until the step ends, or each its own, which take no memory
     """
 
     placement: Placement | None = None
@@ -70,6 +75,7 @@ class Options:
     compress: Mapping[str, MoveEncoder] | None = None
     overlap: bool | Folding = False
     post_validation: bool = False
+    draws: Draws = "batch"
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +95,10 @@ class Options:
             raise SbpError(f"overlap={self.overlap!r}\n  say True or False, or how, as in flow.actors.Folding(parts=2)")
         if type(self.post_validation) is not bool:
             raise SbpError(f"post_validation={self.post_validation!r}\n  say True or False")
+        if self.draws not in get_args(Draws):
+            raise SbpError(f"draws={self.draws!r}\n  there are {', '.join(map(repr, get_args(Draws)))}")
+        if self.draws != "batch" and not self.piped:
+            raise SbpError("draws= is said of a step that has no micro-batches\n  say micro_batches=, or leave it out")
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:

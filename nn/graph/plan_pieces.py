@@ -160,7 +160,7 @@ class _Planner:
             whole = self.whole
             if update is not self.batch:
                 whole = along(self.captured(group), update.runs, update.inputs)
-            self.micros[update.runs] = peeled(whole)
+            self.micros[update.runs] = peeled(whole, whole_draws=self.passes.options.draws == "batch")
             steps = dict.fromkeys(micro.logical for micro in self.micros[update.runs])
             self.passes.dump("microbatch", lambda: "\n".join(map(str, steps)))
         return self.micros[update.runs]

@@ -89,18 +89,19 @@ class Drawer:
 
 
 class Numbered:
-    """A draw of a pipeline by values that all micro-batches share, such as weights.
+    """A draw of a pipeline, whose numbers depend on the step, the op, and the micro-batch.
 
-    Its numbers depend on the step and the op, and not on what ran before, so they are the same for every micro-batch,
-    under every schedule and on every placement."""
+    They do not depend on what ran before, so they are the same under every schedule and on every placement. Those drawn
+    by values, which are of weights, are the same for every micro-batch."""
 
     def __init__(self, drawer: Drawer, number: int) -> None:
         self.drawer, self.number = drawer, number
 
     def __call__(self, shards: Mapping[str, tuple[int, ...]], *inputs: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        (step,) = shards["numbers"]
+        step, k = shards["numbers"]
+        k = 0 if self.drawer.reads else k
         generator = self.drawer.generator
-        seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1)) % (1 << 63)
+        seed = (step + 0x9E3779B97F4A7C15 * (self.number + 1) + 0xBF58476D1CE4E5B9 * k) % (1 << 63)
         with _drawing:
             before = generator.get_state()
             try:

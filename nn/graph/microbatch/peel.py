@@ -33,14 +33,15 @@ __all__ = ["peeled"]
 aten = torch.ops.aten
 
 
-def peeled(made: Along) -> list[Micro]:
-    """The step of each piece, of which slices of one micro-batch follow each other; one for all that run the same."""
+def peeled(made: Along, *, whole_draws: bool = True) -> list[Micro]:
+    """The step of each piece, of which slices of one micro-batch follow each other; one for all that run the same.
+    Without `whole_draws` each draws random numbers of its own for its samples."""
     steps: list[_Peeled] = []
     micros: list[Micro] = []
     for k in range(prod(map(len, made.runs.lengths))):
         step = next((step for step in steps if step.serves(k)), None)
         if step is None:
-            step = _Peeled(made, k)
+            step = _Peeled(made, k, whole_draws)
             steps.append(step)
         micros.append(step.micro)
     return micros
@@ -62,8 +63,8 @@ class _Seen(Piece):
 class _Peeled:
     """The step of a piece in the making. Arguments that are new have numbers below 0."""
 
-    def __init__(self, made: Along, k: int) -> None:
-        self.made, self.k, self.logical = made, k, made.logical
+    def __init__(self, made: Along, k: int, whole_draws: bool) -> None:
+        self.made, self.k, self.logical, self.whole_draws = made, k, made.logical, whole_draws
         self.lengths = list(product(*made.runs.lengths))  # of all pieces
         self.next = max(self.logical.fakes, default=-1) + 1
         self.fakes = {n: self.local(s.fake, made.states[n]) for n, s in enumerate(self.logical.sources)}
@@ -95,7 +96,7 @@ class _Peeled:
         if op.numbers[0] in self.made.attends:
             self.attends(op)
             return
-        if op.draws_unread and len(op.numbers) == 1:
+        if op.draws_unread and len(op.numbers) == 1 and (self.whole_draws or not way.outputs[0].split):
             self.draws(op, way)
             return
         inputs = [self.box(n, to, op) for n, to in zip(op.inputs, way.inputs, strict=True)]

@@ -186,9 +186,9 @@ class Pipelined:
             step.shards = []
 
     def numbered(self, shards: Sequence[dict[str, Shards]]) -> None:
-        """The seed of this step's draws by values, which ranks and micro-batches have in common."""
+        """The seed of this step's draws, which ranks have in common, for each micro-batch."""
         if self.proved.draws:
             agree(self.proved.everywhere)
             step = int(torch.randint(1 << 62, ()))
-            for each in shards:
-                each["numbers"] = (step,)  # type: ignore[assignment]
+            for k, each in enumerate(shards):
+                each["numbers"] = step, k  # type: ignore[assignment]

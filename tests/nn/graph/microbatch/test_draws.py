@@ -219,6 +219,27 @@ def test_numbers_by_the_values_of_a_weight_are_the_same_for_all_micro_batches() 
     assert not torch.equal(*made)
 
 
+def test_numbers_of_each_micro_batch_are_not_held_and_do_not_depend_on_the_schedule() -> None:
+    runs = []
+    for schedule in ("1f1b", "gpipe"):
+        for draws in ("micro_batch", "batch"):
+            model = fresh()
+            staged(model, 2)
+            options: Any = {"schedule": schedule, "draws": draws}
+            step = flow.compile(model, loss_fn, sgd(model), micro_batches=5, **options)
+            runs.append(trained(model, step))
+    same(runs[0], runs[2])
+    same(runs[1], runs[3])
+    assert runs[0][0] != pytest.approx(runs[1][0], rel=1e-6)
+
+
+def test_whose_numbers_is_said_of_micro_batches_alone() -> None:
+    with pytest.raises(SbpError, match="there are 'batch', 'micro_batch'"):
+        flow.compile(fresh(), loss_fn, micro_batches=2, draws="each")  # type: ignore[call-overload]
+    with pytest.raises(SbpError, match="draws= is said of a step that has no micro-batches"):
+        flow.compile(fresh(), loss_fn, draws="micro_batch")
+
+
 def test_the_numbers_of_a_weight_that_is_cut_are_those_of_the_whole() -> None:
     model = fresh()
     flow.nn.shard(model, {"first.weight": S(0)})

@@ -125,26 +125,30 @@ def test_two_routes_train_as_one_device(schedule: str, stages: int, micro_batche
 
 
 def test_numbers_drawn_are_the_same_under_every_schedule() -> None:
-    found = []
+    losses, behind = in_torch()
     for stages, schedule in [(1, "1f1b"), (2, "gpipe"), (4, "1f1b"), (2, "zb_h1"), (2, "interleaved"), (4, "chimera")]:
         step = piped(layers(4, nn.Dropout(0.3)), stages, schedule, 4)
         torch.manual_seed(2)
         x, y = batch(8)
         torch.manual_seed(3)
-        found.append([step(x, y).item() for _ in range(2)])
-        assert torch.rand(1).item() == pytest.approx(found_next(), abs=0)
-    assert all(each == pytest.approx(found[0], rel=1e-12) for each in found)
+        assert [step(x, y).item() for _ in range(2)] == pytest.approx(losses, rel=1e-12)
+        assert torch.rand(1).item() == behind
 
 
-def found_next() -> float:
-    """What the generator gives behind two steps: each takes one number of it."""
-    state = torch.get_rng_state()
+def in_torch() -> tuple[list[float], float]:
+    """The losses of two steps of one device with dropout, and the number that its generator gives behind them."""
+    model = layers(4, nn.Dropout(0.3))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    torch.manual_seed(2)
+    x, y = batch(8)
     torch.manual_seed(3)
     for _ in range(2):
-        torch.randint(1 << 62, ())
-    value = torch.rand(1).item()
-    torch.set_rng_state(state)
-    return value
+        loss = loss_fn(model, x, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, torch.rand(1).item()
 
 
 def test_a_step_tells_when_what_ran(tmp_path: Path) -> None:
