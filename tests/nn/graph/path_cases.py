@@ -399,7 +399,7 @@ ARGUMENTS: dict[str, Case] = {
     "a mask before the batch": case(
         run=lambda m, k, x, y: scaled(m, x, y, k),
         batch=lambda at: ((torch.arange(6.0), *numbers(at)), {}),
-        refused={"pieces": MANY},
+        refused={"pieces": rf"{MANY}.*6 samples were taken for a batch, as the argument 0 has them.*; 1 has 8 "},
     ),
     "twice": case(batch=lambda at: ((numbers(at)[0],) * 2, {})),
     "views": case(batch=views),
