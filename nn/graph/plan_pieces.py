@@ -80,7 +80,11 @@ class _Planner:
         self.schedule = passes.options.policy
         self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
         self.numbers = range(len(batch.pieces))
-        self.whole = along(step, batch.runs, batch.inputs)
+        try:
+            self.whole = along(step, batch.runs, batch.inputs)
+        except SbpError as error:
+            _tell_samples(error, call.inputs)
+            raise
         self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
         self.known = KnownOptions()
         self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
@@ -196,6 +200,19 @@ class _Planner:
 
     def every(self, many: int) -> list[Sequence[int]]:
         return [self.numbers[at : at + many] for at in self.numbers[::many]]
+
+
+def _tell_samples(error: SbpError, inputs: Mapping[str, Tensor]) -> None:
+    """Say whose dim was taken for the samples, where another argument may have been meant."""
+    batches = [(path, x) for path, x in inputs.items() if x.ndim]
+    for path, x in batches[1:]:
+        taken, first = batches[0]
+        if x.ndim > first.ndim and len(x) != len(first):
+            error.add_note(
+                f"  {len(first)} samples were taken for a batch, as the argument {taken} has them, the first tensor; "
+                f"{path} has {len(x)} along its first dim: if these are the samples, pass it first"
+            )
+            return
 
 
 def _check(micro: Micro, graph: Physical, axes: int) -> None:

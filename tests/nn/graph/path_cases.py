@@ -18,7 +18,7 @@ from sbpflow import B, S
 from .paths import Case, Given
 from .pipes import F32, F64, Gpt, adamw, mlp, numbers, sgd, square_loss, text, whole, words_loss
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "WRONG"]
 
 BF16 = torch.bfloat16
 MANY = "needs more than one micro-batch at once"
@@ -238,6 +238,7 @@ class Kept(nn.Module):
         for at, name in enumerate("abc"):
             self.register_buffer(name, torch.arange(48.0).reshape(8, 6) * at)
         self.register_buffer("row", torch.zeros(6))
+        self.register_buffer("square", torch.zeros(6, 6))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.double()
 
@@ -269,6 +270,11 @@ def weight_averaged(m: Any, x: Tensor) -> None:
 
 def constant(m: Any, x: Tensor) -> None:
     m.a.copy_(torch.arange(6.0))
+
+
+def weight(m: Any, x: Tensor) -> None:
+    m.a[:6].copy_(m.last.weight.detach())
+    m.square.copy_(m.last.weight.detach())
 
 
 def argument(m: Any, x: Tensor) -> None:
@@ -315,6 +321,7 @@ def masked(at: int) -> Given:
 
 HELD = {"pieces": r"the buffer a is changed by what one micro-batch holds"}
 CHANGED = [
+    weight,
     counted,
     rows_counted,
     read_back,
@@ -392,7 +399,7 @@ ARGUMENTS: dict[str, Case] = {
     "a mask before the batch": case(
         run=lambda m, k, x, y: scaled(m, x, y, k),
         batch=lambda at: ((torch.arange(6.0), *numbers(at)), {}),
-        refused={"pieces": MANY},
+        refused={"pieces": rf"{MANY}.*6 samples were taken for a batch, as the argument 0 has them.*; 1 has 8 "},
     ),
     "twice": case(batch=lambda at: ((numbers(at)[0],) * 2, {})),
     "views": case(batch=views),
@@ -462,6 +469,17 @@ def named(what: str, cases: Mapping[str, Case]) -> dict[str, Case]:
     return {f"{what}: {name}": each for name, each in cases.items()}
 
 
+# Where optimizers of stages step before they know of all gradients
+WRONG: dict[str, tuple[Case, str]] = {
+    "buffer: weight": (
+        case(partial(Kept, weight), first=["first"], options={"post_validation": True}),
+        "a buffer that becomes a weight as it is gets the one of after the step",
+    ),
+    "layers: of one layer, skipped": (
+        case(make=lambda m: SGD(m[1].parameters(), lr=0.1), options={"post_validation": True, "skip_nonfinite": True}),
+        "parameters that no optimizer has are left without a gradient",
+    ),
+}
 CASES: dict[str, Case] = {
     **named("loss", {name: case(run=run, batch=labelled) for name, run in LOSSES.items()}),
     **named(

@@ -11,7 +11,7 @@ import sbpflow as flow
 from sbpflow.placement.errors import SbpError
 from tests.ranks import Ranks
 
-from .path_cases import CASES
+from .path_cases import CASES, WRONG
 from .paths import PATHS, Case, Path, same_on
 from .pipes import close, everywhere, mlp, numbers, square_loss, trains
 
@@ -61,6 +61,18 @@ def test_a_graph_that_trains_evaluates_on_one_stage(micro_batches: int) -> None:
     step = trains(model, one=one, micro_batches=micro_batches, placement=everywhere())
     with torch.no_grad():
         close(step(*numbers(9)), square_loss(one, *numbers(9)), 1e-10)
+
+
+WITH_REASONS = [
+    pytest.param(case, marks=pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True), id=name)
+    for name, (case, reason) in WRONG.items()
+]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("case", WITH_REASONS)
+def test_a_step_is_as_in_torch_where_stages_step_early(case: Case, stages: int) -> None:
+    same_on(Path(2, stages, trains=True), case)
 
 
 def all_on_ranks(cases: Sequence[tuple[str, Path]]) -> None:
