@@ -238,7 +238,9 @@ def test_ctrl_c_ends_an_island(tmp_path: Path, nursery: Nursery) -> None:
 
 
 @pytest.mark.sweep  # each process loads torch anew
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node", "2"]], ids=len)
+@pytest.mark.parametrize(
+    "launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node", "2"]], ids=["alone", "torchrun"]
+)
 def test_ctrl_c_ends_an_island_by_its_command(tmp_path: Path, launcher: list[str]) -> None:
     path, said = tmp_path / "island.json", tmp_path / "said"
     more = ["--master-port", str(free_port())] if launcher else []
