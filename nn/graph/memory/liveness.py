@@ -4,8 +4,9 @@ Inside a segment the traced graph says what is made, or an estimate where none c
 themselves while they run is not seen.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from ..instructions.overlap import Free
 from ..lower.localise import Localiser
 from ..lower.segments import Segment, Stage
 from .equal_ranks import equal_ranks
+from .resident import Resident
 
 __all__ = ["Kept", "RankMemory", "bytes_on", "kept", "memory"]
 
@@ -28,8 +30,8 @@ class RankMemory:
     """Bytes on one rank. Parameters are those of all sources but inputs; activations what is live beside parameters
     and gradients when most is. `estimates` has of each segment that could not be traced the reason, and `moment` the
     values of the segment that runs when most is live. What is offloaded is `host` bytes of memory and `disk` bytes of
-    files instead, and so many bytes are `stowed` in these in a step. Beside that stand `means` of late updates, which
-    stay from step to step as an optimizer's states do."""
+    files instead, and so many bytes are `stowed` in these in a step. Beside that stand `states`, which stay from step
+    to step; and when optimizers step, `update` is there in the place of activations."""
 
     parameters: int
     gradients: int
@@ -39,11 +41,21 @@ class RankMemory:
     host: int = 0
     disk: int = 0
     stowed: tuple[int, int] = (0, 0)
-    means: int = 0
+    states: int = 0
+    update: int = 0
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.activations
+        return self.parameters + self.gradients + self.states + max(self.activations, self.update)
+
+    def beside(self, parts: Iterable[Resident], rank: int) -> "RankMemory":
+        """The same with what lies on the rank besides."""
+        found = Counter[str]()
+        for part in parts:
+            here = part.bytes(rank)
+            found[part.kind] = max(found[part.kind], here) if part.kind == "update" else found[part.kind] + here
+        update = max(self.update, found.pop("update", 0))
+        return replace(self, update=update, **{kind: getattr(self, kind) + more for kind, more in found.items()})
 
 
 def memory(

@@ -29,18 +29,17 @@ TASK = re.compile(r"[FBW](\d+)")
 
 def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
     """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
-    where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
-    twice, added up and those of one micro-batch; two tasks that run together have all that either has; hops hold what
-    is under way, and receives that are posted ahead. Weights that are gathered once a step count whole; where steps may
-    be taken back, copies of weights and of so many `states` of each stand beside what is added up. Where weights are
-    corrected, there are means of their updates, of the dtype that `mean` says, and what a backward reads in their
-    place."""
+    where weights are on two routes, they count so often. Gradients of weights are there twice, added up and those of
+    one micro-batch; two tasks that run together have all that either has; hops hold what is under way, and receives
+    that are posted ahead. Beside that stands what weights say for themselves, where optimizers keep so many `states` of
+    each, and means of updates are of the dtype that `mean` says."""
     total: dict[int, RankMemory] = {}
     for route, variant in enumerate(program.firsts):
         for rank, mine in _of_route(program, variant, route, regather).items():
             held = total.get(rank)
             total[rank] = mine if held is None else _sum(held, mine)
-    return {rank: program.weights.resident(rank, one, states, mean) for rank, one in total.items()}
+    resident = list(program.weights.resident(program.proof.peak, states, mean))
+    return {rank: one.beside(resident, rank) for rank, one in total.items()}
 
 
 def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
@@ -59,15 +58,14 @@ def _of_route(program: Pipelined, variant: Variant, route: int, regather: bool) 
         if numbers not in slots_of:
             slots_of[numbers] = _at_once(program, numbers)
         slots = slots_of[numbers]
-        versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
         sequences = -(-slots // program.slices)  # that have begun and not ended
         more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
         # There are no sums before a first micro-batch has ended, and behind that one less is kept.
-        parts = variant.summed(rank)
+        parts = sum(bytes_on(of, rank) for of in variant.sums)
         added = parts if many > 1 else 0
         extra = round(max(more * stays[rank].bytes, behind * stays[rank].bytes + added))
         extra += max(0, parts - peak.gradients)  # those of one micro-batch lie so too, where they go home behind all
-        extra += round(max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
+        extra += round(sequences * left(variant, rank))
         there = partial(_kept_slots, program, stays[rank].values, shift)
         extra += sum(_hopping(way, rank, there) for way in hops)
         if _pairs(program, mine):  # the other task has at most as much beside what it keeps

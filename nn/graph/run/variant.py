@@ -10,6 +10,7 @@ from ....actors.schedules.chunk_ends import Folding
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
 from ....placement.world import owned, world
+from ....sbp import Layout
 from ..compiler.backends import Backend
 from ..compiler.compiled_segments import CompiledSegments
 from ..instructions.codegen import Bundles, Running, function
@@ -18,7 +19,6 @@ from ..instructions.order import Order
 from ..instructions.overlap import freed, goes_on, overlapped, pausing
 from ..lower.localise import Localiser
 from ..lower.segments import Stage, segments
-from ..memory.liveness import bytes_on
 from .chunks import Chunks, chunks
 from .gradient_homes import brought_each_time
 from .network import Lowered
@@ -89,10 +89,10 @@ class Variant:
         plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
 
-    def summed(self, rank: int) -> int:
-        """The bytes of the gradients of weights on a rank as they are added up."""
-        added = {slot: self.tasks.layouts[part] for part, slot in self.tasks.sums.items()}
-        return sum(bytes_on(of, rank) for of in added.values())
+    @property
+    def sums(self) -> list[Layout]:
+        """The layouts of gradients of weights as they are added up."""
+        return list({slot: self.tasks.layouts[part] for part, slot in self.tasks.sums.items()}.values())
 
 
 def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ the newest weights on all stages.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import ref
@@ -22,11 +22,12 @@ from ...compiler.generated_calls import Shards
 from ...instructions.codegen import Bundles, Running
 from ...instructions.instruction import Instruction
 from ...lower.registers import LocalRegister, Transfer
+from ...memory.resident import Resident
 from ...microbatch.batch import PieceKind
 from ..tasks import Name
 from ..variant import Variant
 from .step_state import StepState, VariantKey
-from .weights import Fire, Weights
+from .weights import Fire, MeanDtype, Weights
 
 __all__ = ["Version", "WeightVersions"]
 
@@ -116,6 +117,12 @@ class WeightVersions(Weights):
                 todo.append(do)
         made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
         return self.variant.running("before", todo, Bundles((), (made,)))
+
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """Further versions of each chunk's weights."""
+        for chunk, names in self.homes.items():
+            layouts = map(self.variant.graph.layout, names)
+            yield Resident.of("activations", layouts, max(0, slots.get(f"w.{chunk}", 1) - 1))
 
     def begin(self, step: StepState) -> dict[VariantKey, Mapping[str, Shards]]:
         self.step, self.updates = step, {}
