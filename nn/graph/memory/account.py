@@ -8,15 +8,13 @@ from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, valu
 from ....boxing.graph.physical import Back, Physical, Source
 from ....boxing.plan import plan
 from ....sbp import Layout
-from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
 from .equal_ranks import alike
-from .liveness import RankMemory, bytes_on, memory
+from .liveness import PLACES, RankMemory, bytes_on, memory
 from .resident import Resident
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
-PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
 
 __all__ = ["account", "held_by_rank"]
 
