@@ -76,7 +76,7 @@ def _of_route(made: Tasks, storages: Storages, mine: Sequence[int], stay: set[st
         done[name] = run(todo, storages)
         if name.kind == "F":
             stays = frozenset(x for x, held in storages.first.items() if any(storages.uses[of] for of in held))
-    storages.live[None] = 0
+    storages.live[None] = 0  # behind all micro-batches; what is left of one is counted already
     slots: dict[int, int] = {}  # bytes of sums, by the chunk that has them first
     for chunk in reversed(mine):
         before, task = storages.live[None], made.tasks.get(Name("B", chunk))
