@@ -16,9 +16,9 @@ from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
 
-__all__ = ["Draws", "GivenOptions", "Options", "schedule_of"]
+__all__ = ["DrawScope", "GivenOptions", "Options", "schedule_of"]
 
-Draws: TypeAlias = Literal["batch", "micro_batch"]
+DrawScope: TypeAlias = Literal["batch", "micro_batch"]
 
 
 class GivenOptions(TypedDict, total=False):
@@ -37,7 +37,7 @@ class GivenOptions(TypedDict, total=False):
     compress: Mapping[str, MoveEncoder] | None
     overlap: bool | Folding
     post_validation: bool
-    draws: Draws
+    draws: DrawScope
     name: str | None
 
 
@@ -75,7 +75,7 @@ class Options:
     compress: Mapping[str, MoveEncoder] | None = None
     overlap: bool | Folding = False
     post_validation: bool = False
-    draws: Draws = "batch"
+    draws: DrawScope = "batch"
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,8 +95,8 @@ class Options:
             raise SbpError(f"overlap={self.overlap!r}\n  say True or False, or how, as in flow.actors.Folding(parts=2)")
         if type(self.post_validation) is not bool:
             raise SbpError(f"post_validation={self.post_validation!r}\n  say True or False")
-        if self.draws not in get_args(Draws):
-            raise SbpError(f"draws={self.draws!r}\n  there are {', '.join(map(repr, get_args(Draws)))}")
+        if self.draws not in get_args(DrawScope):
+            raise SbpError(f"draws={self.draws!r}\n  there are {', '.join(map(repr, get_args(DrawScope)))}")
         if self.draws != "batch" and not self.piped:
             raise SbpError("draws= is said of a step that has no micro-batches\n  say micro_batches=, or leave it out")
         if self.backend not in get_args(Backend):

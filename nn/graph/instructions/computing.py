@@ -112,6 +112,10 @@ class Backward(SegmentWork, word="grad"):
             given = (*self.reads[: 1 + len(made.again)], *self.come(self.segment(memory.stages)))
             for register, storage in zip(self.writes, memory.run(made.backward, given), strict=True):
                 memory.hold(register, [storage])
+            for register in self.writes:
+                lies = memory.layouts
+                if register.is_gradient and lies[register].dtype is not lies[register.of].dtype:  # it is cast
+                    memory.take(register)
 
 
 class FirstHalf(Backward, word="first"):

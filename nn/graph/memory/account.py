@@ -1,105 +1,89 @@
 """The account of memory: a step's peak on every rank, by kind, for plans to choose from and the one that runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from ....boxing.graph.measures import Held
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
-from ....boxing.graph.physical import Physical, Source
+from ....boxing.graph.physical import Back, Physical, Source
 from ....boxing.plan import plan
 from ....sbp import Layout
-from ....sbp.logical import OffloadPlace
 from ..lower.localise import Localiser
 from ..lower.segments import segments
 from .equal_ranks import alike
-from .liveness import RankMemory, bytes_on, memory
+from .liveness import PLACES, RankMemory, bytes_on, memory
+from .resident import Resident
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
-PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
 
-__all__ = ["account", "held_by_rank", "trained", "with_states"]
+__all__ = ["account", "held_by_rank"]
 
 
 def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, Held]:
     """The memory of every rank, where an optimizer keeps so many tensors of each parameter."""
-    live = memory(graph, segments(graph), Localiser(graph), regather=regather)
-    return _with_errors(with_states(live, trained(graph), kept), graph)
-
-
-def trained(graph: Physical) -> list[Source]:
-    """The parameters that an optimizer changes, and of which it keeps something."""
-    return [s for s in graph.sources if s.kind == "parameter" and s.value.grad]
+    return held_by_rank(memory(graph, segments(graph), Localiser(graph), regather=regather), graph, kept)
 
 
 def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> dict[int, Held]:
-    """The same of a graph whose peaks are known; where it does not train, nothing is kept."""
-    return _with_errors(with_states(live, trained(graph) if graph.losses else [], kept), graph)
+    """The same of a graph whose peaks are known. Where it does not train, nothing is kept."""
+    sources = [s for s in graph.sources if s.kind == "parameter" and s.value.grad] if graph.losses else []
+    coded = [back for back in graph.backs if back.encoding is not None]
+    parts = [*_with_optimizers(sources, kept), *map(_error, coded)]
+    layouts = [of for s in sources for of in (s.master, s.value.layout, *(way.dst for way in updates_of(s)))]
+    layouts += [of_owner(s) for s in sources if s.owner is not None]
+    layouts += [of for back in coded for of in (back.src, back.dst)]
+    ways = [plan(_lies(s), s.master) for s in sources if s.value.layout.dtype is s.master.dtype]
+    group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
+    keys = {rank: (group.get(rank, -1), id(one)) for rank, one in live.items()}  # equal ranks are worked out once
+    firsts = {key: rank for rank, key in keys.items()}
+    found = {key: _held(live[rank].beside(parts, rank)) for key, rank in firsts.items()}
+    return {rank: found[key] for rank, key in keys.items()}
 
 
-def _with_errors(held: dict[int, Held], graph: Physical) -> dict[int, Held]:
-    """The same with what encoders keep of gradients."""
-    coded = [(back.src, back.dst, back.encoding) for back in graph.backs if back.encoding is not None]
-    if not coded:
-        return held
-    errors = {rank: sum(by.encoder.kept_bytes(src, dst, by.axes, rank) for src, dst, by in coded) for rank in held}
-    return {
-        rank: replace(of, states=of.states + errors[rank], total=of.total + errors[rank]) for rank, of in held.items()
-    }
+def _held(of: RankMemory) -> Held:
+    shares = of.parameters, of.gradients, of.states, of.activations, of.total
+    return Held(*shares, of.moment, of.host, of.disk)
 
 
-def with_states(live: Mapping[int, RankMemory], of: Iterable[Source], kept: int) -> dict[int, Held]:
-    """Bytes of a step and of an optimizer's states: `kept` tensors of each parameter. Its own piece of a parameter
-    counts too, unless that is a part of the parameter's memory. What the optimizer has whole for its step is there when
-    activations are gone; so are the roots of second moments, which Adam's family takes of all parameters at once, and
-    then the largest bucket in which what was changed goes home. On the host there are always a piece of its own and the
-    buffer for its gradient too."""
-    sources, ranks = list(of), {}
-    rests = Counter((s.value.layout.with_state(s.value.layout.state), s.master) for s in sources if not s.offload)
-    elsewhere = Counter(s.master for s in sources if s.owner is not None)  # than there is what is kept of these
-    away = Counter((s.master, s.offload) for s in sources if s.offload)
+def _with_optimizers(sources: Sequence[Source], kept: int) -> Iterator[Resident]:
+    """The memory of optimizers that keep so many tensors of each parameter. A parameter's own piece counts too,
+    unless that is a part of the parameter's memory. What the optimizer has whole for its step is there when activations
+    are gone; so are the roots of second moments, which Adam's family takes of all parameters at once, and then the
+    largest bucket in which what was changed goes home. On the host there are always a piece of its own and the buffer
+    for its gradient too."""
+    here = [s for s in sources if not s.offload]
+    yield Resident.of("states", Counter(s.master if s.owner is None else of_owner(s) for s in here), kept)
+    pieces = Counter((_lies(s), s.master) for s in here)
+    yield Resident("states", lambda rank: sum(n * _is_own(*ends, rank) for ends, n in pieces.items()))
     whole = Counter((way.dst, s.offload is None) for s in sources if s.whole is not None for way in updates_of(s))
-    owned = Counter(of_owner(s) for s in sources if s.owner is not None)
-    for s in sources:
+    for s in here:
         if s.owner is not None:  # its gradient, and its value unless it lies there
             whole[of_owner(s), True] += 2 - (value_for_owner(s).local_shape(s.owner) == of_owner(s).shape)
-    layouts = dict.fromkeys([*(of for ends in rests for of in ends), *(of for of, _ in (*away, *whole))])
-    ways = [plan(*ends) for ends in rests if ends[0] is not ends[1] and ends[0].dtype is ends[1].dtype]
-    homeward = buckets_home(sources) if kept else []  # who keeps nothing may be no optimizer at all
-    group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
-    made: dict[tuple[int, int], Held] = {}  # by group, and by what lives there: equal ranks share that
-    for rank, held in live.items():
-        key = group.get(rank, -1), id(held)
-        if key in made:
-            ranks[rank] = made[key]
-            continue
-        states = held.means + sum(
-            n * (kept + _is_own(*ends, rank)) * bytes_on(ends[1], rank) for ends, n in rests.items()
-        )
-        states += kept * sum(n * bytes_on(of, rank) for of, n in owned.items())
-        states -= kept * sum(n * bytes_on(of, rank) for of, n in elsewhere.items())
-        wide, wide_away = (
-            sum(n * bytes_on(x, rank) for (x, at), n in whole.items() if at is here) for here in (True, False)
-        )
-        roots = sum(n * bytes_on(master, rank) for (_, master), n in rests.items()) if kept >= MOMENTS else 0
-        home = max((sum(bytes_on(x, rank) for ends in bucket for x in ends) for bucket in homeward), default=0)
-        total = max(held.total, held.parameters + held.gradients + max(wide, roots, home)) + states
-        cpu, disk = (sum(n * bytes_on(x, rank) for (x, at), n in away.items() if at == to) for to in PLACES)
-        ranks[rank] = made[key] = Held(
-            held.parameters,
-            held.gradients,
-            states,
-            held.activations,
-            total,
-            held.moment,
-            held.host + (kept + 2) * cpu + disk + wide_away,
-            held.disk + (kept + 1) * disk,
-        )
-    return ranks
+    yield Resident.of("update", {of: n for (of, near), n in whole.items() if near})
+    yield Resident.of("host", {of: n for (of, near), n in whole.items() if not near})
+    if kept >= MOMENTS:
+        yield Resident.of("update", Counter(s.master for s in here))
+    for bucket in buckets_home(sources) if kept else []:  # who keeps nothing may be no optimizer at all
+        yield Resident.of("update", Counter(of for ends in bucket for of in ends))
+    cpu, disk = (Counter(s.master for s in sources if s.offload == to) for to in PLACES)
+    yield Resident.of("host", cpu, kept + 2)
+    yield Resident.of("host", disk)
+    yield Resident.of("disk", disk, kept + 1)
 
 
-def _is_own(lies: Layout, master: Layout, rank: int) -> bool:
-    """Whether what an optimizer changes has memory of its own."""
+def _error(back: Back) -> Resident:
+    """The errors of an encoder of a gradient."""
+    by = back.encoding
+    assert by is not None
+    return Resident("states", lambda rank: by.encoder.kept_bytes(back.src, back.dst, by.axes, rank))
+
+
+def _lies(source: Source) -> Layout:
+    return source.value.layout.with_state(source.value.layout.state)
+
+
+def _is_own(lies: Layout, master: Layout, rank: int) -> int:
+    """The bytes of what an optimizer changes, where that has memory of its own."""
     if lies is master or rank not in master.placement:
-        return False
-    return lies.dtype is not master.dtype or not plan(lies, master).is_view(rank)
+        return 0
+    return 0 if lies.dtype is master.dtype and plan(lies, master).is_view(rank) else bytes_on(master, rank)

@@ -1,11 +1,10 @@
-"""The footprint of a pipelined step: the bytes of one micro-batch, and of all that a schedule has under way at once."""
+"""The footprint of a pipelined step: the memory of tasks, folded over the firings and slots that the proof counted."""
 
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
-from typing import NamedTuple
 
 from ....actors.runtime.channel import ahead
 from ....boxing.figures import volume
@@ -15,69 +14,83 @@ from ....placement.errors import SbpError
 from ..choose.choose import Decided
 from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
-from ..memory.liveness import Kept, RankMemory, bytes_on, kept, memory
+from ..memory.liveness import PLACES, RankMemory, bytes_on
 from ..microbatch.attention import attend
-from ..tasks.task import Hop
 from .proved_pipeline import ProvedPipeline
+from .task_memory import RouteMemory, memory_of_tasks
 from .variant import Variant
 from .weights.weights import MeanDtype
 
 __all__ = ["footprint", "left", "less", "outgrown"]
 
-TASK = re.compile(r"[FBW](\d+)")
+TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
 
 def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
-    """The peak of every rank. What a chunk keeps from forward to backward counts once for each slot that is ever full;
-    where weights are kept in several versions or on two routes, they count so often. Gradients of weights are there
-    twice, added up and those of one micro-batch; two tasks that run together have all that either has; hops hold what
-    is under way, and receives that are posted ahead. Weights that are gathered once a step count whole; where steps may
-    be taken back, copies of weights and of so many `states` of each stand beside what is added up. Where weights are
-    corrected, there are means of their updates, of the dtype that `mean` says, and what a backward reads in their
-    place."""
-    total: dict[int, RankMemory] = {}
+    """The peak of every rank, as the proof ran through its tasks: what chunks keep of micro-batches under way, what
+    tasks take while they run, two that run together both of it, and gradients that were added up. Where weights are on
+    two routes they are there twice; hops hold what is under way, and receives that are posted ahead. Beside that stands
+    what weights say for themselves, where optimizers keep so many `states` of each, and means of updates are of the
+    dtype that `mean` says."""
+    sent = program.answers.under_way() if program.ordered else program.proof.peak
+    of_rank: dict[int, list[RouteMemory]] = defaultdict(list)
+    more: Counter[int] = Counter()
     for route, variant in enumerate(program.firsts):
-        for rank, mine in _of_route(program, variant, route, regather).items():
-            held = total.get(rank)
-            total[rank] = mine if held is None else _sum(held, mine)
-    return {rank: program.weights.resident(rank, one, states, mean) for rank, one in total.items()}
-
-
-def _of_route(program: ProvedPipeline, variant: Variant, route: int, regather: bool) -> dict[int, RankMemory]:
-    localiser = variant.localiser
-    # Gradients go home in buckets behind all micro-batches, when no activations are kept any more.
-    unpacked = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
-    one = memory(unpacked, variant.stages, localiser, regather=regather, overlap=False, apart=True)
-    stays = kept(variant.graph, variant.stages, localiser, regather=regather)
-    many = sum(of == route for of, _ in program.keys)
-    hops, shift = list(_hops(program, variant, many)), route * program.count
+        for ranks, mine in memory_of_tasks(variant, route * program.count, regather=regather):
+            for rank in ranks:
+                of_rank[rank].append(mine)
+                more[rank] += _hopping(program, route, mine, rank, sent)
+    for rank, others in _elsewhere(program, of_rank):
+        more[rank] += others
+    resident = list(program.weights.resident(program.proof.peak, states, mean))
+    known: dict[tuple[int, ...], RankMemory] = {}  # of hundreds of equal ranks
     found = {}
-    slots_of: dict[tuple[int, ...], float] = {}  # of the chunks of a rank, as hundreds of ranks have them
-    for rank, peak in one.items():
-        mine = [c for c, group in enumerate(variant.where.group) if rank in variant.where.ranks(group)]
-        numbers = tuple(c + route * program.count for c in mine)
-        if numbers not in slots_of:
-            slots_of[numbers] = _at_once(program, numbers)
-        slots = slots_of[numbers]
-        versions = _mean([program.proof.peak.get(f"w.{c}", 1) for c in numbers])
-        sequences = -(-slots // program.slices)  # that have begun and not ended
-        more, behind = (max(0.0, n - 1) if mine else 0.0 for n in (slots, min(slots, many - 1)))
-        # There are no sums before a first micro-batch has ended, and behind that one less is kept.
-        parts = variant.summed(rank)
-        added = parts if many > 1 else 0
-        extra = round(max(more * stays[rank].bytes, behind * stays[rank].bytes + added))
-        extra += max(0, parts - peak.gradients)  # those of one micro-batch lie so too, where they go home behind all
-        extra += round(max(0.0, versions - 1) * peak.parameters + sequences * left(variant, rank))
-        there = partial(_kept_slots, program, stays[rank].values, shift)
-        extra += sum(_hopping(way, rank, there) for way in hops)
-        if _pairs(program, mine):  # the other task has at most as much beside what it keeps
-            extra += max(0, peak.activations - stays[rank].bytes)
-        # On the host every slot has what a micro-batch stows.
-        away = [round(of * (more + 1)) for of in (peak.host, peak.disk)]
-        found[rank] = replace(peak, activations=peak.activations + extra, host=away[0], disk=away[1])
-    for rank, others in _elsewhere(program, variant, shift, stays):
-        found[rank] = replace(found[rank], activations=found[rank].activations + others)
+    for rank, parts in sorted(of_rank.items()):
+        key = tuple(map(id, parts))
+        one = known[key] = known.get(key) or _fold(program, parts, rank)
+        found[rank] = replace(one, activations=one.activations + more[rank]).beside(resident, rank)
     return found
+
+
+def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> RankMemory:
+    """The memory of a rank with chunks of these routes, without what hops hold: the most that is there at a firing of
+    its queue in the proof. Where ranks keep to no order, slots are as full as they ever are."""
+    chunks = {chunk: of for part in parts for chunk, of in part.chunks.items()}
+    slots = {chunk: _slots(program, chunk) for chunk in chunks}
+    under = Counter() if program.ordered else Counter(slots)  # micro-batches under way
+    last, streams = "W" if program.schedule.split else "B", not program.schedule.synchronous
+    stays = sum(part.once for part in parts)
+    stays += sum(_many(program, chunk // program.count) * of.results for chunk, of in chunks.items())
+    sums: dict[int, int] = {}
+    most, fullest = 0, -1
+    queue = next((queue for queue, ranks in program.places.items() if rank in ranks), None)
+    for ran in program.proof.of(queue) if queue else ():
+        found = [(task[1], int(task[2])) for name, _ in ran.parts if (task := TASK.fullmatch(name))]
+        mine = [(kind, chunk) for kind, chunk in found if chunk in chunks and (kind != "U" or streams)]
+        under.update(chunk for kind, chunk in mine if kind == "F" and program.ordered)
+        live = stays + sum(sums.values()) + sum(chunks[chunk].passing[kind] for kind, chunk in mine)
+        live += sum(min(under[chunk], slots[chunk]) * of.kept[None] for chunk, of in chunks.items())
+        if mine and live > most:
+            most, fullest = live, chunks[mine[0][1]].fullest
+        for kind, chunk in mine:
+            under[chunk] -= kind == last and program.ordered
+            if kind in (last, "U"):  # an update has had them
+                sums[chunk] = chunks[chunk].sums if kind == last else 0
+    sequences = -(-max(slots.values(), default=0) // program.slices)  # that have begun and not ended
+    most += sum(sequences * left(variant, rank) for variant in program.firsts)
+    # What is brought home of two routes is added up anew.
+    after = sum(part.after for part in parts) + (parts[0].gradients if len(parts) > 1 else 0)
+    away = {to: sum(slots[chunk] * of.kept[to] for chunk, of in chunks.items()) for to in PLACES}
+    first, *others = (part.told(0, fullest) for part in parts)
+    gradients = sum(part.gradients for part in parts)
+    return replace(
+        first,
+        parameters=sum(one.parameters for one in (first, *others)),
+        gradients=gradients,
+        activations=max(0, max(most, after) - gradients),
+        host=away["cpu"],
+        disk=away["disk"],
+    )
 
 
 def less(held: Held, one: Held, limit: float) -> float:
@@ -122,46 +135,30 @@ def left(variant: Variant, rank: int) -> int:
     return found
 
 
-class BundleUnderWay(NamedTuple):
-    """The hops of one register that a step fills so often, and how many are sent, and have come and wait, at most."""
+def _hopping(program: ProvedPipeline, route: int, part: RouteMemory, rank: int, sent: Mapping[str, int]) -> int:
+    """Bytes that hops hold on a rank beside those of what chunks keep, or have at work: `sent` ones of a register that
+    are not known to be over, and receives that are posted. Ranks that keep to an order receive what they read next;
+    others receive whatever is there, as much as the simulation has in a register."""
+    found, mine, peak = 0, set(map(id, program.firsts[route].tasks.hops)), program.proof.peak
 
-    hops: tuple[Hop, ...]
-    fillings: int
-    sent: int
-    waiting: int
+    def counted(value: str, chunk: int) -> int:
+        return _slots(program, chunk + route * program.count) if value in part.stays else 1
 
-
-def _hops(program: ProvedPipeline, variant: Variant, many: int) -> Iterator[BundleUnderWay]:
-    """Ranks that keep to an order let go what they sent with the answer to it, and receive what they read next; others
-    receive whatever is there, as much as the simulation has in a register."""
-    mine = {id(hop) for hop in variant.tasks.hops}
-    held = program.answers.under_way() if program.ordered else program.proof.peak
     for register, bundle in program.lowered[program.kinds[0]].bundles.items():
-        if any(id(hop) in mine for hop in bundle.hops):
-            peak = program.proof.peak[register]
-            yield BundleUnderWay(bundle.hops, many, held.get(register, peak), 0 if program.ordered else peak - 1)
-
-
-def _hopping(way: BundleUnderWay, rank: int, slots: Callable[[str, int], int]) -> int:
-    """Bytes that hops hold on a rank beside what is counted already: of each value as many as `slots` says."""
-    found, message = 0, sum(bytes_on(hop.pair[1], rank) for hop in way.hops)
-    for hop in way.hops:
-        sent, come = (bytes_on(of, rank) for of in hop.pair)
-        found += sent * max(0, way.sent - slots(hop.sent, hop.source.chunk))
-        most = way.waiting + ahead(message)
-        found += come * max(0, min(most, way.fillings - slots(hop.come, hop.target.chunk)))
+        hops = [hop for hop in bundle.hops if id(hop) in mine]
+        posted = ahead(sum(bytes_on(hop.pair[1], rank) for hop in hops)) + (
+            0 if program.ordered else peak[register] - 1
+        )
+        for hop in hops:
+            leaves, arrives = (bytes_on(of, rank) for of in hop.pair)
+            found += leaves * max(0, sent.get(register, peak[register]) - counted(hop.sent, hop.source.chunk))
+            found += arrives * max(0, min(posted, _many(program, route) - counted(hop.come, hop.target.chunk)))
     return found
 
 
-def _pairs(program: ProvedPipeline, chunks: Collection[int]) -> bool:
-    """Whether tasks of chunks run together with others."""
-    queues = {f"device {program.where.group[c]}" for c in chunks}
-    return any("&" in case for actor in program.network.actors if actor.queue in queues for case in actor.cases)
-
-
-def _kept_slots(program: ProvedPipeline, kept: Container[str], shift: int, value: str, chunk: int) -> int:
-    """How many of a value are counted already: those that a chunk keeps for its backward, or the one at work."""
-    return _slots(program, chunk + shift) if value in kept else 1
+def _many(program: ProvedPipeline, route: int) -> int:
+    """The micro-batches that take a route."""
+    return sum(of == route for of, _ in program.keys)
 
 
 def _slots(program: ProvedPipeline, chunk: int) -> int:
@@ -176,55 +173,22 @@ def _slots(program: ProvedPipeline, chunk: int) -> int:
     return max(mine)
 
 
-def _elsewhere(
-    program: ProvedPipeline, variant: Variant, shift: int, stays: Mapping[int, Kept]
-) -> Iterator[tuple[int, int]]:
+def _elsewhere(program: ProvedPipeline, of_rank: Mapping[int, Sequence[RouteMemory]]) -> Iterator[tuple[int, int]]:
     """Bytes that added actors have ranks keep: activations of others, and registers of a told size."""
     opening = program.opening
     if opening is None:
         return
-    peak, where = program.proof.peak, variant.where
-    for chunk, group in enumerate(where.group):
-        for name in (f"act.{chunk + shift}", f"stash.{chunk + shift}"):
-            for leg, ranks in opening.legs.get(name, {}).items():
-                if ranks != where.ranks(group):
-                    for rank, of in zip(ranks, where.ranks(group), strict=False):
-                        yield rank, round(peak[leg] * stays[of].bytes / where.group.count(group))
+    peak = program.proof.peak
+    for rank, parts in of_rank.items():
+        for chunk, of in ((chunk, of) for part in parts for chunk, of in part.chunks.items()):
+            route, number = divmod(chunk, program.count)
+            here = program.firsts[route].where.ranks(program.firsts[route].where.group[number])
+            for name in (f"act.{chunk}", f"stash.{chunk}"):
+                for leg, ranks in opening.legs.get(name, {}).items():
+                    if ranks != here:
+                        yield ranks[here.index(rank)], peak[leg] * of.kept[None]
     known = {register.name for register in opening.base.registers} | {leg for of in opening.legs.values() for leg in of}
     for register in opening.network.registers:
-        if register.name not in known and not shift:
+        if register.name not in known:
             for ranks in opening.readers(register.name):
                 yield from ((rank, peak[register.name] * register.bytes) for rank in ranks)
-
-
-def _at_once(program: ProvedPipeline, chunks: Sequence[int]) -> float:
-    """The same of all chunks of a rank together, in the mean of these: where it keeps to an order, at one time."""
-    most = _mean([_slots(program, chunk) for chunk in chunks])
-    if not program.ordered or program.slices > 1 or len(chunks) < 2:
-        return most
-    ends: dict[tuple[int, int], tuple[float, float]] = {}  # of micro-batches by chunk
-    for ran in program.proof.firings:
-        for task, label in [(task, label) for name, label in ran.parts if (task := TASK.fullmatch(name))]:
-            key = int(task[1]), label
-            first, last = ends.get(key, (ran.start, ran.end))
-            ends[key] = min(first, ran.start), max(last, ran.end)
-    mine = [span for (chunk, _), span in ends.items() if chunk in chunks]
-    return min(most, max(sum(first <= at < last for first, last in mine) for at, _ in mine) / len(chunks))
-
-
-def _mean(numbers: Sequence[int]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 1.0
-
-
-def _sum(a: RankMemory, b: RankMemory) -> RankMemory:
-    moment = max(a, b, key=lambda one: one.activations).moment
-    return RankMemory(
-        a.parameters + b.parameters,
-        a.gradients + b.gradients,
-        a.activations + b.activations,
-        (*a.estimates, *b.estimates),
-        moment,
-        a.host + b.host,
-        a.disk + b.disk,
-        max(a.stowed, b.stowed),
-    )

@@ -7,6 +7,7 @@ from functools import cached_property
 from ....actors.schedules.chunk_ends import Folding
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
+from ....sbp import Layout
 from ..compiler.backends import Backend
 from ..compiler.compiled_segments import CompiledSegments
 from ..instructions.codegen import Bundles, Running, function
@@ -15,7 +16,6 @@ from ..instructions.order import Order
 from ..instructions.overlap import freed, overlapped, pausing
 from ..lower.localise import Localiser
 from ..lower.segments import Stage, segments
-from ..memory.liveness import bytes_on
 from ..tasks.chunks import Chunks, chunks
 from ..tasks.gradient_homes import brought_each_time
 from ..tasks.task import Tasks
@@ -85,10 +85,10 @@ class Variant:
         plan = Order(tuple(freed(beside, stay)), self.tasks.transfers, self.tasks.layouts)
         return function(self.segments, plan, bundles, name, handed=True)
 
-    def summed(self, rank: int) -> int:
-        """The bytes of the gradients of weights on a rank as they are added up."""
-        added = {slot: self.tasks.layouts[part] for part, slot in self.tasks.sums.items()}
-        return sum(bytes_on(of, rank) for of in added.values())
+    @property
+    def sums(self) -> list[Layout]:
+        """The layouts of gradients of weights as they are added up."""
+        return list({slot: self.tasks.layouts[part] for part, slot in self.tasks.sums.items()}.values())
 
 
 def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, int]:

@@ -6,8 +6,7 @@ All micro-batches see the same weights, as `same_weights` has it. What is done o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from .....boxing.exchange.execute import token
 from .....boxing.exchange.transport import lane
 from .....placement.errors import ScheduleError
 from ...compiler.generated_calls import Shards
-from ...memory.liveness import RankMemory, bytes_on
+from ...memory.resident import Resident
 from ...tasks.task import Name
 from ..network import Ends
 from ..variant import Variant
@@ -114,19 +113,10 @@ class ChunkWeights(SameWeights):
             found.append(ChunkEnd(number, many, gather, reduce, update, readers, makers))
         return Ends(tuple(found), self.folding, self.validates is not None)
 
-    def resident(self, rank: int, one: RankMemory, states: int, mean: MeanDtype) -> RankMemory:
-        """With what is gathered whole, and copies."""
-        where, work = self.home.where, self.work_of[self.keys[0]]
-        mine = [c for c, group in enumerate(where.group) if rank in where.ranks(group)]
-        brought = sum(bytes_on(self.home.tasks.layouts[y], rank) for c in mine for y in work.brought(c))
-        kept, copies = one.activations + brought, self.copies(rank, states)
-        # A stage of one chunk has let its activations go by then.
-        held = kept + copies if len(mine) > 1 else max(kept, copies + self.home.summed(rank))
-        return replace(one, activations=held)
-
-    def copies(self, rank: int, states: int) -> int:
-        """The bytes of what a step that is taken back is taken back to."""
-        return 0
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """Weights that are gathered whole."""
+        work, layouts = self.work_of[self.keys[0]], self.home.tasks.layouts
+        yield Resident.of("activations", [layouts[y] for c in range(self.count) for y in work.brought(c)])
 
     def prepare(self) -> None:
         for work in self.work_of.values():

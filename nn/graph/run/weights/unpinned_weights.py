@@ -6,15 +6,15 @@ velocity   the mean of late updates of a weight
 back       weight - gap * velocity: about what it was before the last `gap` updates, as its forward saw it
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from .....actors.protocol.state import Firing
 from .....actors.schedules.schedule import Schedule
 from .....placement.errors import ScheduleError
 from ...compiler.generated_calls import Shards
+from ...instructions.instruction import bytes_on
 from ...lower.segments import Segment, made_by
-from ...memory.liveness import RankMemory, bytes_on
+from ...memory.resident import Resident
 from ...microbatch.batch import PieceKind
 from ...tasks.task import Name
 from ..variant import Variant
@@ -72,15 +72,19 @@ class UnpinnedWeights(WeightVersions):
         self.velocity = {chunk: Velocity(late) for chunk, late in delays.items() if late}
         self.corrected = frozenset(name for chunk in self.velocity for name in self.homes.get(chunk, ()))
 
-    def resident(self, rank: int, one: RankMemory, states: int, mean: MeanDtype) -> RankMemory:
-        """With a mean of each corrected weight, and those that the backward of one chunk sees."""
-        means = seen = 0
-        for chunk in self.velocity:
-            layouts = [self.variant.graph.layout(name) for name in self.homes.get(chunk, ())]
-            wide = [bytes_on(of.with_dtype(mean(of.dtype)), rank) for of in layouts]
-            means += sum(wide)
-            seen = max(seen, sum(bytes_on(of, rank) for of in layouts) + 2 * max(wide, default=0))
-        return replace(one, activations=one.activations + seen, means=means)
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """A mean of each corrected weight, and those that the backward of one chunk sees."""
+        yield from super().resident(slots, states, mean)
+        chunks = [[self.variant.graph.layout(name) for name in self.homes.get(chunk, ())] for chunk in self.velocity]
+        wide = [[of.with_dtype(mean(of.dtype)) for of in layouts] for layouts in chunks]
+        yield Resident.of("states", [of for means in wide for of in means])
+
+        def seen(rank: int) -> int:
+            own = (sum(bytes_on(of, rank) for of in layouts) for layouts in chunks)
+            largest = (max((bytes_on(of, rank) for of in means), default=0) for means in wide)
+            return max((all_of + 2 * one for all_of, one in zip(own, largest, strict=True)), default=0)
+
+        yield Resident("activations", seen)
 
     def goes_on(self, means: Mapping[str, Shards]) -> None:
         for chunk, velocity in self.velocity.items():

@@ -2,7 +2,7 @@
 and a step that should not have been is taken back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from .....placement import Placement
 from .....sbp import Layout, State
 from ...compiler.generated_calls import Shards
 from ...lower.registers import LocalRegister
-from ...memory.liveness import bytes_on
+from ...memory.resident import Resident
 from ...tasks.task import Hop, Name
 from ..network import Bundle
 from .chunk_weights import ChunkWeights
 from .step_state import Validation
+from .weights import MeanDtype
 
 __all__ = ["ValidatedWeights"]
 
@@ -30,10 +31,15 @@ class ValidatedWeights(ChunkWeights):
     def validates(self) -> Sequence[str]:
         return tuple(self.home.tasks.grads)
 
-    def copies(self, rank: int, states: int) -> int:
-        names = self.home.tasks.grads
-        masters = [s.master for s in self.home.graph.sources if s.value.name in names]
-        return (1 + states) * sum(bytes_on(of, rank) for of in masters)
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """With copies to which a step is taken back."""
+        yield from super().resident(slots, states, mean)
+        names, group = self.home.tasks.grads, self.home.where.group
+        copies = [s.master for s in self.home.graph.sources if s.value.name in names] * (1 + states)
+        if len(set(group)) < len(group):
+            yield Resident.of("activations", copies)
+        else:  # a stage of one chunk has let its activations go by then
+            yield Resident.of("update", [*copies, *self.home.sums])
 
     def told(self, register: str, network: Network, places: Mapping[str, Sequence[int]]) -> Bundle | None:
         made = network.actor(network.producers[register])

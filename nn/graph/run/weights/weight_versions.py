@@ -7,7 +7,7 @@ the newest weights on all stages.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import ref
@@ -22,11 +22,12 @@ from ...compiler.generated_calls import Shards
 from ...instructions.codegen import Bundles, Running
 from ...instructions.instruction import Instruction
 from ...lower.registers import LocalRegister, Transfer
+from ...memory.resident import Resident
 from ...microbatch.batch import PieceKind
 from ...tasks.task import Name
 from ..variant import Variant
 from .step_state import StepState, VariantKey
-from .weights import Fire, Weights
+from .weights import Fire, MeanDtype, Weights
 
 __all__ = ["Version", "WeightVersions"]
 
@@ -117,6 +118,14 @@ class WeightVersions(Weights):
         made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
         return self.variant.running("before", todo, Bundles((), (made,)))
 
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """Further versions of each chunk's weights: copies also of what is else a view of them."""
+        layouts = self.variant.tasks.layouts
+        for chunk, names in self.homes.items():
+            seen = (y for do in self.seen_by(names) for y in do.writes)
+            further = max(0, slots.get(f"w.{chunk}", 1) - 1)
+            yield Resident.of("activations", [layouts[x] for x in (*names, *seen)], further)
+
     def begin(self, step: StepState) -> dict[VariantKey, Mapping[str, Shards]]:
         self.step, self.updates = step, {}
         with torch.no_grad():
@@ -146,15 +155,20 @@ class WeightVersions(Weights):
         version = self.newest[chunk] = self.version(chunk, {name: self.step.held[name] for name in self.homes[chunk]})
         return version
 
+    def seen_by(self, names: Iterable[str]) -> list[Instruction]:
+        """The moves of these weights to who needs them."""
+        known, todo = set(names), []
+        for do in self.variant.tasks.before:
+            if do.reads[0] in known:
+                known.update(do.writes)
+                todo.append(do)
+        return todo
+
     def version(self, chunk: int, weights: Mapping[str, Shards]) -> Version:
         """These weights of a chunk with what others need of them."""
         names = self.homes[chunk]
         if chunk not in self.seeing:
-            known, todo = set(names), []
-            for do in self.variant.tasks.before:
-                if do.reads[0] in known:
-                    known.update(do.writes)
-                    todo.append(do)
+            todo = self.seen_by(names)
             made: dict[str, LocalRegister] = {y: y for do in todo for y in do.writes}
             self.seeing[chunk] = self.variant.running(f"before{chunk}", todo, Bundles((), (made,)))
         with torch.no_grad():

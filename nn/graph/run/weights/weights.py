@@ -1,7 +1,7 @@
 """The weights of a step as a program asks for them. What a kind of weights does not say for itself is answered here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from .....actors.protocol.network import Actor, Network
 from .....actors.protocol.state import Firing
 from ...compiler.generated_calls import Shards
-from ...memory.liveness import RankMemory
+from ...memory.resident import Resident
 from ...tasks.task import Name
 from ..network import Bundle, Ends
 from .step_state import NO_STEP, StepState, VariantKey
@@ -48,10 +48,10 @@ class Weights(ABC):
         """Have chunks that read weights so many updates late corrected."""
         raise AssertionError(f"{type(self).__name__} corrects no weights")
 
-    def resident(self, rank: int, one: RankMemory, states: int, mean: MeanDtype) -> RankMemory:
-        """The bytes of a rank, with what is there for these weights besides: of each so many `states`, and of a mean
-        the dtype that `mean` says."""
-        return one
+    def resident(self, slots: Mapping[str, int], states: int, mean: MeanDtype) -> Iterator[Resident]:
+        """The memory of these weights beside themselves: of each register there are so many `slots` at most, of each
+        weight so many `states`, and a mean has the dtype that `mean` says."""
+        yield from ()
 
     @abstractmethod
     def prepare(self) -> None:

@@ -11,7 +11,9 @@ from sbpflow.nn.graph.lower.localise import Localiser
 from sbpflow.nn.graph.lower.segments import segments
 from sbpflow.nn.graph.memory import liveness
 from sbpflow.nn.graph.memory.equal_ranks import equal_ranks
-from sbpflow.nn.graph.memory.liveness import RankMemory, kept, memory
+from sbpflow.nn.graph.memory.liveness import RankMemory, memory
+from sbpflow.nn.graph.run import task_memory
+from sbpflow.nn.graph.run.variant import Variant
 
 from .. import graphs
 from ..graphs import LINE, Build, aten
@@ -30,15 +32,18 @@ MADE: dict[str, Callable[[], Physical]] = {
 
 
 def told(graph: Physical) -> tuple[dict[int, RankMemory], dict[int, Any]]:
-    stages = segments(graph)
-    return memory(graph, stages, Localiser(graph)), kept(graph, stages, Localiser(graph))
+    """In one go, and task by task."""
+    found = task_memory.memory_of_tasks(Variant(graph, {}, split=False, backend="auto"), 0, regather=True)
+    tasks = {rank: (one.chunks, one.once, one.after, one.stays) for ranks, one in found for rank in ranks}
+    return memory(graph, segments(graph), Localiser(graph)), tasks
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_told_of_equal_ranks_is_what_is_told_of_each(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = MADE[name]()
     together = told(graph)
-    monkeypatch.setattr(liveness, "equal_ranks", lambda graph: [[rank] for of in equal_ranks(graph) for rank in of])
+    for each in (liveness, task_memory):
+        monkeypatch.setattr(each, "equal_ranks", lambda graph: [[rank] for of in equal_ranks(graph) for rank in of])
     assert told(graph) == together
     assert list(together[0]) == sorted(together[0])
 
