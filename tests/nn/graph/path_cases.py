@@ -214,11 +214,11 @@ LAYERS: dict[str, Case] = {
     "spectral norm": case(lambda: between(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)))()),
     "weight norm": case(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), mlp(1)).double()),
     "dropout in eval": case(between(nn.Dropout(0.5).eval())),
-    "dropout": case(between(nn.Dropout(0.5)), draws=True),
-    "dropout on both": case(lambda: nn.Sequential(nn.Dropout(0.3), mlp(2), nn.Dropout(0.5)).double(), draws=True),
-    "dropout in a checkpoint": case(between(Checked(nn.Sequential(nn.Dropout(0.5), mlp(1)))), draws=True),
-    "noise by length": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(len(x), 6, dtype=F64)), y), draws=True),
-    "noise of all rows": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(6, dtype=F64)), y), draws=True),
+    "dropout": case(between(nn.Dropout(0.5))),
+    "dropout on both": case(lambda: nn.Sequential(nn.Dropout(0.3), mlp(2), nn.Dropout(0.5)).double()),
+    "dropout in a checkpoint": case(between(Checked(nn.Sequential(nn.Dropout(0.5), mlp(1))))),
+    "noise by length": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(len(x), 6, dtype=F64)), y)),
+    "noise of all rows": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(6, dtype=F64)), y)),
 }
 
 

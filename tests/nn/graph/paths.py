@@ -84,7 +84,6 @@ class Case:
     between: Callable[[nn.Module, Any, int], Any] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 1e-10
-    draws: bool = False  # numbers, which are others in micro-batches, but the same on one stage and on two
     steps: int = 3
 
     def refusal(self, path: Path) -> str | None:
@@ -119,14 +118,11 @@ def compiled(case: Case, path: Path, model: nn.Module, optimizer: Any) -> Any:
 
 @one_thread()
 def same_on(path: Path, case: Case) -> None:
-    """Results, arguments, gradients, weights, buffers and states of optimizers are those of plain torch on this path;
-    in micro-batches that draw numbers those of one stage."""
+    """Results, arguments, gradients, weights, buffers and states of optimizers are those of torch on this path."""
     one = case.model()
     model = path.placed(copy.deepcopy(one), case.first)
     mine, ones = (case.make(each) if case.make and path.trains else None for each in (model, one))
-    alone = Path(path.micro_batches, 1, path.trains)
-    plain = compiled(case, alone, one, ones) if case.draws and path.has("actors") else Plain(case, path, one, ones)
-    step = compiled(case, path, model, mine)
+    plain, step = Plain(case, path, one, ones), compiled(case, path, model, mine)
     with torch.set_grad_enabled(path.trains):
         for at in range(case.steps if path.trains else 2):
             if at and case.between is not None:
