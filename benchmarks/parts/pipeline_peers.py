@@ -321,8 +321,8 @@ def firings(rounds: int) -> Times:
         step, _, graph = compiled(replace(SMALLEST, micro_batches=MANY), "1f1b")
         step()
     program = graph.planned.program
-    nothing = {actor.name: partial(_nothing, len(actor.gives)) for actor in program.network.actors}
-    idle = Runtime(program.network, nothing)  # on one rank; of two this is both in one process
+    nothing = {actor.name: partial(_nothing, len(actor.gives)) for actor in program.proved.network.actors}
+    idle = Runtime(program.proved.network, nothing)  # on one rank; of two this is both in one process
     run, took = program.runtime.run, [0.0]
 
     def measured(**options: Any) -> Any:

@@ -7,9 +7,7 @@ the ranks of a task that does, finds what the task finds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -27,10 +25,10 @@ from ...placement.world import world
 from ..graph.compiler.generated_calls import Shards
 from ..graph.microbatch.batch import PieceKind
 from ..graph.run.network import Bundle, Lowered, task_actors
-from ..graph.run.open_network import OpenProgram
-from ..graph.run.tasks import Name
+from ..graph.run.proved_pipeline import ProvedPipeline
 from ..graph.run.transfers import carrier
 from ..graph.run.weights.weights import Fire
+from ..graph.tasks.task import Name
 
 __all__ = ["AddedWork", "Fed", "OpenStep"]
 
@@ -49,8 +47,14 @@ class OpenStep(Opening):
     def link_of(self, edge: RegisterEnd, line: Carrier, rank: int) -> ValueLink | None:
         return link_of(self, edge, line, rank)
 
-    def work_of(self, program: OpenProgram, actor: Actor, task: Callable[[], Fire]) -> Fire:
-        return work_of(program, self, actor, task)
+    def work_of(
+        self, pipeline: ProvedPipeline, links: Mapping[str, Link], actor: Actor, task: Callable[[], Fire]
+    ) -> Fire:
+        """The work of an actor: one that was added, or a task of the step, to which registers may bring arguments."""
+        if actor.name in self.work:
+            return AddedWork(self, pipeline, links, actor)
+        feeds = [(n, self.feeds[t.register]) for n, t in enumerate(actor.takes) if t.register in self.feeds]
+        return FedTask(self.fed, pipeline, task(), feeds, actor) if feeds else task()
 
 
 def rewired(low: Lowered, opening: Opening) -> Lowered:
@@ -85,11 +89,11 @@ class AddedWork:
     def __init__(
         self,
         opening: Opening,
-        actor: Actor,
-        bundles: Mapping[PieceKind, Mapping[str, Bundle]],
+        pipeline: ProvedPipeline,
         links: Mapping[str, Link],
-        route: Callable[[Actor], int],
+        actor: Actor,
     ) -> None:
+        self.weights, self.kinds, self.routes = pipeline.weights, pipeline.kinds, len(pipeline.firsts)
         self.work, self.width = opening.work[actor.name], len(actor.gives)
         sent = {f"{link.number}": link for link in links.values() if isinstance(link, ValueLink) and link.handed}
         number = {register.name: f"{n}" for n, register in enumerate(opening.network.registers)}
@@ -103,19 +107,20 @@ class AddedWork:
             return  # links bring what is elsewhere
         for port, take in enumerate(actor.takes):
             if here in opening.homes.get(take.register, ()):
-                each = {kind: of.get(take.register) for kind, of in bundles.items()}
+                each = {kind: low.bundles.get(take.register) for kind, low in pipeline.lowered.items()}
                 carriers = {kind: carrier(bundle) if bundle else None for kind, bundle in each.items()}
-                self.takes[port] = route(opening.base.actor(opening.base.producers[take.register])), carriers
+                maker = opening.base.actor(opening.base.producers[take.register])
+                self.takes[port] = routes_of(maker, pipeline)[0], carriers
         for port, give in enumerate(actor.gives):
             if opening.readers(give.register) - {here}:
                 self.copies.append(port)
 
-    def __call__(self, firing: Firing, kinds: Sequence[PieceKind], routes: int, grad: bool) -> Sequence[Any]:
+    def __call__(self, firing: Firing) -> Sequence[Any]:
         """One firing, with gradients where whoever called the step has them."""
         if self.takes:
-            held = [self.carried(port, slots, kinds, routes) for port, slots in enumerate(firing.held)]
+            held = [self.carried(port, slots) for port, slots in enumerate(firing.held)]
             firing = firing._replace(held=tuple(held))
-        with torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(self.weights.step.grad):
             made = self.work(firing)
         values: list[Any] = [None] * self.width if made is None else list(made)
         check_given(values, self.width)
@@ -125,58 +130,38 @@ class AddedWork:
         # What another rank reads is its own, as it would be in another process.
         return [mapped(v, Tensor, _own) if port in self.copies else v for port, v in enumerate(values)]
 
-    def carried(self, port: int, slots: tuple[Slot, ...], kinds: Sequence[PieceKind], routes: int) -> tuple[Slot, ...]:
+    def carried(self, port: int, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
         if port not in self.takes:
             return slots
         route, by_kind = self.takes[port]
-        carry = [by_kind[kinds[slot.label * routes + route]] for slot in slots]
+        carry = [by_kind[self.kinds[slot.label * self.routes + route]] for slot in slots]
         return tuple(
             slot if to is None else slot._replace(value=to(slot.value)) for slot, to in zip(slots, carry, strict=True)
         )
 
 
-def work_of(program: OpenProgram, opening: Opening, actor: Actor, task: Callable[[], Fire]) -> Fire:
-    """The work of an actor: one that was added, or a task of the step, to which registers may bring arguments.
+class FedTask:
+    """The work of an actor of the step, of whose arguments some come out of registers."""
 
-    Threads hold their work, and must not keep a program alive that nobody else has.
-    """
+    def __init__(
+        self, fed: Fed, pipeline: ProvedPipeline, run: Fire, feeds: Sequence[tuple[int, str]], actor: Actor
+    ) -> None:
+        self.fed, self.run, self.feeds, self.actor = fed, run, feeds, actor
+        self.weights, self.routes, self.own = pipeline.weights, len(pipeline.firsts), routes_of(actor, pipeline)
 
-    def routes(of: Actor) -> list[int]:
-        return [Name.of(part or of.name).chunk // program.count for part in of.parts]
-
-    if actor.name in opening.work:
-        bundles = {kind: low.bundles for kind, low in program.lowered.items()}
-        made = AddedWork(opening, actor, bundles, program.links, lambda of: routes(of)[0])
-        return partial(_added, ref(program), made)
-    feeds = [(n, opening.feeds[t.register]) for n, t in enumerate(actor.takes) if t.register in opening.feeds]
-    return partial(_fed, ref(program), task(), feeds, actor, routes(actor)) if feeds else task()
-
-
-def _added(of: "ref[OpenProgram]", work: AddedWork, firing: Firing) -> Sequence[Any]:
-    """The work of an added actor."""
-    program = of()
-    assert program is not None
-    return work(firing, program.kinds, len(program.firsts), program.step.grad)
+    def __call__(self, firing: Firing) -> Sequence[Any]:
+        actor = self.actor
+        for part, label in zip(actor.cases[firing.case].split("&"), (firing.label, *firing.more), strict=True):
+            k = label * self.routes + self.own[actor.parts.index(part)]
+            for port, argument in self.feeds:
+                if actor.active(actor.takes[port], part):
+                    self.weights.step.shards[k].update(self.fed(k, argument, firing.held[port][0].value))
+        return self.run(firing)
 
 
-def _fed(
-    of: "ref[OpenProgram]",
-    run: Fire,
-    feeds: Sequence[tuple[int, str]],
-    actor: Actor,
-    routes: Sequence[int],
-    firing: Firing,
-) -> Sequence[Any]:
-    """A task of which some arguments come out of registers."""
-    program = of()
-    assert program is not None
-    assert isinstance(program.opening, OpenStep)
-    for part, label in zip(actor.cases[firing.case].split("&"), (firing.label, *firing.more), strict=True):
-        k = label * len(program.firsts) + routes[actor.parts.index(part)]
-        for port, argument in feeds:
-            if actor.active(actor.takes[port], part):
-                program.step.shards[k].update(program.opening.fed(k, argument, firing.held[port][0].value))
-    return run(firing)
+def routes_of(actor: Actor, pipeline: ProvedPipeline) -> list[int]:
+    """The route of each part of an actor."""
+    return [Name.of(part or actor.name).chunk // pipeline.count for part in actor.parts]
 
 
 def _own(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Additions to a planned step: actors that take part in it, and arguments that they bring a micro-batch at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -13,7 +13,7 @@ from ...placement.errors import ScheduleError, ShapeError
 from ...sbp.call import refs_in
 from ..graph.compiler.generated_calls import Shards
 from ..graph.graph import StepGraph
-from ..graph.pieces import Pieces
+from ..graph.pieces import Pieces, Sized
 from ..graph.run.network import task_actors
 from ..graph.step import Step
 from .added_actors import OpenStep
@@ -46,18 +46,19 @@ class OpenGraph(StepGraph):
 def add_to(addition: Addition, pieces: Pieces, titles: Mapping[str, str]) -> dict[str, str]:
     """Open the network of a step that has not run; `titles` are the arguments by path, as the user calls them. Returns
     the registers that bring arguments, by the paths of these."""
-    program = pieces.program
-    added = addition if isinstance(addition, Added) else addition(program.network)
+    proved = pieces.proved
+    added = addition if isinstance(addition, Added) else addition(proved.network)
     if not isinstance(added, Added):
         raise ScheduleError(
-            f"{program.name}: {type(added).__name__} was to be added\n"
+            f"{proved.name}: {type(added).__name__} was to be added\n"
             "  give it flow.actors.Added(network, work=..., ranks=...), or a function of the network that returns one"
         )
-    before = program.opening
+    before = proved.opening
     assert before is None or isinstance(before, OpenStep)
     paths = fed_paths(pieces, added, titles, {} if before is None else before.feeds)
-    made = opened(program.network, program.proof, program.places, added, before)
-    program.open(OpenStep(**vars(made), fed=partial(_fed, pieces, titles)))
+    made = opened(proved.network, proved.proof, proved.places, added, before)
+    each = [pieces.sized[key] for key in proved.keys]  # and not the pieces, whose program threads must not keep alive
+    proved.open(OpenStep(**vars(made), fed=partial(_fed, proved.name, each, titles)))
     return paths
 
 
@@ -91,9 +92,9 @@ def fed_paths(pieces: Pieces, added: Added, titles: Mapping[str, str], before: M
     for register, title in added.feeds.items():
         path = _path(title, titles)
         one = pieces.first
-        if len(pieces.program.firsts) > 1:  # whose tasks would take the first slots, all of them the same
+        if len(pieces.proved.firsts) > 1:  # whose tasks would take the first slots, all of them the same
             raise ScheduleError(
-                f"{pieces.options.name}: {register} brings {title}, and under {pieces.program.schedule.name} "
+                f"{pieces.options.name}: {register} brings {title}, and under {pieces.proved.schedule.name} "
                 "micro-batches go two routes by turns, where a task has but every other\n"
                 f"  pass {title} to the step, or take a schedule of one route, such as '1f1b'"
             )
@@ -131,25 +132,26 @@ def _path(title: str, titles: Mapping[str, str]) -> str:
 def _readers(pieces: Pieces, path: str) -> list[str]:
     """The actors that read an argument before any other in their process does."""
     found: dict[str, None] = {}
-    of = task_actors(pieces.program.network.actors)
+    of = task_actors(pieces.proved.network.actors)
     for (route, _), one in pieces.sized.items():
         names = {name for name, of_ in one.taken.items() if of_ == path}
         for task in one.variant.tasks.tasks.values():
             reads = {str(register) for do in task.todo for register in do.reads}
             if task.name.kind == "F" and names & reads:
-                found[of[str(task.name.shifted(route * pieces.program.count))]] = None
+                found[of[str(task.name.shifted(route * pieces.proved.count))]] = None
     return list(found)
 
 
-def _fed(pieces: Pieces, titles: Mapping[str, str], k: int, title: str, value: Any) -> dict[str, Shards]:
-    """An argument of a micro-batch as it lies."""
-    program, path = pieces.program, _path(title, titles)
-    one, batch = pieces.sized[program.keys[k]], pieces.batch
+def _fed(
+    step: str, each: Sequence[Sized], titles: Mapping[str, str], k: int, title: str, value: Any
+) -> dict[str, Shards]:
+    """An argument of one of all micro-batches as it lies."""
+    one, path = each[k], _path(title, titles)
     wanted = next(one.graph.layout(name) for name, of in one.taken.items() if of == path)
     if not isinstance(value, Tensor) or tuple(value.shape) != wanted.shape or value.dtype is not wanted.dtype:
         told = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         raise ShapeError(
-            f"{program.name}: micro-batch {k} of {title} is {told}\n"
-            f"  the step was planned for {wanted.shape} {wanted.dtype}, one of {len(batch.pieces)} micro-batches"
+            f"{step}: micro-batch {k} of {title} is {told}\n"
+            f"  the step was planned for {wanted.shape} {wanted.dtype}, one of {len(each)} micro-batches"
         )
     return {name: cut(value) for name, cut in one.cut.items() if one.taken[name] == path}

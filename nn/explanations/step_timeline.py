@@ -20,14 +20,15 @@ __all__ = ["timeline"]
 
 def timeline(program: Pipelined) -> Timeline | None:
     """The timeline of the last step; all ranks ask for it, and the first gets it."""
-    outcome, proof, lowered, where = program.outcome, program.proof, program.lowered[program.kinds[0]], program.places
+    outcome, proved = program.outcome, program.proved
     if outcome is None:
         raise ScheduleError("a timeline before any step\n  call the graph first")
+    proof, lowered, where, sizes = proved.proof, proved.lowered[proved.kinds[0]], proved.places, program.bound.bytes
     here = world().rank
     if here is None:
         homes = {queue: ranks[0] for queue, ranks in where.items()}
         by = {rank: tuple(ran for ran in outcome.firings if homes[ran.queue] == rank) for rank in homes.values()}
-        network = _weighed(proof.network, program.bytes)
+        network = _weighed(proof.network, sizes)
         return Timeline(network, by, {}, _simulated(network, outcome.firings))
     ranks = sorted({rank for each in where.values() for rank in each})
     if here not in ranks:
@@ -38,7 +39,7 @@ def timeline(program: Pipelined) -> Timeline | None:
         return None
     whole = joined(proof, where, {name: _pairs(lowered, where, proof, name) for name in _names(proof.network)})
     everything = tuple(ran for each in records.values() for ran in each)
-    whole = _weighed(whole, {f"{name}@{here}": size for name, size in program.bytes.items()})
+    whole = _weighed(whole, {f"{name}@{here}": size for name, size in sizes.items()})
     return Timeline(whole, records, offsets, _simulated(whole, everything), is_wire)
 
 

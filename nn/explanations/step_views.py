@@ -32,7 +32,7 @@ class StepViews(PlannedViews):
 
     def draw_actors(self, path: str | Path) -> Path:
         """Write the actors of a pipelined step as a picture: queues, registers and their marks."""
-        return picture(drawn(self._pieces("without actors").program.network), path)
+        return picture(drawn(self._pieces("without actors").proved.network), path)
 
     def timeline(self, path: str | Path | None = None) -> Timeline | None:
         """The timeline of the last step, on every rank and queue: print its `.text()` or `.summary()`.

@@ -5,8 +5,10 @@ Data passes through the folders in this order:
 capture      a step of Python -> a logical graph of ATen calls
 choose       -> a physical graph: ops taken apart, signatures chosen, moves inserted, within a limit of memory
 microbatch   (in pipelines) -> the graph of one micro-batch, and how results of all are joined
-lower        -> segments, local calls of a rank, one order of instructions
-compiler     -> segments as functions, the step as Python source
+lower        -> segments, and local calls of a rank
+compiler     -> segments as functions
+instructions -> things to do, each of which writes its lines of Python
+tasks        -> these by chunk; a step without micro-batches is one chunk
 memory       what all of that takes at its peak, before and after it is compiled
 run          -> a step that runs: one function, or actors under a schedule
 optimizer    torch's optimizers on the graph's parameters

@@ -14,14 +14,13 @@ from ...sbp import B
 from ...sbp.logical import Source
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import cutter
-from .compiler.generated_calls import Shards
+from .compiler.generated_calls import Shards, ones
 from .microbatch.batch import joined, weight_of
 from .microbatch.prologue import Before, Pasts
 from .optimizer.adopted_model import AdoptedModel
 from .optimizer.post_validation import PostValidation, refuse_hooks
 from .pieces import Pieces, Sized
 from .plan import Planned
-from .run.pipeline import seeds_of
 
 __all__ = ["MicroBatchRunner"]
 
@@ -33,8 +32,8 @@ class MicroBatchRunner:
         self.plan, self.pieces, self.model, self.brought = plan, pieces, model, brought
         steps = pieces.streams or (pieces.trains and plan.options.post_validation)
         self.streams, self.learns = steps, plan.trains and not steps
-        self.batch, self.graph, self.program = pieces.batch, plan.graph, pieces.program
-        self.each = [pieces.sized[key] for key in self.program.keys]  # of the micro-batches
+        self.batch, self.graph, self.program, self.proved = pieces.batch, plan.graph, pieces.program, pieces.proved
+        self.each = [pieces.sized[key] for key in self.proved.keys]  # of the micro-batches
         micros = [one.micro for one in self.each]
         self.before = Before(self.batch, micros, pieces.groups, self._held, str(plan.options.name))
         constants = [s for s in plan.graph.sources if s.kind == "constant"]
@@ -42,7 +41,7 @@ class MicroBatchRunner:
         updates = [self.batch.update(group) for group in pieces.groups]
         shares = [update.shares(piece) for update in updates for piece in update.pieces]
         self.seeds = [self._seeds(one, share) for one, share in zip(self.each, shares, strict=True)]
-        names = self.program.weights.validates
+        names = self.proved.weights.validates
         self.validation = None if names is None else PostValidation(model, names)
         self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
@@ -50,15 +49,18 @@ class MicroBatchRunner:
     def _seeds(one: Sized, shares: Sequence[float]) -> dict[str, Shards]:
         """The gradients that the losses of a micro-batch start from, which is such a part of the update's samples."""
         states = [one.micro.states[loss.number] for loss in one.micro.logical.losses]
-        names = [name for name, _ in one.graph.losses]
-        weights = [weight_of(state, shares, name) for state, name in zip(states, names, strict=True)]
-        return seeds_of(one.graph, weights)
+        made: dict[str, Shards] = {}
+        for number, ((name, given), state) in enumerate(zip(one.graph.losses, states, strict=True)):
+            weight = weight_of(state, shares, name)
+            if given is None:
+                made[f"seed {number}"] = tuple(x * weight for x in ones(one.graph.layout(name).dual))
+        return made
 
     def run(self, given: Mapping[str, Tensor]) -> Any:
         """One step on the tensors of its arguments."""
         held = self.model.shards()
         held.update({name: cut(self.plan.passes.constants[name]()) for name, cut in self.constants.items()})
-        here = world().rank in (None, *self.program.everywhere.flat)
+        here = world().rank in (None, *self.proved.everywhere.flat)
         pieces = self.before.pieces(given) if here else [{**given, **none} for none in self.before.nothing()]
         if self.streams and self.plan.options.post_validation:
             refuse_hooks(self.model.optimizers, str(self.plan.options.name))
@@ -66,10 +68,10 @@ class MicroBatchRunner:
             self.validation.begin()
         elif self.streams:
             self.model.hold()
-        corrected = self.program.weights.corrected
+        corrected = self.proved.weights.corrected
         means = self.model.late_means(corrected)
         if corrected:
-            self.program.weights.goes_on(means)
+            self.proved.weights.goes_on(means)
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)
@@ -100,7 +102,7 @@ class MicroBatchRunner:
         """All of a buffer, on every rank of the pipeline."""
         if world().rank is None:
             return value.full_tensor()
-        everywhere = value.to_global(placement=self.program.everywhere, sbp=B)
+        everywhere = value.to_global(placement=self.proved.everywhere, sbp=B)
         shard: Tensor = everywhere._shards[0].detach()
         return shard
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ...boxing.figures import volume
 from ...boxing.graph.encode import encoded
 from ...boxing.graph.insert import insert
-from ...boxing.graph.physical import Box, Physical
+from ...boxing.graph.physical import Physical
 from ...placement import Cluster, Placement, default_cluster
 from ...placement.errors import SbpError
 from ...placement.world import world
@@ -51,8 +51,7 @@ from .choose.parameters import (
     rests_of,
 )
 from .instructions.codegen import function
-from .instructions.order import schedule
-from .lower.segments import Draw, Stage, segments
+from .lower.segments import segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
@@ -63,8 +62,9 @@ from .reads.walk import around, guarded
 from .reads.watch import AttributeReads, reading
 from .run.pipeline import Pipelined
 from .run.program import Program
+from .tasks.straight import schedule
 
-__all__ = ["PASSES", "Dump", "Pass", "Passes", "stage_text"]
+__all__ = ["PASSES", "Dump", "Pass", "Passes"]
 
 
 class Pass(NamedTuple):
@@ -313,15 +313,9 @@ class Dump:
 
     def program(self, made: Program | Pipelined) -> None:
         """Write the passes of a program that was prepared."""
-        variants = [made] if isinstance(made, Program) else list(made.variants.values())
-        self("segments", lambda: "\n".join(stage_text(stage) for one in variants for stage in one.stages))
-        if isinstance(made, Program):
-            self("order", lambda: str(made.schedule))
-            self("source", lambda: made.text)
-        else:
-            tasks = (one.tasks.tasks.values() for one in made.variants.values())
-            self("order", lambda: "\n".join(str(task) for each in tasks for task in each))
-            self("source", lambda: made.network.text)
+        if self.folder is not None:
+            for name, text in made.passes().items():
+                self(name, lambda text=text: text)  # type: ignore[misc]
 
 
 def _cluster_of(graph: Physical) -> Cluster | None:
@@ -357,15 +351,3 @@ def said(taken: Stored | Option | Lie, axes: int) -> str:
         return lie + gradient + ("" if lie == states else f", updated as {states}")
     ins, outs = ([said(lie, axes) for lie in lies] for lies in (taken.inputs, taken.outputs))
     return f"{', '.join(ins)} -> {', '.join(dict.fromkeys(outs))}"
-
-
-def stage_text(stage: Stage) -> str:
-    """A segment with its ops, a move, or a draw."""
-    if isinstance(stage, Box):
-        return f"box {stage.source} -> {stage.output.name}: {stage.output.layout}"
-    if isinstance(stage, Draw):
-        return f"draw {stage.op.op} -> {', '.join(stage.outputs)}"
-    head = f"segment on {stage.placement}: {', '.join(stage.inputs)} -> {', '.join(stage.outputs)}"
-    return "\n".join(
-        [head, *(f"  {op.op}({', '.join(op.inputs)}) -> {', '.join(y.name for y in op.outputs)}" for op in stage.ops)]
-    )

@@ -27,6 +27,7 @@ from .run.footprint import footprint
 from .run.network import shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
+from .run.proved_pipeline import ProvedPipeline
 from .run.variant import Variant
 from .run.weights.chunk_weights import ChunkWeights
 from .run.weights.same_weights import SameWeights
@@ -104,11 +105,16 @@ class Pieces:
 
     @cached_property
     def program(self) -> Pipelined:
-        """The pipeline that runs."""
+        """The pipeline as this process drives it."""
+        return Pipelined(self.proved)
+
+    @cached_property
+    def proved(self) -> ProvedPipeline:
+        """The pipeline, proved to end."""
         schedule, name = self.options.policy, str(self.options.name)
         variants = {key: one.variant for key, one in self.sized.items()}
         weights = self._weights(variants)
-        made = Pipelined(variants, self.kinds, schedule, name, weights, self.batch.slices)
+        made = ProvedPipeline(variants, self.kinds, schedule, name, weights, self.batch.slices)
         if self.streams and schedule.unpinned == "corrected":
             weights.corrects(_delays(made).chunks)
         return made
@@ -137,14 +143,14 @@ class Pieces:
                 f"{self.options.name}: schedule {schedule.name} {what}, so no weight is read late\n"
                 "  delays are of schedules without a flush, such as 'pipedream', '2bw' and 'pipemare'"
             )
-        found, weights = _delays(self.program), self.program.weights
+        found, weights = _delays(self.proved), self.proved.weights
         late = {name: found.chunks[chunk] for chunk, names in sorted(weights.late.items()) for name in names}
         return replace(found, parameters=late)
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
         regather = self.options.backend != "autograd"
-        return footprint(self.program, regather=regather, states=self.states, mean=wide_dtype)
+        return footprint(self.proved, regather=regather, states=self.states, mean=wide_dtype)
 
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
@@ -158,7 +164,7 @@ class Pieces:
             return self._course()
 
     def _course(self) -> Course:
-        one, pieces, weights = self.first, self.batch.pieces, self.program.weights
+        one, pieces, weights = self.first, self.batch.pieces, self.proved.weights
         parts = one.graph, one.decided, one.variant.where
         ends = weights.ends(step_costs(one.graph, one.decided))
         more = once(*parts, homed=weights.alone, steps=weights.steps)
@@ -171,14 +177,14 @@ class Pieces:
             slices=self.batch.slices,
             trains=self.trains,
             more=more,
-            inside=moving(self.program.tasks.values()),
+            inside=moving(self.proved.tasks.values()),
             ends=ends,
         )
 
 
-def _delays(program: Pipelined) -> Delays:
-    shape = shape_of(program.schedule, program.where, len(program.kinds) // program.slices)
-    return delays_of(program.schedule, shape, program.proof)
+def _delays(proved: ProvedPipeline) -> Delays:
+    shape = shape_of(proved.schedule, proved.where, len(proved.kinds) // proved.slices)
+    return delays_of(proved.schedule, shape, proved.proof)
 
 
 def kept_of(graph: Physical) -> dict[str, Layout]:

@@ -26,6 +26,7 @@ from .choose.choose import Decided
 from .choose.offload_fix import with_fix
 from .choose.parameters import named_values, said_of
 from .choose.stage_balance import Balance, even_stages
+from .memory.liveness import RankMemory
 from .microbatch.batch import Batch
 from .optimizer.adopt import refuse_closures
 from .optimizer.loss_scale import LossScale
@@ -35,6 +36,7 @@ from .passes import Passes
 from .pieces import Pieces, kept_of
 from .plan_pieces import plan_pieces
 from .refusals import refuse, refuse_gradients
+from .run.pipeline import Pipelined
 from .run.program import Program
 
 __all__ = ["Planned", "plan_step"]
@@ -67,10 +69,19 @@ class Planned:
         """The layouts of parameters and buffers from the first run on."""
         return kept_of(self.graph)
 
+    @property
+    def program(self) -> Program | Pipelined:
+        """The program that runs; it is compiled when it is told to prepare."""
+        return self.whole if self.pieces is None else self.pieces.program
+
     @cached_property
-    def program(self) -> Program:
-        """The program of a straight step; it is compiled when it is told to prepare."""
+    def whole(self) -> Program:
+        """That of a step without micro-batches."""
         return Program(self.graph, backend=self.options.backend)
+
+    def memory(self) -> dict[int, RankMemory]:
+        """The bytes that a step takes at its peak on every rank."""
+        return self.whole.memory() if self.pieces is None else self.pieces.memory()
 
     def stands(self) -> bool:
         """Whether the first run would do what was planned: what is said of modules, and of them global, is the same."""

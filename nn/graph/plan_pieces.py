@@ -35,10 +35,10 @@ from .microbatch.micro import Micro
 from .microbatch.peel import peeled
 from .passes import Passes
 from .pieces import Pieces, Sized, kept_of
-from .run.chunks import Chunks, groups
 from .run.footprint import less, outgrown
 from .run.network import shape_of
 from .run.variant import Variant
+from .tasks.chunks import Chunks, groups
 
 __all__ = ["plan_pieces"]
 
@@ -61,7 +61,7 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
         rank = max(held, key=lambda rank: held[rank].total)
         if held[rank].total <= limit:
             return pieces
-        refused[held[rank].total] = outgrown(pieces.program, one.decided, rank, held[rank], limit)
+        refused[held[rank].total] = outgrown(pieces.proved, one.decided, rank, held[rank], limit)
         single = account(one.graph, states, regather=pieces.options.backend != "autograd")[rank]
         if turn < TURNS - 1:
             try:

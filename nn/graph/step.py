@@ -47,7 +47,7 @@ class StraightRunner:
     """The runner of a step that is one function: cuts arguments, and gives gradients to the model."""
 
     def __init__(self, plan: Planned, model: AdoptedModel) -> None:
-        self.plan, self.model, self.program = plan, model, plan.program
+        self.plan, self.model, self.program = plan, model, plan.whole
         self.graph, self.constants, self.trains = plan.graph, plan.passes.constants, plan.trains
         sources = [s for s in plan.graph.sources if s.kind in ("input", "constant")]
         self.cut = {s.value.name: cutter(s.value.layout) for s in sources}
@@ -101,7 +101,7 @@ class Step:
     @property
     def open_network(self) -> Network:
         """The network that actors are added to."""
-        return self.opened().program.network
+        return self.opened().proved.network
 
     def opened(self) -> Pieces:
         """The pieces of a step that actors run; refused where none do."""
@@ -135,7 +135,7 @@ class Step:
 
     @property
     def program(self) -> Program | Pipelined:
-        return self.plan.pieces.program if self.plan.pieces else self.plan.program
+        return self.plan.program
 
     @property
     def model(self) -> AdoptedModel:
@@ -173,7 +173,7 @@ class Step:
             end_reading(claim)
         for deed in self.plan.passes.deeds:
             deed()
-        self.clock.end(self.program.outcome if isinstance(self.program, Pipelined) else None)
+        self.clock.end(runner.program.outcome)
         if isinstance(back, WrittenArguments):
             result, values = result
             back.put_back(given, values)
@@ -248,7 +248,7 @@ class Step:
 
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
-        return self.plan.pieces.memory() if self.plan.pieces else self.plan.program.memory()
+        return self.plan.memory()
 
     def held(self) -> dict[int, Held]:
         """The same by kind, with the states of optimizers."""

@@ -170,4 +170,4 @@ class PlannedViews:
     @property
     def network(self) -> Network:
         """The actors of the step that was planned or ran last: print it, draw it by `draw_actors`, open it by `add`."""
-        return self._pieces("without actors").program.network
+        return self._pieces("without actors").proved.network

@@ -71,7 +71,9 @@ def _by_hand(step: Step) -> Iterator[str]:
         for place in places:
             yield f"# on {place}"
     options = step.plan.options
-    if options.piped:
+    if options.piped and len(places) == 1 and options.schedule is None and options.slices is None:
+        yield f"{options.micro_batches} micro-batches"
+    elif options.piped:
         yield f"# by {options.policy.name}, {options.micro_batches} micro-batches"
 
 

@@ -13,10 +13,10 @@ from ...boxing.graph.move_table import MoveRow, each_move
 from ...boxing.graph.physical import Physical
 from ..explanations.step_report import explained
 from ..graph.instructions.moves import MoveInstruction
-from ..graph.instructions.order import schedule
 from ..graph.instructions.overlap import Free
 from ..graph.lower.segments import segments
 from ..graph.step import Step
+from ..graph.tasks.straight import schedule
 from .language.plan_text import PlanText
 from .language.statements import ExpectAtMost, ExpectGathered, ExpectMoves, Statement
 

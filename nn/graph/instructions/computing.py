@@ -5,6 +5,7 @@ A gradient comes in parts, one from each that uses its value, which are added up
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ....placement.world import owned
@@ -200,7 +201,7 @@ class Parts:
     def __init__(self, layouts: dict[str, Layout]) -> None:
         self.layouts = layouts
         self.come: Counter[LocalRegister] = Counter()
-        self.added: Counter[LocalRegister] = Counter()
+        self.total: Counter[LocalRegister] = Counter()  # so many are added up
 
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part; what is no gradient has none but its own."""
@@ -214,6 +215,12 @@ class Parts:
     def summed(self, slots: Iterable[LocalRegister]) -> Iterator[AddPart]:
         """Add up what has come of these gradients."""
         for slot in slots:
-            for number in range(max(2, self.added[slot] + 1), self.come[slot] + 1):
+            for number in range(max(2, self.total[slot] + 1), self.come[slot] + 1):
                 yield AddPart(number, (slot, slot.part(number)), (slot,))
-            self.added[slot] = self.come[slot]
+            self.total[slot] = self.come[slot]
+
+    def added(self, todo: Iterable[Instruction]) -> Iterator[Instruction]:
+        """With every further part of a gradient added to the first where it is made."""
+        for do in todo:
+            yield replace(do, writes=tuple(map(self.part, do.writes)))
+            yield from self.summed(do.writes)

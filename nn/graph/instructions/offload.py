@@ -26,10 +26,10 @@ from ..compiler.source_text import SourceText
 from ..host.copies import Copies
 from ..lower.registers import LocalRegister
 from ..lower.segments import Segment, Stage
-from .computing import Backward, DrawNumbers, Forward, SeedGradient, SegmentWork
+from .computing import SegmentWork
 from .instruction import Instruction, Storages
 
-__all__ = ["Fetch", "Land", "Stow", "backward_begins", "offloaded", "offloads"]
+__all__ = ["Fetch", "Land", "Stow", "offloaded", "offloads"]
 
 
 class Stow(Instruction, word="stow"):
@@ -116,16 +116,6 @@ def offloaded(
     for register, readers in made.readers().items():
         made.send(register, readers)
     return made.written()
-
-
-def backward_begins(todo: Sequence[Instruction]) -> int:
-    """Where the backward begins in a list of both."""
-    at = (n for n, do in enumerate(todo) if _begins(do))
-    return next(at, len(todo))
-
-
-def _begins(do: Instruction) -> bool:
-    return isinstance(do, SeedGradient | Backward) or (isinstance(do, Forward | DrawNumbers) and do.again)
 
 
 class _Ways:

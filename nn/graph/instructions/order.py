@@ -1,4 +1,4 @@
-"""The schedule: the forward and backward of a graph as one list of things to do, the same on all ranks.
+"""The writer: lists the forward and backward of a graph as things to do, the same on all ranks.
 
     run, grad     a segment, forward or backward            draw        random numbers
     first, second  a backward in two: that of what came in, and that of weights
@@ -17,23 +17,22 @@ in them; `d x` is x's gradient as its users leave it, `home p` a parameter's, br
 
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ....boxing.graph.physical import Back, Box, Physical
 from ....boxing.plan import plan
 from ....sbp import Layout
-from ..lower.recompute import Recomputed, recomputed
+from ..lower.recompute import Recomputed
 from ..lower.registers import LocalRegister, Transfer, values_of
 from ..lower.saved_inputs import read_again
-from ..lower.segments import Draw, Segment, Stage, kept, made_by
-from .computing import Backward, DrawNumbers, Forward, Parts, SeedGradient
+from ..lower.segments import Draw, Segment, Stage, made_by
+from .computing import Backward, DrawNumbers, Forward, SeedGradient
 from .instruction import Instruction
 from .moves import DecodeHop, EncodeHop, MoveInstruction, MoveNow
-from .offload import backward_begins, offloaded, offloads
-from .overlap import AHEAD, freed, overlapped
+from .overlap import AHEAD
 
-__all__ = ["Order", "Writer", "bucketed", "moved_again", "schedule"]
+__all__ = ["Order", "Writer", "bucketed", "moved_again"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,34 +47,6 @@ class Order:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.todo))
-
-
-def schedule(
-    graph: Physical,
-    stages: Sequence[Stage],
-    again: Mapping[int, Sequence[str]] | None = None,
-    *,
-    regather: bool = True,
-    overlap: bool | None = None,
-    apart: bool = False,
-) -> Order:
-    """The schedule of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
-
-    What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
-    where it pays; True, wherever they can. `apart` says that others run between forward and backward, as in a pipeline.
-    """
-    writer = Writer(graph, stages, again or {}, regather, recomputed(graph, stages))
-    backward = list(_summed(bucketed(_ended(writer.backward(), writer), writer), Parts(writer.layouts)))
-    todo = [coded for do in (*writer.forward(), *backward) for coded in writer.coded(do)]
-    if overlap is not False:
-        todo = overlapped(todo, writer.transfers, always=bool(overlap))
-    values = {name: LocalRegister("value", name) for name in sorted(kept(graph))}
-    if offloads(stages):
-        at = backward_begins(todo)
-        parts = offloaded([todo[:at], todo[at:]], stages, writer.layouts, {*values, *writer.lasting}, apart=apart)
-        todo = [do for part in parts for do in part]
-    stay = {*values, *writer.grads.values(), *(s.value.name for s in graph.sources)}
-    return Order(tuple(freed(todo, stay)), tuple(writer.transfers), writer.layouts, values, writer.grads)
 
 
 Gathered: TypeAlias = dict[str, tuple[LocalRegister, int]]  # by value: where it lies, and how lately it was moved
@@ -354,17 +325,6 @@ def turned(stages: Sequence[Stage]) -> frozenset[str]:
     )
 
 
-def _ended(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:
-    """With the moves that bring sources' gradients home, each when the last part of it is there."""
-    listed = list(todo)
-    last = {slot: at for at, do in enumerate(listed) for slot in do.writes}
-    for at, do in enumerate(listed):
-        yield do
-        for slot in dict.fromkeys(do.writes):
-            if last[slot] == at:
-                yield from writer.homeward(slot)
-
-
 def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instruction]:
     """With the moves of one bucket as one, where its last member is ready."""
     listed = list(todo)
@@ -383,10 +343,3 @@ def bucketed(todo: Iterable[Instruction], writer: Writer) -> Iterator[Instructio
             coded = tuple(code for each in together for code in writer.transfers[each.number].encodings)
             writes = [register for each in together for register in each.writes]
             yield writer.move(pairs, reads, writes, encodings=coded)
-
-
-def _summed(todo: Iterable[Instruction], parts: Parts) -> Iterator[Instruction]:
-    """With every further part of a gradient in a register of its own, and added to the first."""
-    for do in todo:
-        yield replace(do, writes=tuple(map(parts.part, do.writes)))
-        yield from parts.summed(do.writes)

@@ -19,7 +19,7 @@ from ....sbp.call import Call
 from ....sbp.logical import Round, SavedOffload
 from ....sbp.traits import traits
 
-__all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments"]
+__all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments", "stage_text"]
 
 
 @dataclass(frozen=True)
@@ -175,3 +175,15 @@ def _told(graph: Physical, segment: Segment, reached: set[str]) -> Segment:
             on.update(name for name in op.inputs if graph.values[name].grad)
     wants = tuple(name for name in segment.inputs if name in on)
     return replace(segment, returns=returns if wants else (), wants=wants)
+
+
+def stage_text(stage: Stage) -> str:
+    """A segment with its ops, a move, or a draw."""
+    if isinstance(stage, Box):
+        return f"box {stage.source} -> {stage.output.name}: {stage.output.layout}"
+    if isinstance(stage, Draw):
+        return f"draw {stage.op.op} -> {', '.join(stage.outputs)}"
+    head = f"segment on {stage.placement}: {', '.join(stage.inputs)} -> {', '.join(stage.outputs)}"
+    return "\n".join(
+        [head, *(f"  {op.op}({', '.join(op.inputs)}) -> {', '.join(y.name for y in op.outputs)}" for op in stage.ops)]
+    )

@@ -13,9 +13,9 @@ from ....sbp.logical import OffloadPlace
 from ..compiler.inside import Estimate, Insides, insides
 from ..instructions.computing import SegmentWork
 from ..instructions.instruction import Instruction, Storages, bytes_on
-from ..instructions.order import schedule
 from ..lower.localise import Localiser
 from ..lower.segments import Segment, Stage
+from ..tasks.straight import schedule
 from .equal_ranks import equal_ranks
 from .resident import Resident
 

@@ -20,9 +20,9 @@ from ....boxing.graph.physical import Physical
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
-from .chunks import Chunks
+from ..tasks.chunks import Chunks
+from ..tasks.tasks import derived
 from .network import Ends, skeleton
-from .tasks import derived
 
 __all__ = ["chunk_costs", "course", "layer_costs", "once", "step_costs"]
 

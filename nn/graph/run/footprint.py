@@ -16,7 +16,7 @@ from ..choose.shortage import kept_most, shortage
 from ..lower.segments import Segment
 from ..memory.liveness import PLACES, RankMemory, bytes_on
 from ..microbatch.attention import attend
-from .pipeline import Pipelined
+from .proved_pipeline import ProvedPipeline
 from .task_memory import RouteMemory, memory_of_tasks
 from .variant import Variant
 from .weights.weights import MeanDtype
@@ -26,7 +26,7 @@ __all__ = ["footprint", "left", "less", "outgrown"]
 TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
 
-def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
+def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean: MeanDtype) -> dict[int, RankMemory]:
     """The peak of every rank, as the proof ran through its tasks: what chunks keep of micro-batches under way, what
     tasks take while they run, two that run together both of it, and gradients that were added up. Where weights are on
     two routes they are there twice; hops hold what is under way, and receives that are posted ahead. Beside that stands
@@ -52,7 +52,7 @@ def footprint(program: Pipelined, *, regather: bool, states: int = 0, mean: Mean
     return found
 
 
-def _fold(program: Pipelined, parts: Sequence[RouteMemory], rank: int) -> RankMemory:
+def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> RankMemory:
     """The memory of a rank with chunks of these routes, without what hops hold: the most that is there at a firing of
     its queue in the proof. Where ranks keep to no order, slots are as full as they ever are."""
     chunks = {chunk: of for part in parts for chunk, of in part.chunks.items()}
@@ -101,7 +101,7 @@ def less(held: Held, one: Held, limit: float) -> float:
     return min(one.total - 1.0, stays + (limit - means - stays) / times)
 
 
-def outgrown(program: Pipelined, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
+def outgrown(program: ProvedPipeline, decided: Decided, rank: int, held: Held, limit: float) -> SbpError:
     """The error that a step does not fit: which stage on which rank, what takes most there, and what would help."""
     where, name = program.where, program.schedule.name
     stages = sorted(set(where.group))
@@ -135,7 +135,7 @@ def left(variant: Variant, rank: int) -> int:
     return found
 
 
-def _hopping(program: Pipelined, route: int, part: RouteMemory, rank: int, sent: Mapping[str, int]) -> int:
+def _hopping(program: ProvedPipeline, route: int, part: RouteMemory, rank: int, sent: Mapping[str, int]) -> int:
     """Bytes that hops hold on a rank beside those of what chunks keep, or have at work: `sent` ones of a register that
     are not known to be over, and receives that are posted. Ranks that keep to an order receive what they read next;
     others receive whatever is there, as much as the simulation has in a register."""
@@ -156,12 +156,12 @@ def _hopping(program: Pipelined, route: int, part: RouteMemory, rank: int, sent:
     return found
 
 
-def _many(program: Pipelined, route: int) -> int:
+def _many(program: ProvedPipeline, route: int) -> int:
     """The micro-batches that take a route."""
     return sum(of == route for of, _ in program.keys)
 
 
-def _slots(program: Pipelined, chunk: int) -> int:
+def _slots(program: ProvedPipeline, chunk: int) -> int:
     """How many micro-batches a chunk keeps that it has begun and not ended, at most."""
     route, number = divmod(chunk, program.count)
     where, peak = program.firsts[route].where, program.proof.peak
@@ -173,7 +173,7 @@ def _slots(program: Pipelined, chunk: int) -> int:
     return max(mine)
 
 
-def _elsewhere(program: Pipelined, of_rank: Mapping[int, Sequence[RouteMemory]]) -> Iterator[tuple[int, int]]:
+def _elsewhere(program: ProvedPipeline, of_rank: Mapping[int, Sequence[RouteMemory]]) -> Iterator[tuple[int, int]]:
     """Bytes that added actors have ranks keep: activations of others, and registers of a told size."""
     opening = program.opening
     if opening is None:

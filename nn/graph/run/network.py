@@ -17,9 +17,9 @@ from ....actors.schedules.schedule import Schedule
 from ....placement.errors import ScheduleError
 from ..lower.registers import LocalRegister
 from ..microbatch.batch import PieceKind
-from .chunks import Chunks
+from ..tasks.chunks import Chunks
+from ..tasks.task import Hop, Name, Tasks
 from .pairs import moving
-from .tasks import Hop, Name, Tasks
 
 __all__ = ["Bundle", "Ends", "Lowered", "links_of", "lowered", "shape_of", "skeleton", "task_actors"]
 

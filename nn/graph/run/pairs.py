@@ -13,8 +13,8 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TypeVar
 
 from ..instructions.overlap import goes_on
-from .chunks import Chunks
-from .tasks import Tasks
+from ..tasks.chunks import Chunks
+from ..tasks.task import Tasks
 
 __all__ = ["by_turns", "moving"]
 

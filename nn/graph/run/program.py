@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from ....actors.runtime.runtime import RunRecord
 from ....boxing.graph.physical import Physical, Source
 from ....placement.errors import ShapeError
 from ....placement.world import owned
@@ -13,10 +14,11 @@ from ..compiler.backends import Backend, Compiled
 from ..compiler.compiled_segments import CompiledSegments
 from ..compiler.generated_calls import Shards, plain
 from ..instructions.codegen import Bundles, Running, function
-from ..instructions.order import Order, moved_again, schedule
+from ..instructions.order import Order, moved_again
 from ..lower.localise import Localiser
-from ..lower.segments import segments
+from ..lower.segments import segments, stage_text
 from ..memory.liveness import RankMemory, memory
+from ..tasks.straight import schedule
 
 __all__ = ["Outcome", "Program"]
 
@@ -44,6 +46,7 @@ class Program:
         self._localiser = Localiser(graph)
         self._inputs = [source for source in graph.sources if source.kind == "input"]
         self._unchecked: Sequence[Source] = graph.sources
+        self.outcome: RunRecord | None = None  # as no actors run it
 
     @cached_property
     def segments(self) -> CompiledSegments:
@@ -67,6 +70,10 @@ class Program:
     def text(self) -> str:
         """The function that runs it."""
         return self._made[1].text
+
+    def passes(self) -> dict[str, str]:
+        """The results of the passes that made it, by their names."""
+        return {"segments": "\n".join(map(stage_text, self.stages)), "order": str(self.schedule), "source": self.text}
 
     def prepare(self) -> None:
         """Compile it, which else the first call does."""

@@ -10,7 +10,8 @@ from ..instructions.overlap import freed, overlapped
 from ..lower.segments import kept, made_by
 from ..memory.equal_ranks import equal_ranks
 from ..memory.liveness import RankMemory, TaskMemory, inside_of_rank, run
-from .tasks import Name, Tasks, tasks
+from ..tasks.task import Name, Tasks
+from ..tasks.tasks import tasks
 from .variant import Variant
 
 __all__ = ["ChunkMemory", "RouteMemory", "memory_of_tasks"]

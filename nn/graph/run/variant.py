@@ -1,32 +1,28 @@
-"""Variants: the graph of micro-batches of one size on one route, compiled task by task; and its tasks made to run."""
+"""Variants: the graph of micro-batches of one size on one route, compiled task by task."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-from ....actors.protocol.network import Actor, Give, Take
-from ....actors.protocol.state import Firing
 from ....actors.schedules.chunk_ends import Folding
 from ....boxing.graph.buckets import bucketed
 from ....boxing.graph.physical import Physical
-from ....placement.world import owned, world
 from ....sbp import Layout
 from ..compiler.backends import Backend
 from ..compiler.compiled_segments import CompiledSegments
 from ..instructions.codegen import Bundles, Running, function
 from ..instructions.instruction import Instruction
 from ..instructions.order import Order
-from ..instructions.overlap import freed, goes_on, overlapped, pausing
+from ..instructions.overlap import freed, overlapped, pausing
 from ..lower.localise import Localiser
 from ..lower.segments import Stage, segments
-from .chunks import Chunks, chunks
-from .gradient_homes import brought_each_time
-from .network import Lowered
-from .tasks import Name, Tasks, derived
-from .tasks import tasks as tasks_of
-from .transfers import carrier
+from ..tasks.chunks import Chunks, chunks
+from ..tasks.gradient_homes import brought_each_time
+from ..tasks.task import Tasks
+from ..tasks.tasks import derived
+from ..tasks.tasks import tasks as tasks_of
 
-__all__ = ["BoundTask", "Variant"]
+__all__ = ["Variant"]
 
 
 class Variant:
@@ -110,45 +106,3 @@ def parted(graph: Physical, home: Mapping[str, int], parts: int) -> dict[str, in
         found[name] = min(parts - 1, parts * (2 * so_far[chunk] + size) // max(1, 2 * total[chunk]))
         so_far[chunk] += size
     return found
-
-
-class BoundTask:
-    """One task of one variant, made to run: where its bundles lie among the takes and gives of an actor's case.
-
-    One that `pauses` takes turns with another: what runs is a generator.
-    """
-
-    def __init__(
-        self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str, *, pauses: bool = False
-    ) -> None:
-        self.name, own, called = name, variant.tasks.tasks[name], name.shifted(shift)
-        ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
-        mine = {port.register for port in ports if port.case in ("", case)}
-        takes = [register for register in low.takes.get(called, ()) if register in mine]
-        gives = tuple(register for register in low.gives.get(called, ()) if register in mine)
-        bundles = Bundles(
-            tuple(low.bundles[register].come for register in takes),
-            (*(low.bundles[register].sent for register in gives), own.values, own.sums),
-        )
-        self.made = variant.running(str(name), own.todo, bundles, pauses=pauses)
-        self.moves = any(goes_on(do, variant.tasks.transfers) for do in own.todo)
-        self.run = self.made.run
-        alone = world().rank is None  # else what comes in was brought by a link
-        carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
-        self.ports = frozenset(at for at, take in enumerate(actor.takes) if take.case in ("", case))
-        places = [take.register for take in actor.takes]
-        self.takes = list(zip(map(places.index, takes), carriers, strict=True))
-        places = [give.register for give in actor.gives]
-        self.gives = [places.index(register) for register in gives]
-        self.names, self.new = gives, True
-        here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
-        self.values = [(register, here[register]) for register in own.values]
-        self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
-        self.owns = self.made.owns[-1]
-
-    def own(self, firing: Firing, label: int) -> Firing:
-        """The part of a firing that is this task's, where that is of two at once."""
-        if not firing.more:
-            return firing
-        held = [slots if at in self.ports else () for at, slots in enumerate(firing.held)]
-        return firing._replace(label=label, held=tuple(held), more=())

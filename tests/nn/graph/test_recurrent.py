@@ -86,7 +86,7 @@ def test_a_recurrent_layer_is_one_op_that_code_can_run(kind: str) -> None:
     step = flow.compile(made(kind), lambda model, x: model(x), placement=PAIR, backend="code").plan(values())
     layers = KINDS[kind][1].get("num_layers", 1)
     assert step.text().count("sbpflow::recurrent(") == layers
-    assert step.planned.plan.program.reasons == ()
+    assert step.planned.plan.whole.reasons == ()
 
 
 @pytest.mark.sampled(1)

@@ -23,7 +23,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.actors.runtime.channel import UnderWay
-from sbpflow.nn.graph.run.pipeline import Pipelined
+from sbpflow.nn.graph.run.proved_pipeline import ProvedPipeline
 from sbpflow.nn.graph.run.transfers import BundleLink
 from sbpflow.placement.world import world
 from tests.nn.graph.memory.test_liveness import Live
@@ -102,7 +102,7 @@ def peak(name: str) -> Peak:
     rows = 32 if name in PIPED else 16
     words = torch.randint(64, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
     # Where GPipe's ranks take what comes first, as much is alive as chance will have it.
-    with patch.object(Pipelined, "ordered", True):
+    with patch.object(ProvedPipeline, "ordered", True):
         step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-3), plan=text_of(name))
         for _ in range(2):
             step(words, words)

@@ -268,4 +268,4 @@ def test_eviction_to_the_host_takes_five_lines() -> None:
     network = network.through("act.0", out, back, slots=(1, MANY, 2))
     step.add(Added(network, {"evict": handed_on, "load": handed_on}, {"copies out": 0, "copies in": 0}))
     assert [step(*batch).item() for _ in range(2)] == [plain(*batch).item() for _ in range(2)]
-    assert step.planned.program.proof.peak["act.0"] == 1
+    assert step.planned.program.proved.proof.peak["act.0"] == 1

@@ -1,5 +1,6 @@
 """A loader: an actor on a queue of its own brings the arguments of the step, two micro-batches ahead."""
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -132,3 +133,15 @@ def test_a_loader_that_ends_early_is_refused() -> None:
     opened = network.adding([short], [Register("batch")]).reading("F3", Take("batch"))
     with pytest.raises(ScheduleError, match="F3 fires 7 times, and in the step 8 times"):
         step.add(Added(opened, {"load": lambda firing: [None]}, {"host": 0}))
+
+
+def test_a_step_with_a_loader_that_nobody_has_leaves_no_thread() -> None:
+    gc.collect()  # steps of other tests
+    before = threading.active_count()
+    step, (x, y) = piped(layers()), data()
+    step.plan(x, y).add(loading(step.network, "F0", "x", chunks(x)))
+    step(torch.empty_like(x, device="meta"), y)
+    assert threading.active_count() > before
+    del step
+    gc.collect()
+    assert threading.active_count() == before

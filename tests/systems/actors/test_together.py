@@ -88,5 +88,5 @@ def test_an_addition_that_is_no_function_is_of_one_network() -> None:
     step(x, y)
     step.move(schedule="gpipe")
     step(x, y)
-    ran = [each.actor for each in step.planned.program.proof.of("device 3") if "3" in each.actor[:2]]
+    ran = [each.actor for each in step.planned.program.proved.proof.of("device 3") if "3" in each.actor[:2]]
     assert ran == ["F3"] * MANY + ["B3"] * MANY

@@ -129,7 +129,7 @@ def test_one_version_of_each_stage_is_live(schedule: str, live: int, monkeypatch
     step(*numbers(24))
     gc.enable()
     assert most == live
-    assert not any(name.startswith("w.") for name in step.planned.program.proof.peak) or schedule == "pipedream"  # type: ignore[union-attr]
+    assert not any(name.startswith("w.") for name in step.planned.program.proved.proof.peak) or schedule == "pipedream"  # type: ignore[union-attr]
 
 
 def learned(schedule: str, steps: int, m: int = 32) -> float:

@@ -82,7 +82,7 @@ def watched() -> Iterator[list[list[Event]]]:
     mine: dict[int, list[Event]] = {}
     with (
         patch("sbpflow.nn.graph.instructions.moves.box_async", start),
-        patch("sbpflow.nn.graph.run.pipeline.by_turns", turns),
+        patch("sbpflow.nn.graph.run.bound_tasks.by_turns", turns),
     ):
         yield pairs
 
@@ -332,7 +332,7 @@ def test_an_error_in_a_pair_names_both() -> None:
 
     model = split()
     step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule="dualpipe_v")
-    with patch("sbpflow.nn.graph.run.pipeline.by_turns", fails), pytest.raises(ValueError, match="no") as error:
+    with patch("sbpflow.nn.graph.run.bound_tasks.by_turns", fails), pytest.raises(ValueError, match="no") as error:
         step(*numbers(0))
     notes = "".join(error.value.__notes__)
     assert re.search(r"\(F\d&B\d\), micro-batches \d and \d", notes), notes  # of whichever device is sooner

@@ -12,6 +12,8 @@ from sbpflow import S
 from sbpflow.actors import Costs, Folding, network_of, published, simulate
 from sbpflow.actors.protocol.feasibility import proved
 from sbpflow.actors.protocol.state import Firing
+from sbpflow.nn.graph.run.bound_tasks import BoundTask
+from sbpflow.nn.graph.tasks.task import Name
 
 from .stages import Trained, plan_of, same, trained
 
@@ -69,7 +71,7 @@ def test_weights_in_pieces_are_gathered_once_and_their_gradients_go_home_once() 
     assert counted(folded) == {"all_gather": 4, "reduce_scatter": 4}
     for name, x in usual.weights.items():
         assert torch.allclose(x, folded.weights[name], rtol=0, atol=1e-6)  # addends are added in another order
-    firings = Counter(ran.actor for ran in plan_of(folded).proof.firings)
+    firings = Counter(ran.actor for ran in plan_of(folded).proved.proof.firings)
     assert [firings[f"{kind}{chunk}"] for kind, chunk in product("GR", range(4))] == [1] * 8
 
 
@@ -77,14 +79,14 @@ def test_parts_go_one_by_one() -> None:
     one, two = (trained("bfpp", **PIECES, overlap=Folding(once=True, parts=n)) for n in (1, 2))
     same(one, two)
     assert counted(two) == {"all_gather": 8, "reduce_scatter": 8}
-    assert Counter(ran.actor for ran in plan_of(two).proof.firings)["R1"] == 2
+    assert Counter(ran.actor for ran in plan_of(two).proved.proof.firings)["R1"] == 2
 
 
 def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -> None:
     """The last backward of the first chunk waits here until those of the last two are home."""
     made = trained("bfpp", ranks=2, overlap=True, steps=1)
     program, home = plan_of(made), {chunk: Event() for chunk in range(4)}
-    fire, weights = program.fire, program.weights
+    begun, weights = program.bound.begun, program.proved.weights
     run = weights.work_of[weights.keys[0]].homes  # type: ignore[attr-defined]
 
     def gone(chunk: int, before: Any) -> Any:
@@ -98,14 +100,14 @@ def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -
     for chunk, each in run.items():
         each.run = gone(chunk, each.run)
 
-    def firing(cases: Any, width: int, at: Firing) -> Any:
-        if program.network.actors[at.actor].name == "B0" and at.label == len(program.kinds) - 1:
+    def begins(entry: BoundTask, k: int, firing: Firing) -> Any:
+        if (entry.name, k) == (Name("B", 0), len(program.proved.kinds) - 1):
             assert home[2].wait(20)
             assert home[3].wait(20)
             assert not home[0].is_set()
-        return fire(cases, width, at)
+        return begun(entry, k, firing)
 
-    program.fire = firing  # type: ignore[method-assign, assignment]
+    program.bound.begun = begins  # type: ignore[method-assign]
     made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert home[0].is_set()
 
@@ -113,7 +115,7 @@ def test_gradients_of_the_second_half_are_home_while_the_first_half_computes() -
 def test_what_several_stages_share_goes_home_behind_all() -> None:
     usual, folded = (trained("1f1b", tied=True, overlap=how) for how in (False, True))
     same(usual, folded)
-    assert "R1" in {actor.name for actor in plan_of(folded).network.actors}
+    assert "R1" in {actor.name for actor in plan_of(folded).proved.network.actors}
 
 
 def test_micro_batches_of_two_sizes() -> None:

@@ -213,7 +213,7 @@ def test_each_switch_changes_what_is_sent_and_on_which_queue() -> None:
         for step in steps
     ]
     assert sums[0] > sums[1] == sums[2]
-    homes = [{actor.queue for actor in step.planned.program.network.actors if actor.name[0] == "R"} for step in steps]
+    homes = [{actor.queue for actor in step.network.actors if actor.name[0] == "R"} for step in steps]
     assert homes == [set(), set(), {"link 0", "link 1"}, {"link 0", "link 1"}]
 
 

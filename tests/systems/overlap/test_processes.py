@@ -8,7 +8,9 @@ import torch
 from sbpflow import S
 from sbpflow.actors import Folding
 from sbpflow.actors.protocol.state import Firing
+from sbpflow.nn.graph.run.bound_tasks import BoundTask
 from sbpflow.nn.graph.run.weights.chunk_weights import ChunkWeights
+from sbpflow.nn.graph.tasks.task import Name
 from sbpflow.placement.world import world
 from tests.ranks import Ranks
 
@@ -38,7 +40,7 @@ def beside(steps: int) -> list[str]:
     """The last backward of a rank's first chunk waits here until the gradients of its second are home."""
     made = trained("bfpp", ranks=2, overlap=True, steps=1)
     program, home, waited = plan_of(made), Event(), list[bool]()
-    fire, weights = program.fire, program.weights
+    begun, weights = program.bound.begun, program.proved.weights
     assert isinstance(weights, ChunkWeights)
     mine = 0 if world().rank in (0, 1) else 1
     each = weights.work_of[weights.keys[0]].homes[mine + 2]
@@ -49,19 +51,18 @@ def beside(steps: int) -> list[str]:
         home.set()
         return found
 
-    def firing(cases: Any, width: int, at: Firing) -> Any:
-        entry = cases[at.case][0][1][program.kinds[0]]
-        if at.label == len(program.kinds) - 1 and f"def B{mine}(" in entry.made.text:
+    def begins(entry: BoundTask, k: int, firing: Firing) -> Any:
+        if (entry.name, k) == (Name("B", mine), len(program.proved.kinds) - 1):
             waited.append(home.wait(20))
-        return fire(cases, width, at)
+        return begun(entry, k, firing)
 
     each.run = going  # type: ignore[method-assign, assignment]
-    program.fire = firing  # type: ignore[method-assign, assignment]
+    program.bound.begun = begins  # type: ignore[method-assign]
     for _ in range(steps):
         home.clear()
         made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert waited == [True] * steps
-    return list(program.network.queues)
+    return list(program.proved.network.queues)
 
 
 def test_links_exchange_while_devices_compute(ranks4: Ranks) -> None:

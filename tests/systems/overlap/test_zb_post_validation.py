@@ -13,6 +13,8 @@ from sbpflow import B, S
 from sbpflow.actors import Actor, Added, Take
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.nn.graph.microbatch_runner import MicroBatchRunner
+from sbpflow.nn.graph.run.bound_tasks import BoundTask
+from sbpflow.nn.graph.tasks.task import Name
 from sbpflow.placement.errors import SbpError, SbpflowError
 
 from .stages import ADAMW, SGD, Trained, loss_fn, plan_of, same, trained
@@ -113,21 +115,21 @@ def test_the_last_stage_steps_before_the_first_has_done_its_last_backward() -> N
     made = trained("1f1b", stages=3, clip_grad_norm=0.45, post_validation=True, steps=1)
     program, validation, stepped = plan_of(made), runner_of(made).validation, Event()
     assert validation is not None
-    fire, step = program.fire, validation.step
-    last = len(program.where.group) - 1
+    begun, step = program.bound.begun, validation.step
+    last = program.proved.count - 1
 
     def stepping(chunk: int, known: torch.Tensor) -> None:
         step(chunk, known)
         if chunk == last:
             stepped.set()
 
-    def firing(cases: Any, width: int, at: Firing) -> Any:
-        if program.network.actors[at.actor].name == "B0" and at.label == len(program.kinds) - 1:
+    def begins(entry: BoundTask, k: int, firing: Firing) -> Any:
+        if (entry.name, k) == (Name("B", 0), len(program.proved.kinds) - 1):
             assert stepped.wait(20)
-        return fire(cases, width, at)
+        return begun(entry, k, firing)
 
     validation.step = stepping  # type: ignore[method-assign]
-    program.fire = firing  # type: ignore[method-assign, assignment]
+    program.bound.begun = begins  # type: ignore[method-assign]
     made.step(torch.zeros(16, 8), torch.ones(16, 8))
     assert stepped.is_set()
 

@@ -20,8 +20,8 @@ from .....boxing.exchange.transport import lane
 from .....placement.errors import ScheduleError
 from ...compiler.generated_calls import Shards
 from ...memory.resident import Resident
+from ...tasks.task import Name
 from ..network import Ends
-from ..tasks import Name
 from ..variant import Variant
 from .chunk_work import ChunkWork
 from .same_weights import SameWeights

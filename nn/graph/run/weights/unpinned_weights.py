@@ -16,7 +16,7 @@ from ...instructions.instruction import bytes_on
 from ...lower.segments import Segment, made_by
 from ...memory.resident import Resident
 from ...microbatch.batch import PieceKind
-from ..tasks import Name
+from ...tasks.task import Name
 from ..variant import Variant
 from .step_state import VariantKey
 from .weight_versions import Version, WeightVersions

@@ -15,8 +15,8 @@ from .....sbp import Layout, State
 from ...compiler.generated_calls import Shards
 from ...lower.registers import LocalRegister
 from ...memory.resident import Resident
+from ...tasks.task import Hop, Name
 from ..network import Bundle
-from ..tasks import Hop, Name
 from .chunk_weights import ChunkWeights
 from .step_state import Validation
 from .weights import MeanDtype

@@ -24,7 +24,7 @@ from ...instructions.instruction import Instruction
 from ...lower.registers import LocalRegister, Transfer
 from ...memory.resident import Resident
 from ...microbatch.batch import PieceKind
-from ..tasks import Name
+from ...tasks.task import Name
 from ..variant import Variant
 from .step_state import StepState, VariantKey
 from .weights import Fire, MeanDtype, Weights

@@ -10,8 +10,8 @@ from .....actors.protocol.network import Actor, Network
 from .....actors.protocol.state import Firing
 from ...compiler.generated_calls import Shards
 from ...memory.resident import Resident
+from ...tasks.task import Name
 from ..network import Bundle, Ends
-from ..tasks import Name
 from .step_state import NO_STEP, StepState, VariantKey
 
 __all__ = ["Fire", "MeanDtype", "Weights"]

@@ -9,6 +9,7 @@ A path in a line is a pattern of names: `*` is any part of one name, `**` any nu
 
 from ..axes import AxisEntries, GridAxis
 from ..terms import Kind
+from .accumulate import Accumulate
 from .cast import Cast
 from .compress import Compress
 from .expect import ExpectAtMost, ExpectGathered, ExpectMoves
@@ -31,6 +32,6 @@ __all__ = [
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (
-    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Recompute, Offload, Cast, Freeze, Inside, Compress, Limit,
-    Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
+    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Accumulate, Recompute, Offload, Cast, Freeze, Inside, Compress,
+    Limit, Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
 )  # fmt: skip

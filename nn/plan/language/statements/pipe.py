@@ -98,7 +98,11 @@ SLICES: /slices?/i
             (around,) = paths
             paths = [f"{around}.{name}" if around else name for name in to.modules[around]._modules]
         to.made.pipe, to.made.layers = (self, self.over), tuple(outermost(paths))
-        to.made.options |= {"schedule": self.schedule, "micro_batches": self.micro_batches or 1}
+        to.made.options["schedule"] = self.schedule
+        if self.micro_batches is not None:
+            if "micro_batches" in to.made.options:
+                raise LineFault(self, "micro-batches", "another line says how many micro-batches already")
+            to.made.options["micro_batches"] = self.micro_batches
         if self.slices is not None:
             to.made.options["slices"] = self.slices
 

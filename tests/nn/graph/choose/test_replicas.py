@@ -126,7 +126,7 @@ def learn(kind: str, stages: Sequence[Sequence[int]], schedule: str) -> None:
         ones.step()
         ones.zero_grad()
     graph: Any = step.planned
-    for variant in graph.program.variants.values():
+    for variant in graph.program.proved.variants.values():
         sent = [variant.stages[at].output for at in variant.where.hops]
         assert sent
         assert all(value.grad for value in sent)  # a mask has none

@@ -10,12 +10,13 @@ from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.instructions.computing import AddPart, Backward, Forward, SeedGradient
 from sbpflow.nn.graph.instructions.instruction import Instruction
 from sbpflow.nn.graph.instructions.moves import MoveNow, StartMove, WaitForMove
-from sbpflow.nn.graph.instructions.order import Order, schedule
+from sbpflow.nn.graph.instructions.order import Order
 from sbpflow.nn.graph.instructions.overlap import AHEAD, Free, freed, overlapped
 from sbpflow.nn.graph.lower.registers import Transfer, values_of
 from sbpflow.nn.graph.lower.saved_inputs import read_again
 from sbpflow.nn.graph.lower.segments import Segment, segments
 from sbpflow.nn.graph.run.program import Program
+from sbpflow.nn.graph.tasks.straight import schedule
 from sbpflow.sbp import layout
 
 from ..graphs import GRAPHS, LINE, Build, aten, check, sharded_parameters, thrice, total

@@ -75,7 +75,7 @@ def on_a_rank(schedule: str, pieces: int) -> tuple[Alive, dict[str, int]]:
         patch.setattr(transfers.PeerMessage, "empty", emptied)
         step(*batch)
     left = sum(of() is not None for of in buffers) + sum(len(of.posted) for of in sends)
-    return Alive(sent, come, left), step.planned.program.answers.under_way()
+    return Alive(sent, come, left), step.planned.program.proved.answers.under_way()
 
 
 def bounded(few: Alive, many: Alive, told: int) -> bool:

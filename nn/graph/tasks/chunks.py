@@ -31,6 +31,15 @@ class Chunks:
     home: dict[str, int]  # the chunk that makes a value, or that first takes it from a hop
     weights: frozenset[str]  # what does not change within a step: parameters, buffers, constants, and hops of these
     gathers: int = 0  # in how many parts weights in pieces are gathered once a step; 0: with every micro-batch
+    alone: bool = False  # one chunk that a step runs once: gradients come home and are added up where they are made
+
+    @classmethod
+    def whole(cls, graph: Physical, stages: Sequence[Stage]) -> "Chunks":
+        """All of a graph as the one chunk of one micro-batch, whatever groups it is on."""
+        nothing = frozenset[int]()
+        home, places = dict.fromkeys(graph.values, 0), (tuple(dict.fromkeys(map(_place, stages))),)
+        of = (0,) * len(stages)
+        return cls(of, (0,), places, nothing, nothing, nothing, home, frozenset(), alone=True)
 
     def homeward(self, stages: Sequence[Stage]) -> dict[str, int]:
         """The weights whose gradients are added up over a step and then brought home, with the chunk that first reads

@@ -8,8 +8,9 @@ import pytest
 from sbpflow import B, S
 from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.lower.segments import segments
-from sbpflow.nn.graph.run.chunks import Chunks, chunks, groups
-from sbpflow.nn.graph.run.tasks import Name, Tasks, tasks
+from sbpflow.nn.graph.tasks.chunks import Chunks, chunks, groups
+from sbpflow.nn.graph.tasks.task import Name, Tasks
+from sbpflow.nn.graph.tasks.tasks import tasks
 
 from ..graphs import Build, aten, total
 from ..pipes import line

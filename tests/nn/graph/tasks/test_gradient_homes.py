@@ -13,7 +13,7 @@ from sbpflow.sbp.trial import one_thread
 from tests.ranks import Ranks
 
 from ..alike import eager, same, same_model
-from .weights.test_weight_versions import batch, layers, loss_fn, recurrence
+from ..run.weights.test_weight_versions import batch, layers, loss_fn, recurrence
 
 GRID = flow.placement("cpu:[0-3] as (pipe=2, data=2)")
 CUT, WHOLE = {"data": S(0)}, {"data": B}
@@ -86,7 +86,7 @@ def test_a_schedule_without_a_flush_is_its_recurrence(rest: str, schedule: str) 
 def test_each_rank_adds_up_what_it_keeps(rest: str) -> None:
     """A stage has two layers of 8 x 8 and 8 numbers; in pieces of rows each of two ranks has half."""
     step = alike(rest, "1f1b", 1)
-    tasks = step.planned.program.firsts[0].tasks  # type: ignore[union-attr]
+    tasks = step.planned.program.proved.firsts[0].tasks  # type: ignore[union-attr]
     added = {slot: tasks.layouts[part] for part, slot in tasks.sums.items()}
     held = sum(torch.Size(of.local_shape(0)).numel() for of in added.values() if 0 in of.placement)
     assert held <= 144

@@ -10,85 +10,25 @@ And what each hands to others, and what is done once a step, before and after al
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import replace
 
 from ....boxing.graph.buckets import gathered
 from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
-from ....sbp import Layout
 from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
 from ..instructions.instruction import Instruction
 from ..instructions.moves import DecodeHop, EncodeHop
 from ..instructions.offload import offloaded, offloads
 from ..instructions.order import Writer, bucketed
 from ..lower.recompute import recomputed
-from ..lower.registers import Contents, LocalRegister, Transfer
+from ..lower.registers import Contents, LocalRegister
 from ..lower.segments import Segment, Stage, kept, made_by
 from .chunks import Chunks
 from .gradient_homes import brought_each_time
+from .task import Hop, Name, Task, TaskKind, Tasks
 
-__all__ = ["Hop", "TaskKind", "Name", "Task", "Tasks", "derived", "tasks"]
-
-TaskKind: TypeAlias = Literal["F", "B", "W"]
-
-
-class Name(NamedTuple):
-    """A task by what it is and for which chunk."""
-
-    kind: TaskKind
-    chunk: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.chunk}"
-
-    @classmethod
-    def of(cls, text: str) -> "Name":
-        """By its name, or by that of a case of it for one slice of each sequence."""
-        return cls(text[0], int(text[1:].partition(".")[0]))  # type: ignore[arg-type]
-
-    def shifted(self, by: int) -> "Name":
-        """The same task of a later chunk."""
-        return Name(self.kind, self.chunk + by)
-
-
-class Hop(NamedTuple):
-    """A register of one task that arrives as a register of another, on other ranks."""
-
-    source: Name
-    target: Name
-    sent: LocalRegister
-    come: LocalRegister
-    pair: tuple[Layout, Layout]
-
-
-@dataclass(frozen=True)
-class Task:
-    """The task of an actor at a firing. `values` are results of the step that it makes, `sums` gradients of weights."""
-
-    name: Name
-    todo: tuple[Instruction, ...]
-    values: tuple[LocalRegister, ...]
-    sums: tuple[LocalRegister, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.name}:", *(f"  {do}" for do in self.todo)])
-
-
-@dataclass(frozen=True)
-class Tasks:
-    """All tasks of a graph. `edges` are by who makes and who reads."""
-
-    tasks: Mapping[Name, Task]
-    edges: Mapping[tuple[Name, Name], tuple[LocalRegister, ...]]
-    hops: tuple[Hop, ...]
-    before: tuple[Instruction, ...]
-    after: tuple[Instruction, ...]
-    sums: Mapping[LocalRegister, LocalRegister]  # parts of gradients -> the register where they are added up
-    grads: Mapping[str, LocalRegister]  # of sources: the register of the gradient at home
-    transfers: tuple[Transfer, ...]
-    layouts: Mapping[str, Layout]
+__all__ = ["derived", "tasks"]
 
 
 def tasks(
@@ -99,9 +39,11 @@ def tasks(
     *,
     apart: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None,
     regather: bool,
+    joined: bool = False,
 ) -> Tasks:
-    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks."""
-    return _Tasks(graph, stages, where, again, apart, regather).made()
+    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks.
+    With `joined` nothing runs between a chunk's forward and its backward."""
+    return _Tasks(graph, stages, where, again, apart, regather).made(joined)
 
 
 class _Tasks:
@@ -118,7 +60,7 @@ class _Tasks:
         self.split, self.apart = apart is not None, apart or {}
         regions = recomputed(graph, stages, where.of, where.once | where.given | where.hops)
         stay = {name for at in where.once for name in made_by(stages[at])} if where.gathers else ()
-        self.writer = Writer(graph, stages, again, regather, regions, numbered=True, stay=stay)
+        self.writer = Writer(graph, stages, again, regather, regions, numbered=not where.alone, stay=stay)
         self.makers = {y: n for n, stage in enumerate(stages) for y in made_by(stage)}
         self.derived = derived(stages, where)
         self.todo: dict[Name, list[Instruction]] = defaultdict(list)
@@ -126,28 +68,28 @@ class _Tasks:
         self.hops: list[Hop] = []
         self.after: list[Instruction] = []
         self.parts = Parts(self.writer.layouts)
-        self.each_time = brought_each_time(graph, stages, where)
+        self.each_time = self.writer.ends.keys() if where.alone else brought_each_time(graph, stages, where).keys()
         self.homeward: dict[str, Instruction] = {}  # the moves home of these
         self.sums: dict[LocalRegister, LocalRegister] = {}
 
-    def made(self) -> Tasks:
+    def made(self, joined: bool) -> Tasks:
         backward = list(self.writer.backward())
         for n, do in enumerate(self.writer.forward()):
             self.forward(n, do)
         for do in backward:
             self.backward(do)
-        for name in self.each_time.keys() & self.writer.ends.keys():
-            self.homeward[name] = self.writer.back(self.writer.ends[name])
-        for task, todo in self.todo.items():
-            moves = bucketed(self.homed(todo), self.writer)
-            self.todo[task] = [coded for do in moves for coded in self.writer.coded(do)]
-        if self.where.gathers:
-            self.before = self.gathered()
-        self.ends()
         for chunk in range(len(self.where.group)):
             self.todo[Name("F", chunk)]
+        for task, todo in self.todo.items():
+            moves = bucketed(self.homed(todo), self.writer)
+            made = self.parts.added(moves) if self.where.alone else moves
+            self.todo[task] = [coded for do in made for coded in self.writer.coded(do)]
+        if self.where.gathers:
+            self.before = self.gathered()
+        if not self.where.alone:
+            self.ends()
         if offloads(self.stages):
-            self.offload()
+            self.offload(apart=not joined)
         done = {name: self.task(name, todo) for name, todo in self.todo.items()}
         transfers = tuple(self.writer.transfers)
         edges = self.edges(done)
@@ -155,13 +97,13 @@ class _Tasks:
         before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
         return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
 
-    def offload(self) -> None:
+    def offload(self, *, apart: bool) -> None:
         """In every chunk, what its modules save on its way to the host and back."""
         stay = {*kept(self.graph), *self.writer.lasting}
         for chunk in range(len(self.where.group)):
             names = [Name("F", chunk), *(name for kind in ("B", "W") if (name := Name(kind, chunk)) in self.todo)]
             parts = [self.todo[name] for name in names]
-            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=True)
+            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=apart)
             self.todo.update(zip(names, made, strict=True))
 
     def forward(self, n: int, do: Instruction) -> None:
@@ -277,6 +219,8 @@ class _Tasks:
     def part(self, slot: LocalRegister) -> LocalRegister:
         """The register of one more part of a gradient. Those of weights are added up over micro-batches, unless they
         are brought home with each."""
+        if self.where.alone:  # what is added where it is made has its parts when moves are in their buckets
+            return slot
         register = self.parts.part(slot)
         if slot.is_gradient and slot.of in self.where.weights and not self.is_homed(slot):
             self.sums[register] = slot
@@ -287,18 +231,23 @@ class _Tasks:
 
     def homed(self, todo: Sequence[Instruction]) -> Iterator[Instruction]:
         """The things to do in a task, with the moves home behind the last part that it makes of a gradient."""
-        parts: dict[str, list[LocalRegister]] = defaultdict(list)
+        parts: dict[str, dict[LocalRegister, None]] = defaultdict(dict)
         last: dict[str, int] = {}
         for at, do in enumerate(todo):
             for part in filter(self.is_homed, do.writes):
-                parts[part.of].append(part)
+                parts[part.of][part] = None
                 last[part.of] = at
+        ended: dict[int, list[str]] = defaultdict(list)
+        for name, at in last.items():
+            ended[at].append(name)
         for at, do in enumerate(todo):
             yield do
-            for name in [name for name, end in last.items() if end == at]:
+            for name in ended.get(at, ()):
                 first, *others = parts[name]
                 for number, other in enumerate(others, 2):
                     yield AddPart(number, (first, other), (first,))
+                if name not in self.homeward:
+                    self.homeward[name] = self.writer.back(self.writer.ends[name])
                 move = self.homeward[name]
                 yield replace(move, reads=(first,), writes=(self.part(move.writes[0]),))
 
