@@ -18,8 +18,9 @@ from .capture.arguments import cutter
 from .choose.choose import Decided
 from .compiler.generated_calls import Shards
 from .memory.liveness import RankMemory
+from .memory.resident import Resident
 from .microbatch.batch import Batch, PieceKind
-from .microbatch.micro import Micro
+from .microbatch.micro import BatchDraw, Micro
 from .optimizer.late_mean import wide_dtype
 from .options import Options
 from .run.costs import chunk_costs, course, once, step_costs
@@ -150,7 +151,17 @@ class Pieces:
     def memory(self) -> dict[int, RankMemory]:
         """The bytes that a step takes at its peak on every rank."""
         regather = self.options.backend != "autograd"
-        return footprint(self.proved, regather=regather, states=self.states, mean=wide_dtype)
+        live = footprint(self.proved, regather=regather, states=self.states, mean=wide_dtype)
+        return {rank: of.beside([self.drawn], rank) for rank, of in live.items()}
+
+    @property
+    def drawn(self) -> Resident:
+        """The random numbers of the batch, which lie there all the time; those of one micro-batch are among its own."""
+        each = (self.sized[key] for key in self.proved.keys[1:])
+        held = [
+            one.graph.layout(known.name) for one in each for known in one.micro.known if isinstance(known, BatchDraw)
+        ]
+        return Resident.of("activations", held)
 
     def costs(self) -> tuple[Costs, ...]:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""

@@ -233,6 +233,15 @@ def test_numbers_of_each_micro_batch_are_not_held_and_do_not_depend_on_the_sched
     assert runs[0][0] != pytest.approx(runs[1][0], rel=1e-6)
 
 
+def test_the_account_of_memory_has_what_is_held() -> None:
+    def bytes_of(draws: Any) -> int:
+        model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 4)).double()
+        how: Any = {"placement": flow.placement("cpu", [0]), "micro_batches": 5, "draws": draws}
+        return int(flow.compile(model, loss_fn, **how).plan(X, Y).planned.memory()[0].activations)
+
+    assert bytes_of("batch") - bytes_of("micro_batch") == X[..., 0].numel() * 64  # a byte each
+
+
 def test_whose_numbers_is_said_of_micro_batches_alone() -> None:
     with pytest.raises(SbpError, match="there are 'batch', 'micro_batch'"):
         flow.compile(fresh(), loss_fn, micro_batches=2, draws="each")  # type: ignore[call-overload]
