@@ -74,14 +74,17 @@ class MicroBatchRunner:
         means = self.model.late_means(corrected)
         if corrected:
             self.proved.weights.goes_on(means)
+        # A buffer may become an argument, or another buffer or a weight as they are, which no task makes.
+        given_back = {name: held[name] for name in self.graph.writes.values() if name in held}
+        if self.streams:  # weights change before the step ends
+            given_back = {name: tuple([x.clone() for x in of]) for name, of in given_back.items()}
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
             made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)
         each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
         losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
         if self.validation is None or not self.validation.ends(losses):
-            # A buffer may become an argument or another buffer, which no task makes.
-            self.model.take({**held, **inputs[0], **made[0]}, losses, grads if self.learns else None, given)
+            self.model.take({**given_back, **inputs[0], **made[0]}, losses, grads if self.learns else None, given)
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:

@@ -34,7 +34,16 @@ class BoundTask:
     """
 
     def __init__(
-        self, variant: Variant, low: Lowered, name: Name, shift: int, actor: Actor, case: str, *, pauses: bool = False
+        self,
+        variant: Variant,
+        low: Lowered,
+        name: Name,
+        shift: int,
+        actor: Actor,
+        case: str,
+        *,
+        early: bool,
+        pauses: bool = False,
     ) -> None:
         self.name, own, called = name, variant.tasks.tasks[name], name.shifted(shift)
         ports: tuple[Take | Give, ...] = (*actor.takes, *actor.gives)
@@ -58,6 +67,8 @@ class BoundTask:
         self.names, self.new = gives, True
         here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
         self.values = [(register, here[register]) for register in own.values]
+        # What buffers become may be views of weights, which change before the step ends where optimizers step early.
+        self.copied = frozenset(variant.graph.writes.values()) if early else frozenset[str]()
         self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
 
     def own(self, firing: Firing, label: int) -> Firing:
@@ -77,7 +88,8 @@ class BoundTask:
         """The results of a micro-batch."""
         at = 0
         for register, many in self.values:
-            values[register] = trimmed(tensors[at : at + many])
+            mine = trimmed(tensors[at : at + many])
+            values[register] = tuple([x.clone() for x in mine]) if register in self.copied else mine
             at += many
 
     def add(self, tensors: tuple[Tensor, ...], sums: Sums) -> None:
@@ -108,6 +120,7 @@ class BoundTasks:
     def __init__(self, proved: ProvedPipeline) -> None:
         self.variants, self.lowered, self.weights = proved.variants, proved.lowered, proved.weights
         self.keys, self.count, self.routes = proved.keys, proved.count, len(proved.firsts)
+        self.early = proved.weights.steps or not proved.schedule.synchronous
         self.bytes: dict[str, int] = {}  # of the registers, as far as this process has filled them
 
     def task(self, actor: Actor) -> Fire:
@@ -121,7 +134,7 @@ class BoundTasks:
         route, chunk = divmod(name.chunk, self.count)
         own, shift = Name(name.kind, chunk), route * self.count
         return route, {
-            kind: BoundTask(self.variants[route, kind], low, own, shift, actor, case, pauses=pauses)
+            kind: BoundTask(self.variants[route, kind], low, own, shift, actor, case, early=self.early, pauses=pauses)
             for kind, low in self.lowered.items()
             if own in self.variants[route, kind].tasks.tasks
         }

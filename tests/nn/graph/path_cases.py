@@ -18,7 +18,7 @@ from sbpflow import B, S
 from .paths import Case, Given
 from .pipes import F32, F64, Gpt, adamw, mlp, numbers, sgd, square_loss, text, whole, words_loss
 
-__all__ = ["CASES", "WRONG"]
+__all__ = ["CASES", "EARLY", "WRONG"]
 
 BF16 = torch.bfloat16
 MANY = "needs more than one micro-batch at once"
@@ -470,11 +470,15 @@ def named(what: str, cases: Mapping[str, Case]) -> dict[str, Case]:
 
 
 # Where optimizers of stages step before they know of all gradients
+def transposed(m: Any, x: Tensor) -> None:
+    m.square.copy_(m.last.weight.detach().t())
+
+
+EARLY = {
+    name: case(partial(Kept, of), first=["first"], options={"post_validation": True})
+    for name, of in {"a weight": weight, "a view of a weight": transposed, "an argument": argument}.items()
+}
 WRONG: dict[str, tuple[Case, str]] = {
-    "buffer: weight": (
-        case(partial(Kept, weight), first=["first"], options={"post_validation": True}),
-        "a buffer that becomes a weight as it is gets the one of after the step",
-    ),
     "layers: of one layer, skipped": (
         case(make=lambda m: SGD(m[1].parameters(), lr=0.1), options={"post_validation": True, "skip_nonfinite": True}),
         "parameters that no optimizer has are left without a gradient",

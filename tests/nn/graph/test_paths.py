@@ -11,7 +11,7 @@ import sbpflow as flow
 from sbpflow.placement.errors import SbpError
 from tests.ranks import Ranks
 
-from .path_cases import CASES, WRONG
+from .path_cases import CASES, EARLY, WRONG
 from .paths import PATHS, Case, Path, same_on
 from .pipes import close, everywhere, mlp, numbers, square_loss, trains
 
@@ -73,6 +73,12 @@ WITH_REASONS = [
 @pytest.mark.parametrize("case", WITH_REASONS)
 def test_a_step_is_as_in_torch_where_stages_step_early(case: Case, stages: int) -> None:
     same_on(Path(2, stages, trains=True), case)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("name", EARLY)
+def test_a_buffer_becomes_what_there_was_before_a_stage_stepped(name: str, stages: int) -> None:
+    same_on(Path(2, stages, trains=True), EARLY[name])
 
 
 def all_on_ranks(cases: Sequence[tuple[str, Path]]) -> None:
