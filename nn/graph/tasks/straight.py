@@ -20,15 +20,14 @@ def schedule(
     *,
     regather: bool = True,
     overlap: bool | None = None,
-    apart: bool = False,
 ) -> Order:
     """The order of a graph's stages. `again` names the inputs that the backward of a segment takes again, by number.
 
     What is in it changes when values are freed, and nothing else. `overlap` has moves go on beside segments: None,
-    where it pays; True, wherever they can. `apart` says that others run between forward and backward, as in a pipeline.
+    where it pays; True, wherever they can.
     """
     whole = Chunks.whole(graph, stages)
-    made = tasks(graph, stages, whole, again or {}, apart=None, regather=regather, joined=not apart)
+    made = tasks(graph, stages, whole, again or {}, apart=None, regather=regather, joined=True)
     todo = [do for task in made.tasks.values() for do in task.todo]
     if overlap is not False:
         todo = overlapped(todo, made.transfers, always=bool(overlap))
