@@ -476,7 +476,7 @@ def transposed(m: Any, x: Tensor) -> None:
 
 EARLY = {
     name: case(partial(Kept, of), first=["first"], options={"post_validation": True})
-    for name, of in {"a weight": weight, "a view of a weight": transposed, "an argument": argument}.items()
+    for name, of in {"a weight": weight, "a view of a weight": transposed}.items()
 }
 WRONG: dict[str, tuple[Case, str]] = {
     "layers: of one layer, skipped": (
