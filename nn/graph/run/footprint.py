@@ -69,7 +69,9 @@ def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> R
         mine = [(kind, chunk) for kind, chunk in found if chunk in chunks and (kind != "U" or streams)]
         under.update(chunk for kind, chunk in mine if kind == "F" and program.ordered)
         live = stays + sum(sums.values()) + sum(chunks[chunk].passing[kind] for kind, chunk in mine)
-        live += sum(min(under[chunk], slots[chunk]) * of.kept[None] for chunk, of in chunks.items())
+        for chunk, of in chunks.items():  # where there are sums, one has ended
+            most_under = min(slots[chunk], _many(program, chunk // program.count) - bool(sums.get(chunk)))
+            live += min(under[chunk], most_under) * of.kept[None]
         if mine and live > most:
             most, fullest = live, chunks[mine[0][1]].fullest
         for kind, chunk in mine:
