@@ -6,6 +6,8 @@ Micro-batches of another kind or on another route have weights of their own, whi
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import torch
+
 from .....boxing import box
 from .....sbp import Layout
 from ...compiler.generated_calls import Shards
@@ -75,9 +77,30 @@ class SameWeights(Weights):
         return {key: once.before(self.there[key]) for key, once in self.once.items()}
 
     def grads(self) -> dict[str, Shards]:
-        found: dict[str, Shards] = {}
+        sums, found = self.step.sums, dict[str, Shards]()
+        for key, other in self.added_to.items():
+            for slot, parts in sums[key].items():
+                if parts and slot in sums[other]:
+                    torch._foreach_add_(sums[other][slot], parts)
+                else:
+                    sums[other].setdefault(slot, parts)
         for key, once in self.once.items():
-            self.returned(self.variants[key], once.after(self.there[key], self.step.sums[key]), found)
+            if key not in self.added_to:
+                self.returned(self.variants[key], once.after(self.there[key], sums[key]), found)
+        return found
+
+    @cached_property
+    def added_to(self) -> dict[VariantKey, VariantKey]:
+        """The kinds of micro-batches whose gradients lie as those of another kind on their route, and so come home
+        with these."""
+        found: dict[VariantKey, VariantKey] = {}
+        firsts: dict[tuple[int, frozenset[tuple[str, Layout]]], VariantKey] = {}
+        for key in self.keys:
+            made = self.variants[key].tasks
+            registers = {*made.sums.values(), *made.grads.values()}
+            first = firsts.setdefault((key[0], frozenset((of, made.layouts[of]) for of in registers)), key)
+            if first != key:
+                found[key] = first
         return found
 
     def end(self) -> None:
