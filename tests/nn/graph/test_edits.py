@@ -89,7 +89,7 @@ def test_a_step_is_as_in_torch_after_an_edit(edit: Edit, mode: str | Path) -> No
     plain, made = Scene("plain"), Scene("graph", path=mode) if isinstance(mode, Path) else Scene(mode)
     alike(plain, made, 2)
     if isinstance(mode, Path) and mode.stages == 2 and not edit.staged:
-        with pytest.raises(flow.SbpError, match="on different placements"):
+        with pytest.raises(flow.PlacementError, match="on different placements"):
             edit.change(made)
         return
     for _ in range(1 + edit.again):
