@@ -29,6 +29,7 @@ class DeviceFamily:
     bucket: int  # bytes of gradients that are brought together in one exchange
     preset: str  # the cluster by which it is priced where nobody says which
     eights: tuple[int, int] | None = None  # the least compute capability with products of 8 bits, where that is asked
+    described: tuple[int, int] | None = None  # that of the preset, which programs are told where no card is here
 
     @property
     def module(self) -> Any:
@@ -103,7 +104,15 @@ FAMILIES = {
     for row in (
         DeviceFamily("cpu", "a CPU", False, "gloo", torch._C.DispatchKey.AutocastCPU, 4 * 2**20, "cpu"),
         DeviceFamily(
-            "cuda", "CUDA", True, "nccl", torch._C.DispatchKey.AutocastCUDA, 25 * 2**20, "h100x8", eights=(8, 9)
+            "cuda",
+            "CUDA",
+            True,
+            "nccl",
+            torch._C.DispatchKey.AutocastCUDA,
+            25 * 2**20,
+            "h100x8",
+            eights=(8, 9),
+            described=(9, 0),
         ),
     )
 }

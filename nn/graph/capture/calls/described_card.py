@@ -41,6 +41,8 @@ class DescribedCard(TorchFunctionMode):
             return args[0].to(_HOST, **{name: kwargs[name] for name in kwargs if name == "memory_format"})
         if args and isinstance(args[0], FakeTensor) and func in self.asks and not _asked_by_us():
             return func == self.asks[0]
+        if func in (torch.histc, Tensor.histc) and args and not args[0].is_floating_point():
+            return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)  # the host counts floats alone
         if "device" in kwargs:
             kwargs["device"] = self.host(kwargs["device"])
         every = func is Tensor.to
@@ -59,6 +61,8 @@ class DescribedCard(TorchFunctionMode):
         """Until the end the program finds these fakes on the card, and autocast of the card is on where it says so."""
         where: Any = FakeTensor.device
         begin, there = torch.autocast.__init__, torch.device(self.kind.name, 0)
+        module, capability = self.kind.module, "get_device_capability"
+        asked = getattr(module, capability, None)
 
         def device(x: FakeTensor) -> torch.device:
             found: torch.device = where.fget(x)
@@ -74,12 +78,16 @@ class DescribedCard(TorchFunctionMode):
                 one.device = device_type
 
         FakeTensor.device, torch.autocast.__init__ = property(device), autocast  # type: ignore[assignment,method-assign]
+        if asked is not None and self.kind.described is not None:
+            setattr(module, capability, lambda device=None: self.kind.described)
         try:
             torch.set_autocast_enabled(_HOST.type, False)
             with self:
                 yield
         finally:
             FakeTensor.device, torch.autocast.__init__ = where, begin  # type: ignore[method-assign]
+            if asked is not None:
+                setattr(module, capability, asked)
 
     def cast(self, func: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
         """Makes the casts and the call that autocast of the card makes of a call, on the host.

@@ -55,6 +55,23 @@ def test_a_step_may_name_the_card() -> None:
     assert {"aten.rand.default", "aten.linear.default"} <= types(planned(named)).keys()
 
 
+def counted(model: Step, x: Tensor) -> Tensor:
+    """As experts of transformers count their tokens: cards count whole numbers, and the host floats alone."""
+    assert torch.cuda.get_device_capability(x.device) == (9, 0)
+    ids = x.argmax(-1)
+    held = ids.float() if x.device.type == "cpu" else ids.int()
+    counts = torch.histc(held, bins=64, min=0, max=63)
+    assert counts.dtype is held.dtype is torch.int32
+    found: Tensor = model.last(model.first(x) * (held.histc(64, max=63) + counts))
+    return found
+
+
+def test_whole_numbers_are_counted_on_it() -> None:
+    before = torch.cuda.get_device_capability
+    assert "aten.histc.default" in types(planned(counted))
+    assert torch.cuda.get_device_capability is before
+
+
 def test_tensors_say_that_they_are_on_it() -> None:
     asked: list[Any] = []
 
