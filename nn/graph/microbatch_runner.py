@@ -35,9 +35,8 @@ class MicroBatchRunner:
         self.batch, self.graph, self.program, self.proved = pieces.batch, plan.graph, pieces.program, pieces.proved
         self.each = [pieces.sized[key] for key in self.proved.keys]  # of the micro-batches
         micros = [one.micro for one in self.each]
-        self.before = Before(
-            self.batch, micros, pieces.groups, self._held, str(plan.options.name), self.program.proved.everywhere
-        )
+        name, everywhere = str(plan.options.name), self.proved.everywhere
+        self.before = Before(self.batch, micros, pieces.groups, self._held, name, everywhere)
         constants = [s for s in plan.graph.sources if s.kind == "constant"]
         self.constants = {s.value.name: cutter(s.value.layout) for s in constants}
         updates = [self.batch.update(group) for group in pieces.groups]

@@ -27,7 +27,7 @@ def schedule(
     where it pays; True, wherever they can.
     """
     whole = Chunks.whole(graph, stages)
-    made = tasks(graph, stages, whole, again or {}, apart=None, regather=regather, joined=True)
+    made = tasks(graph, stages, whole, again or {}, apart=None, regather=regather)
     todo = [do for task in made.tasks.values() for do in task.todo]
     if overlap is not False:
         todo = overlapped(todo, made.transfers, always=bool(overlap))

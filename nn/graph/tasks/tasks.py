@@ -39,11 +39,9 @@ def tasks(
     *,
     apart: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None,
     regather: bool,
-    joined: bool = False,
 ) -> Tasks:
-    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks.
-    With `joined` nothing runs between a chunk's forward and its backward."""
-    return _Tasks(graph, stages, where, again, apart, regather).made(joined)
+    """The tasks of a graph. `apart` says of segments what each half of their backward takes again; None: no W tasks."""
+    return _Tasks(graph, stages, where, again, apart, regather).made()
 
 
 class _Tasks:
@@ -72,7 +70,7 @@ class _Tasks:
         self.homeward: dict[str, Instruction] = {}  # the moves home of these
         self.sums: dict[LocalRegister, LocalRegister] = {}
 
-    def made(self, joined: bool) -> Tasks:
+    def made(self) -> Tasks:
         backward = list(self.writer.backward())
         for n, do in enumerate(self.writer.forward()):
             self.forward(n, do)
@@ -89,7 +87,7 @@ class _Tasks:
         if not self.where.alone:
             self.ends()
         if offloads(self.stages):
-            self.offload(apart=not joined)
+            self.offload()
         done = {name: self.task(name, todo) for name, todo in self.todo.items()}
         transfers = tuple(self.writer.transfers)
         edges = self.edges(done)
@@ -97,13 +95,13 @@ class _Tasks:
         before, after, grads = tuple(self.before), tuple(self.after), self.writer.grads
         return Tasks(done, edges, tuple(self.hops), before, after, self.sums, grads, transfers, layouts)
 
-    def offload(self, *, apart: bool) -> None:
+    def offload(self) -> None:
         """In every chunk, what its modules save on its way to the host and back."""
         stay = {*kept(self.graph), *self.writer.lasting}
         for chunk in range(len(self.where.group)):
             names = [Name("F", chunk), *(name for kind in ("B", "W") if (name := Name(kind, chunk)) in self.todo)]
             parts = [self.todo[name] for name in names]
-            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=apart)
+            made = offloaded(parts, self.stages, self.writer.layouts, stay, apart=not self.where.alone)
             self.todo.update(zip(names, made, strict=True))
 
     def forward(self, n: int, do: Instruction) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ..terms import Columns, Token, column, whole
+from .pipe import Pipe
 from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Accumulate"]
@@ -37,6 +38,6 @@ COUNT.2: /\d+(?=\s*micro[-_ ]?batch)/i
 
     def assign(self, to: Assigning) -> None:
         by = to.made.pipe[0] if to.made.pipe is not None else None
-        if getattr(by, "micro_batches", None) is not None:
+        if isinstance(by, Pipe) and by.micro_batches is not None:
             raise LineFault(self, "micro_batches", "the pipeline says how many micro-batches already", other=by)
         to.made.options["micro_batches"] = self.micro_batches
