@@ -235,11 +235,9 @@ class AdoptedModel:
             for name, each in self.pieces.items():
                 each.idle = name not in grads
             if self.optimizers:
-                if self.many != self._many():
-                    self.many, self.stepped = self._stepped()
-                    self.leaves = self._leaves()
+                self.look_at_optimizers()
                 if self.leaves:
-                    come = self._left(come, 1.0 if self.scale is None else factor)
+                    come = self.left(come, 1.0 if self.scale is None else factor)
             # A parameter's hooks are called with its own gradient, which has to go by it then.
             hooked = any(map(_hooks_of, self.trained.values()))
             if hooked or not self.optimizers:
@@ -277,6 +275,12 @@ class AdoptedModel:
             for each in self.pieces.values():
                 each.idle = False
 
+    def look_at_optimizers(self) -> None:
+        """See again which parameters optimizers hold, if they hold more or fewer than before."""
+        if self.many != self._many():
+            self.many, self.stepped = self._stepped()
+            self.leaves = self._leaves()
+
     def _many(self) -> int:
         """The number of parameters that optimizers hold."""
         return sum([len(group["params"]) for each in self.optimizers for group in each.param_groups])
@@ -290,7 +294,7 @@ class AdoptedModel:
         """Whether some parameters are trained that no optimizer holds."""
         return not all(id(each.parameter) in self.stepped for each in self.trained.values())
 
-    def _left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
+    def left(self, come: list[tuple[Trained, Shards]], scale: float) -> list[tuple[Trained, Shards]]:
         """The gradients that optimizers step by.
 
         A gradient of a parameter that none of them holds is added to the parameter's own, as torch does, for whoever

@@ -51,6 +51,7 @@ class _Stepping:
 
     grads: Mapping[str, Shards]  # at home
     come: list[tuple[Trained, Shards]]
+    left: list[tuple[Trained, Shards]]  # at home, of parameters that no optimizer has
     kept: BeforeStep | None = None
 
 
@@ -79,9 +80,14 @@ class PostValidation:
         """Begin a step. Hooks and gradients that others left on parameters are refused, because they would count."""
         model, self.chunks, self.told, self.spoilt, self.stand = self.model, {}, None, {}, set()
         model.hold()
+        model.look_at_optimizers()
         self.factor = 1.0 if model.scale is None else model.scale.value
         for name in self.names:
             each = model.trained[name]
+            if id(each.parameter) not in model.stepped:
+                if model.limit is not None:
+                    raise self.refused(name, "has no optimizer and counts in the norm", "give it one")
+                continue
             if each.parameter._hooks is not None:
                 raise self.refused(name, "has a hook for its gradient", "remove it")
             if each.parameter.grad is not None or each.master.grad is not None:
@@ -100,11 +106,13 @@ class PostValidation:
         looks = model.scale is not None or model.skipped is not None
         bad = looks and overflowed([(each.home.placement, shards) for each, shards in come.values()], line)
         spoilt = model.skipped is not None and bool(losses) and overflowed(losses, line)
+        left = [pair for pair in come.values() if id(pair[0].parameter) not in model.stepped]
+        come = {name: pair for name, pair in come.items() if id(pair[0].parameter) in model.stepped}
         brought = [(each, each.brought(shards)) for each, shards in come.values()]
         if model.scale is not None:
             plain = unscaled([shards for _, shards in brought], self.factor)
             brought = [(each, shards) for (each, _), shards in zip(brought, plain, strict=True)]
-        self.chunks[chunk] = _Stepping(grads, brought)
+        self.chunks[chunk] = _Stepping(grads, brought, left)
         found = torch.zeros(len(self.names) + 2, dtype=torch.float64, device=device(where, owned(where)[0]))
         found[-2], found[-1] = bad, spoilt
         if model.limit is not None:
@@ -132,6 +140,7 @@ class PostValidation:
                 self.undone += 1
             if not bad:
                 self.stand.add(chunk)
+                self.model.left(at.left, self.factor)
                 if clips or at.kept is None:
                     self.stepped(at.come, self.norm(known) if clips else None)
             del self.chunks[chunk]

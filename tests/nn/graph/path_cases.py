@@ -18,7 +18,7 @@ from sbpflow import B, S
 from .paths import Case, Given
 from .pipes import F32, F64, Gpt, adamw, mlp, numbers, sgd, square_loss, text, whole, words_loss
 
-__all__ = ["CASES", "EARLY", "WRONG"]
+__all__ = ["CASES", "EARLY"]
 
 BF16 = torch.bfloat16
 MANY = "needs more than one micro-batch at once"
@@ -475,14 +475,17 @@ def transposed(m: Any, x: Tensor) -> None:
 
 
 EARLY = {
-    name: case(partial(Kept, of), first=["first"], options={"post_validation": True})
-    for name, of in {"a weight": weight, "a view of a weight": transposed}.items()
-}
-WRONG: dict[str, tuple[Case, str]] = {
-    "layers: of one layer, skipped": (
-        case(make=lambda m: SGD(m[1].parameters(), lr=0.1), options={"post_validation": True, "skip_nonfinite": True}),
-        "parameters that no optimizer has are left without a gradient",
-    ),
+    **{
+        f"a buffer becomes {name}": case(partial(Kept, of), first=["first"], options={"post_validation": True})
+        for name, of in {"a weight": weight, "a view of a weight": transposed}.items()
+    },
+    **{
+        f"no optimizer has layer {layer}": case(make=make, options={"post_validation": True, "skip_nonfinite": True})
+        for layer, make in {
+            0: lambda m: SGD(m[1].parameters(), lr=0.1),
+            1: lambda m: SGD(m[0].parameters(), lr=0.1),
+        }.items()
+    },
 }
 CASES: dict[str, Case] = {
     **named("loss", {name: case(run=run, batch=labelled) for name, run in LOSSES.items()}),
