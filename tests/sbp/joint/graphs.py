@@ -4,7 +4,8 @@ import numpy as np
 
 from sbpflow.sbp.joint.problem import Edge, Problem, Vector
 
-GRAPHS = 48  # of each kind; the sweep looks at 120
+GRAPHS = 48  # of each kind
+MANY_GRAPHS = 120  # in the sweep
 
 
 def small(seed: int, *, tied: bool = False, dense: bool = False) -> Problem:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.sbp.joint.graphs import MANY_GRAPHS
 from tests.sbp.joint.solver import test_best, test_local_search, test_mixtures, test_presolve, test_solve
 
 DRAWN: list[tuple[Callable[..., None], dict[str, Any]]] = [
@@ -29,5 +30,5 @@ def test_it_holds_of_more_graphs(
     law: Callable[..., None], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (test_best, test_local_search, test_mixtures, test_presolve, test_solve):
-        monkeypatch.setattr(module, "GRAPHS", 120)
+        monkeypatch.setattr(module, "GRAPHS", MANY_GRAPHS)
     law(**options)

@@ -9,7 +9,7 @@ from sbpflow.sbp.joint.problem import Edge, Problem
 from sbpflow.sbp.joint.solver.best import Method
 from sbpflow.sbp.joint.solver.solve import solve
 from tests.counts import calls
-from tests.sbp.joint.graphs import GRAPHS, plans, small, transformer
+from tests.sbp.joint.graphs import GRAPHS, MANY_GRAPHS, plans, small, transformer
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
@@ -133,7 +133,7 @@ def held_short(seed: int) -> Problem:
 @pytest.mark.sweep
 def test_bounds_hold_where_hidden_moves_and_memory_are_short_at_once() -> None:
     near = met = 0
-    for seed in range(GRAPHS // 2):
+    for seed in range(MANY_GRAPHS // 2):
         problem = held_short(seed)
         every = [(problem.cost(choice), held) for _, held, choice in plans(problem)]
         if not every:
@@ -154,7 +154,7 @@ def test_bounds_hold_where_hidden_moves_and_memory_are_short_at_once() -> None:
 @pytest.mark.sweep
 def test_gaps_of_small_graphs_are_closed_branch_by_branch() -> None:
     wide = closed = 0
-    for seed in range(0, GRAPHS // 2):
+    for seed in range(0, MANY_GRAPHS // 2):
         problem = held_short(seed)
         known = plans(problem)
         if known:
