@@ -24,6 +24,7 @@ kept          is never taken apart: on fakes it may become another kernel than o
 addends       is taken apart always, into sums that may be partial
 along         has a formula for a dim that is split
 drops         zeroes elements by chance
+unfaked       takes dtypes that torch's check of tensors without values refuses
 """
 
 from functools import cache
@@ -69,6 +70,7 @@ ROWS = """
     addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*
     along                   softmax.int _softmax log_softmax.int _log_softmax logsumexp var.correction std.correction
     drops                   dropout* alpha_dropout* feature_dropout* feature_alpha_dropout*
+    unfaked                 _grouped_mm*
 """
 
 VIEWS = frozenset({"same", "reshaped", "permuted", "cut", "spread"})  # traits of what shows its input otherwise

@@ -1,13 +1,14 @@
 """Dims renamed, dropped, added or repeated: permute, squeeze, expand and their like."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..call import Call, Match, Piece, Rewritten
+from ..call import Call, Match, Piece, Rewritten, Way
 from ..rule import register
 from .labels import aligned, labelled
 
@@ -69,27 +70,34 @@ def expand_as(call: Call) -> Match:
     """The other gives only its shape, and may itself lie in any way that gives the right one."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
     new = len(after) - len(before)
-    labels: list[Hashable] = [d if d >= new and before[d - new] == n else None for d, n in enumerate(after)]
-    return labelled(call, [labels[new:], labels], [labels], linear=[(0,), (0, 1)], hollow=True)
+    mine: list[Hashable] = [d if before[d - new] == n else None for d, n in enumerate(after) if d >= new]
+    whole = range(len(after))
+    return labelled(call, [mine, whole], [whole], linear=[(0,), (0, 1)], hollow=True)
 
 
 @register("repeat", "tile")
 def repeat(call: Call) -> Match:
-    """Dims that are repeated once stay as they are."""
+    """Dims that are repeated once stay as they are. Pieces of others, one behind the other, are pieces of each copy."""
     before, after = call.inputs[0].shape, call.outputs[0].shape
     times = call.bound["repeats" if "repeats" in call.bound else "dims"]
     new = len(after) - len(before)
     times = [1] * (len(after) - len(times)) + list(times)
     labels = [d if d >= new and times[d] == 1 else None for d in range(len(after))]
-    return labelled(call, [labels[new:]], [labels], linear=[(0,)], hollow=True)
+    match = labelled(call, [labels[new:]], [labels], linear=[(0,)], hollow=True)
+    if not call.states or 0 in after or not any(call.states[0].dims) or call.states[0].windows:
+        return match
+    dims = [(-n, *cut) if n > 1 and cut else cut for n, cut in zip(times[new:], call.states[0].dims, strict=True)]
+    made = call.states[0]._replace(dims=(*[()] * new, *dims))
+    return replace(match, also=(Way((call.states[0],), (made,)),))
 
 
 @register("repeat_interleave.self_int")
 def repeat_interleave(call: Call) -> Match | None:
     """The repeated dim is split where its pieces are even, for then so are the repeated ones."""
     x, dim = call.inputs[0], call.bound["dim"]
-    if dim is None:
+    if dim is None and x.dim() != 1:
         return None
+    dim = dim or 0
     even = x.shape[dim] % max(1, _ranks(call)) == 0 and bool(call.sizes)
     labels = [d if d != dim % x.dim() or even else None for d in range(x.dim())]
     local = _without("output_size", call) if call.bound["output_size"] is not None else None

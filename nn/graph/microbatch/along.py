@@ -27,6 +27,8 @@ from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, Runs, State
 from ....sbp.traits import traits
 from ..choose.decompose import expand
+from .row_facts import RowFacts
+from .sorted_rows import SortedRows
 
 __all__ = ["TOKENS", "Along", "Change", "along", "said"]
 
@@ -70,6 +72,7 @@ def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]])
     asked = _Asked(expand(logical, lambda op: 2), runs, dims)
     for op in asked.logical.ops:
         asked.put(op)
+    asked.sorted.refuse_ends(asked.logical.ends)
     made = replace(asked.logical, ops=tuple(asked.ops))
     return Along(made, runs, asked.states, tuple(asked.ways), frozenset(asked.given), asked.attends, asked.masks)
 
@@ -109,7 +112,9 @@ class _Asked:
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
         self.causes: dict[int, LogicalOp] = {}  # by addends, the op that made the first of them
-        self.counts: set[int] = set()  # counts of booleans: none is below 0, so no sum of them cancels
+        self.counts: set[int] = set()  # counts: whole numbers of which none is below 0, so no sum of them cancels
+        self.facts = RowFacts(self.fakes)
+        self.sorted = SortedRows(self.facts, self.given, self.moved)
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -123,8 +128,9 @@ class _Asked:
         call = self.call(op)
         plain = torch.Tag.nondeterministic_seeded not in op.op.tags
         given = plain and (all(n in self.given for n in op.inputs) or bool({"like", "new"} & traits(call.name)))
-        way = self.attention(op, call) or self.cheapest(op, call)
+        way = self.attention(op, call) or self.sorted.way(op, call) or self.cheapest(op, call)
         self.record(op, way)
+        self.facts.see(op, call)
         if given:
             self.given.update(op.numbers)
             most = max((self.fakes[n].numel() for n in op.inputs if n in self.sampled), default=0)
@@ -146,15 +152,18 @@ class _Asked:
     def is_count(self, op: LogicalOp) -> bool:
         """Whether an op counts, or adds counts up, or takes a multiple of them."""
         kind, numbers = op.name.partition(".")[0], [*op.args, *op.kwargs.values()]
-        if kind in ("sum", "count_nonzero"):
-            return self.fakes[op.inputs[0]].dtype is torch.bool
-        negative = any(isinstance(n, int | float) and n < 0 for n in numbers)
-        return kind in ("add", "mul") and self.counts.issuperset(op.inputs) and not negative
+        if kind == "histc":
+            return True
+        if kind in ("sum", "count_nonzero") and self.fakes[op.inputs[0]].dtype is torch.bool:
+            return True
+        part = any(isinstance(n, int | float) and (n < 0 or n != int(n)) for n in numbers)
+        adds = (kind in ("add", "mul") and not part) or kind in ("sum", "cumsum", "to", "_to_copy")
+        return adds and bool(op.inputs) and self.counts.issuperset(op.inputs)
 
     def call(self, op: LogicalOp) -> Call:
         states = tuple(self.states[n] for n in op.inputs)
         fakes, (y, *_) = self.fakes, op.outputs
-        if counts := {n for n in op.inputs if n in self.counts and self.states[n].partial and y.is_floating_point()}:
+        if counts := {n for n in op.inputs if n in self.counts and self.states[n].partial and y.dtype != torch.bool}:
             fakes = {n: x.to(y.dtype) if n in counts else x for n, x in fakes.items()}  # as exact as any sum of floats
         return Call(op.op, fill(op.args, fakes), fill(op.kwargs, fakes), op.outputs, states, self.sizes)
 

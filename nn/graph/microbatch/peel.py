@@ -23,6 +23,7 @@ from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, refs_in
 from ....sbp.layout import Layout, RunLayout, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors, Spans, State
+from ....sbp.traits import traits
 from ..choose.decompose import in_line, opened, part_of
 from .along import Along, change
 from .attention import attend
@@ -106,10 +107,10 @@ class _Peeled:
         if not any(state.split for state in (*way.inputs, *way.outputs)):
             self.add(mine)
             return
-        if not isinstance(op.op, torch._ops.OpOverload):  # with a backward of its own, which is in no part of it
-            assert way.local is None
-            made = [self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True)]
-            self.add(replace(mine, outputs=tuple(made)))
+        # One with a backward of its own shows it to nobody, and some would not run without values.
+        if way.local is None and (not isinstance(op.op, torch._ops.OpOverload) or "unfaked" in traits(op.name)):
+            outputs = [self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True)]
+            self.add(replace(mine, outputs=tuple(outputs)))
             return
         seen = _Seen(self.k, *self.layouts(op, way))
         parts = self.parts(mine, way, seen)

@@ -19,6 +19,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("squeeze.dims", ONES, (0, 2)), ("squeeze.dims", ONES, (1, 2)), ("squeeze", X),
     ("expand", ONES, (5, 2, 4, 3, -1)), ("expand", X, (2, 4, 3, 6)), ("broadcast_to", LINE, (3, 5)),
     ("repeat", X, (2, 1, 2, 1)), ("tile", X, (3, 1)), ("repeat_interleave.self_int", X, 2, 1),
+    ("repeat_interleave.self_int", torch.randn(6, dtype=F64), 3), ("repeat", X, (3, 1, 1)),
     ("diagonal", X), ("diagonal", X, -1, 2, 0), ("diag_embed", X, 1, 0, 2),
     ("flip", X, (0, -1)), ("roll", X, [1], [2]), ("roll", X, (1, 2), (0, 1)), ("fliplr", X), ("flipud", X),
     ("unfold", X, -1, 2, 1),
@@ -33,6 +34,17 @@ def test_the_rule_is_right_and_complete(call: tuple[Any, ...]) -> None:
     report = check_rule(*call)
     assert not report.wrong
     assert not report.missing
+
+
+EXPANDED = [(ONES, X.new_ones(5, 4, 2, 3)), (LINE[:1], X), (X[0], X), (X[:, :1], X)]
+
+
+@pytest.mark.parametrize("call", EXPANDED, ids=lambda call: str(tuple(call[0].shape)))
+def test_a_tensor_grows_as_another_is_split(call: tuple[Any, ...]) -> None:
+    """The other is there for its shape: it may be anything whole."""
+    report = check_rule("expand_as", *call)
+    assert not report.wrong
+    assert {text.rpartition(" on ")[0] for text in report.missing} <= {"B, P -> B", 'B, P("max") -> B'}
 
 
 def test_tensors_broadcast_together() -> None:
