@@ -95,10 +95,17 @@ def _laid_call(run: Function, specs: Sequence[Spec], first: int = 0) -> Function
     def call(*given: Any) -> tuple[Any, ...]:
         if tuple(map(stride, given[first:last])) == wanted:
             return run(*given)
-        laid = [lay(x, spec.order) for x, spec in zip(given[first:last], specs, strict=True)]
+        laid = [
+            _strided(lay(x, spec.order), steps) for x, spec, steps in zip(given[first:last], specs, wanted, strict=True)
+        ]
         return run(*given[:first], *laid, *given[last:])
 
     return call if specs else run
+
+
+def _strided(x: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    """A tensor that lies right with these strides: some kernels, as that of group norm, look at dims of one element."""
+    return x if x.stride() == wanted or not x.numel() else x.as_strided(x.shape, wanted)
 
 
 def _order(backend: Backend, card: bool) -> tuple[Backend, ...]:

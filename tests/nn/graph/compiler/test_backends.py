@@ -97,6 +97,15 @@ def test_inputs_may_lie_in_memory_as_they_like(name: str, backend: Backend) -> N
             compare(of, backend, lambda x: x.t().contiguous().t() if x.dim() == 2 else x)
 
 
+def test_dims_of_one_element_have_the_strides_that_were_traced() -> None:
+    """Group norm of the CPU looks at them to tell how an image lies; a piece of one sample was an error."""
+    channels_last = Spec((1, 4, 3, 3), F64, CPU, (0, 2, 3, 1))
+    call = LocalCall(aten.group_norm.default, (Ref(0), 2), {}, (channels_last,), True)
+    x = torch.randn(1, 3, 3, 4, dtype=F64).permute(0, 3, 1, 2).as_strided((1, 4, 3, 3), (4, 1, 12, 4))
+    made = compiled(Local((call,), (channels_last,), (1,), (), ()), "code")
+    torch.testing.assert_close(made.forward(x)[0], torch.group_norm(x.clone(), 2))
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """Inductor without the threads that it would leave running."""
