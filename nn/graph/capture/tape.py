@@ -321,7 +321,7 @@ class Tape:
         step = view.step
         if step is None:
             view.memory.version += 1
-        else:
+        elif view.fake.numel():  # what is written to no place changes nothing, as the empty windows of a narrow image
             turn = back(step.op, step.args, dict(step.kwargs), step.at, step.viewed.where, view.where)
             if turn is None:
                 raise SbpError(

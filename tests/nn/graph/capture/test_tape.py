@@ -110,7 +110,15 @@ def given(s: Any, x: Tensor) -> Any:
     return (x @ s.w).sum()
 
 
-BODIES = [plain, rows, reshaped, stale, diagonals, unbound, metadata, dtypes, outs, random, cut, given]
+def nowhere(s: Any, x: Tensor) -> Any:
+    """Windows that are as large as the image leave no place between them."""
+    h = x @ s.w
+    h[0:-4, 1:3] = 5.0
+    h[:, 4:].mul_(2)
+    return h.pow(2).sum()
+
+
+BODIES = [nowhere, plain, rows, reshaped, stale, diagonals, unbound, metadata, dtypes, outs, random, cut, given]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
