@@ -31,7 +31,7 @@ from .reads.watch import building
 from .step import Step
 from .views import PlannedViews
 
-__all__ = ["StepGraph", "refuse_wrapper"]
+__all__ = ["StepGraph", "held_by_wrapper", "refuse_wrapper"]
 
 
 class StepGraph(PlannedViews):
@@ -221,16 +221,23 @@ class StepGraph(PlannedViews):
         return repr(self._last)
 
 
-def refuse_wrapper(optimizer: Any, name: str) -> None:
-    """Refuse an optimizer that holds another and was not made as one itself, such as `accelerate.prepare` returns. A
-    graph steps what it knows, and whether such a one would step at a call is up to somebody else."""
+def held_by_wrapper(optimizer: Any) -> Optimizer | None:
+    """The optimizer that a trainer's wrapper of one holds, such as `accelerate.prepare` returns; None of another."""
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        kind = type(optimizer)
+        return inner
+    return None
+
+
+def refuse_wrapper(optimizer: Any, name: str) -> None:
+    """Refuse an optimizer that holds another and was not made as one itself. A graph steps what it knows, and whether
+    such a one would step at a call is up to somebody else."""
+    inner, kind = held_by_wrapper(optimizer), type(optimizer)
+    if inner is not None:
         raise SbpError(
             f"{name}: {kind.__module__}.{kind.__qualname__} is no optimizer itself, it holds {type(inner).__name__}\n"
-            "  give it the one that it holds, as in flow.compile(model, loss_fn, optimizer.optimizer); the graph "
-            "accumulates gradients by micro_batches=, and clips by clip_grad_norm="
+            "  have it step, which accumulates and clips as ever: flow.compile(model, loss_fn, optimizer, "
+            "leave_gradients=True); or give the graph the one that it holds, optimizer.optimizer, to step by itself"
         )
 
 

@@ -34,6 +34,7 @@ class GivenOptions(TypedDict, total=False):
     inputs: Mapping[str, PartSbp] | None
     loss_scale: float | None
     skip_nonfinite: bool
+    leave_gradients: bool
     compress: Mapping[str, MoveEncoder] | None
     overlap: bool | Folding
     post_validation: bool
@@ -54,6 +55,7 @@ class Options:
     inputs            how arguments lie, by their names; in micro-batches, those of each
     loss_scale        the factor of losses whose gradients are fp16; one that works is found where none is said
     skip_nonfinite    whether a step changes nothing if its loss or a gradient is not finite on some rank
+    leave_gradients   whether gradients are left on parameters, for whoever steps the optimizer, such as a trainer
     compress          encoders of gradients by patterns of parameters, besides what `flow.nn.compress` says
     overlap           whether each chunk's gradients go home beside the work of others, or how
     post_validation   whether each chunk's optimizer steps when its gradients are home; where those of other chunks then
@@ -72,6 +74,7 @@ class Options:
     inputs: Mapping[str, PartSbp] | None = None
     loss_scale: float | None = None
     skip_nonfinite: bool = False
+    leave_gradients: bool = False
     compress: Mapping[str, MoveEncoder] | None = None
     overlap: bool | Folding = False
     post_validation: bool = False
@@ -84,8 +87,9 @@ class Options:
         _check_positive("memory", self.memory, "bytes a rank, as in 80e9")
         _check_positive("clip_grad_norm", self.clip_grad_norm, "a norm")
         _check_positive("loss_scale", self.loss_scale, "a factor, as in 2.0**16")
-        if type(self.skip_nonfinite) is not bool:
-            raise SbpError(f"skip_nonfinite={self.skip_nonfinite!r}\n  say True or False")
+        for name in ("skip_nonfinite", "leave_gradients"):
+            if type(getattr(self, name)) is not bool:
+                raise SbpError(f"{name}={getattr(self, name)!r}\n  say True or False")
         if not (self.compress is None or isinstance(self.compress, Mapping)):
             raise SbpError(
                 f"compress={self.compress!r}\n"
@@ -106,6 +110,7 @@ class Options:
         if self.piped:
             _ = self.policy
         self._check_ends()
+        self._check_left()
         _ = self.flows
 
     def _check_ends(self) -> None:
@@ -120,6 +125,27 @@ class Options:
                     f"{name}= with schedule={self.policy.name!r}, under which weights change while a step goes on\n"
                     f"  leave {name}= out, or take a schedule with a flush, such as '1f1b'"
                 )
+
+    def _check_left(self) -> None:
+        """Refuse what only a step that updates could do, where somebody else does that."""
+        if not self.leave_gradients:
+            return
+        asked = {
+            "clip_grad_norm": "clip them before the optimizer steps, as by torch.nn.utils.clip_grad_norm_",
+            "skip_nonfinite": "look at them before the optimizer steps",
+            "loss_scale": "train in bf16, which needs none",
+            "post_validation": "leave it out",
+        }
+        for name, fix in asked.items():
+            if getattr(self, name) not in (None, False):
+                raise SbpError(
+                    f"{name}= is said of a step with leave_gradients=True, whose gradients others step by\n  {fix}"
+                )
+        if self.piped and not self.policy.synchronous:
+            raise SbpError(
+                f"leave_gradients=True with schedule={self.policy.name!r}, which updates weights while a step goes on\n"
+                "  take a schedule with a flush, such as '1f1b'"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], name: str) -> "Options":

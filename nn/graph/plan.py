@@ -35,7 +35,7 @@ from .options import Options
 from .passes import Passes
 from .pieces import Pieces, kept_of
 from .plan_pieces import plan_pieces
-from .refusals import refuse, refuse_gradients
+from .refusals import refuse, refuse_gradients, refuse_left
 from .run.pipeline import Pipelined
 from .run.program import Program
 
@@ -127,6 +127,8 @@ def plan_step(
         decided = _straight(passes, call, logical, shared, alone=captures is None)
         graph = bucketed(decided.graph)
         passes.dump("physical", lambda: to_text(graph))
+    if options.leave_gradients and logical.losses:
+        refuse_left(graph, name)
     passes.settle(call.build)
     graph = replace(graph, called=input_titles(call.inputs, call.names))
     return Planned(passes, logical, decided, graph, balance, said_of(modules), _ties(named_values(modules)), pieces)

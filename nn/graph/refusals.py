@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...boxing.graph.physical import Physical
 from ...placement.errors import SbpError, SbpflowError, ScheduleError
+from ...sbp import Layout
 from .optimizer.on_shards import ALONE
 from .passes import Passes
 
-__all__ = ["refuse", "refuse_gradients"]
+__all__ = ["refuse", "refuse_gradients", "refuse_left"]
 
 
 def refuse(passes: Passes, *, trains: bool) -> None:
@@ -45,6 +47,13 @@ def refuse(passes: Passes, *, trains: bool) -> None:
             "  give it the optimizer, or leave skip_nonfinite= out and look at the gradients before yours steps",
         ),
         (
+            options.leave_gradients,
+            passes.scale is None,
+            SbpError,
+            f"{name} has leave_gradients=True and weights in fp16, whose gradients have the scale of a loss\n"
+            "  cast the weights to bf16, or have the step update: leave leave_gradients= out",
+        ),
+        (
             validates,
             learns,
             SbpError,
@@ -73,6 +82,27 @@ def refuse(passes: Passes, *, trains: bool) -> None:
     for asked, holds, error, says in laws:
         if asked and not holds:
             raise error(says)
+
+
+def refuse_left(graph: Physical, name: str) -> None:
+    """An error where gradients are to be left, and an optimizer has states in another way than weights: whoever steps
+    it, clips and clears gradients has to do so on the model's own parameters."""
+    for source in graph.sources:
+        of, rest = source.value.layout, source.master
+        if source.offload is None and (rest.state, rest.dtype) == (of.state, of.dtype):
+            continue
+        there = f"on the {source.offload}" if source.offload else f"as {_said(rest)}"
+        raise SbpError(
+            f"{name} has leave_gradients=True, and the optimizer's states of {source.value.name} rest {there}, where "
+            f"nobody looks who steps it: the weights lie as {_said(of)}\n"
+            "  have states rest as weights do, such as both in pieces (ZeRO-3); or leave leave_gradients= out, to have "
+            "the step update"
+        )
+
+
+def _said(of: Layout) -> str:
+    sbp = ", ".join(map(str, of.sbp))
+    return f"({sbp}) in {str(of.dtype).removeprefix('torch.')}"
 
 
 def refuse_gradients(inputs: Mapping[str, Tensor], piped: bool) -> None:

@@ -205,11 +205,12 @@ class Step:
         plan.passes.dump.program(self.program)
         limit, moved, passes = plan.options.clip_grad_norm, plan.balance.moved, plan.passes
         how = plan.kept, passes.rest, moved, limit, passes.scale, self.skipped, self.kept, passes.move
+        leaves = plan.options.leave_gradients
         with torch.inference_mode(mode=False):  # what is made there could never be trained
-            model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how)
+            model = AdoptedModel(passes.modules, self.optimizers, self.graph, *how, leaves)
         self.tensors = frozenset(map(id, model.held.values()))
         for x in model.held.values():
-            if self.optimizers and isinstance(x, GlobalTensor):
+            if self.optimizers and not leaves and isinstance(x, GlobalTensor):
                 x._of_step = self.name
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)

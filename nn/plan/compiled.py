@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from ...placement.errors import SbpError
 from ..explanations.graph import Graph
 from ..graph.compiled import Args, CompiledGraph, M, Result
-from ..graph.graph import refuse_wrapper
+from ..graph.graph import held_by_wrapper, refuse_wrapper
 from ..graph.options import GivenOptions, Options
 from ..graph.step import Step
 from ..model.flows import FlowError
@@ -117,8 +117,8 @@ def compile(
 
     Without a loss function it is an inference: `step(*args)` is `model(*args)`. There are the options placement=,
     backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices=, inputs=, loss_scale=, skip_nonfinite=,
-    overlap=, post_validation=, draws= and name=, as `Options` explains them; and plan=, a plan's text, file or `Plan`,
-    which says all of that and how the model lies.
+    leave_gradients=, overlap=, post_validation=, draws= and name=, as `Options` explains them; and plan=, a plan's
+    text, file or `Plan`, which says all of that and how the model lies.
     """
     if not isinstance(model, nn.Module):
         raise SbpError(
@@ -129,7 +129,10 @@ def compile(
             f"compile with {type(loss_fn).__name__} for a loss function\n"
             "  give it loss_fn(model, *batch) -> loss, as in flow.compile(model, loss_fn, optimizer)"
         )
-    listed = optimizer if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    listed = list(optimizer) if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    if options.get("leave_gradients"):
+        listed = [held_by_wrapper(each) or each for each in listed]
+        optimizer = listed if isinstance(optimizer, list | tuple) else next(iter(listed), None)
     for each in listed:
         refuse_wrapper(each, "compile")
         if not isinstance(each, Optimizer):

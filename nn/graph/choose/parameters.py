@@ -277,6 +277,6 @@ def _whole(value: Tensor, rest: Placement) -> Layout:
 
 
 _LATE = (
-    "give it to the graph, as in flow.compile(model, loss_fn, optimizer); or make it after the first step, where the "
-    "graph is to leave gradients only"
+    "give it to the graph, as in flow.compile(model, loss_fn, optimizer), with leave_gradients=True where you step it; "
+    "or make it after the first step"
 )

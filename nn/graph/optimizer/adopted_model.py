@@ -48,7 +48,8 @@ class AdoptedModel:
     `rest`; some layers are moved to other stages. With a `move`, values that are global already and lie otherwise are
     brought there, with their optimizer states. `norm` is that of the gradients before the last step clipped them to
     `limit`, and `scale` the factor of losses, if they had one. `skipped` counts steps that are left out, if some are to
-    be, and `errors` are the parts of gradients that encoders leave out: they count once a step is done.
+    be, and `errors` are the parts of gradients that encoders leave out: they count once a step is done. One that
+    `leaves` gradients steps no optimizer, which is others' to do.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class AdoptedModel:
         skipped: SkippedSteps | None = None,
         errors: KeptErrors | None = None,
         move: ModelMove | None = None,
+        leaves: bool = False,
     ) -> None:
         self.optimizers, self.graph, self.limit, self.scale = optimizers, graph, limit, scale
+        self.stepping = () if leaves else optimizers
         others = rest or next(value.layout.placement for value in graph.values.values())
         followers = None
         if move is not None and not move.done:
@@ -219,7 +222,7 @@ class AdoptedModel:
         self.update(grads)
 
     def update(self, grads: Mapping[str, Shards]) -> None:
-        """Gradients to the parameters; with optimizers a step of each, after which the gradients are gone.
+        """Gradients to the parameters; with optimizers to step a step of each, after which they are gone.
         Stages of one process may call it at any time."""
         come = [(self.trained[name], shards) for name, shards in grads.items() if name in self.trained]
         with self.updating:
@@ -234,18 +237,18 @@ class AdoptedModel:
                     return
             for name, each in self.pieces.items():
                 each.idle = name not in grads
-            if self.optimizers:
+            if self.stepping:
                 self.look_at_optimizers()
                 if self.leaves:
                     come = self.left(come, 1.0 if self.scale is None else factor)
             # A parameter's hooks are called with its own gradient, which has to go by it then.
             hooked = any(map(_hooks_of, self.trained.values()))
-            if hooked or not self.optimizers:
+            if hooked or not self.stepping:
                 if self.scale is not None:
                     come = _unscaled(come, factor)
                 for each, shards in come:
-                    each.give(shards, keep=not self.optimizers)
-                steps = list(self.optimizers)
+                    each.give(shards, keep=not self.stepping)
+                steps = list(self.stepping)
             else:
                 brought = [
                     (each, shards if each.comes_there and each.host is None else each.brought(shards))
@@ -257,7 +260,7 @@ class AdoptedModel:
                 if self.scale is not None:
                     brought = _unscaled(brought, factor)
                 mine = {id(each.master): shards for each, shards in brought}
-                steps = list(self.optimizers)
+                steps = list(self.stepping)
                 if self.limit is None:
                     steps = [o for o in steps if not step_on_shards(o, mine)]
                 if steps and self.limit is None and self.scale is None:
@@ -270,7 +273,7 @@ class AdoptedModel:
             for optimizer in steps:
                 if not step_on_whole(optimizer, served(optimizer), {}):
                     optimizer.step()
-            for optimizer in self.optimizers if steps else ():
+            for optimizer in self.stepping if steps else ():
                 optimizer.zero_grad(set_to_none=True)
             for each in self.pieces.values():
                 each.idle = False

@@ -37,8 +37,8 @@ def _grouped_or_told(tensorlistlist: list[list[Tensor | None]], with_indices: bo
     if tensorlistlist and not tensorlistlist[0]:
         raise RuntimeError(
             f"clip_grad_value_ at {user_line()}: none of these parameters has a gradient\n"
-            "  a compiled step with an optimizer has used its gradients up: leave the optimizer out of flow.compile, "
-            "clip, and call optimizer.step()"
+            "  a compiled step with an optimizer has used its gradients up: make it by flow.compile(..., "
+            "leave_gradients=True), clip, and call optimizer.step()"
         )
     return _grouped(tensorlistlist, with_indices)
 
