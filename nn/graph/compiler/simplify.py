@@ -92,6 +92,8 @@ def _binding(node: fx.Node, fakes: FakeTensorMode) -> Callable[..., Any] | None:
         name = op._schema.name.removeprefix("aten::")
         spaces = (getattr(space, name, None) for space in SPACES)
         function = METHODS.get(op) or (next(filter(None, spaces), None) if op.namespace == "aten" else None)
+        if getattr(function, "__module__", None) == "torch":
+            function = getattr(torch, name)  # generated code calls it by this name: torch.block_diag takes no list
         _bindings[key] = function if function is not None and _does(function, node, fakes) else None
     return _bindings[key]
 
