@@ -86,7 +86,9 @@ def trace(
 
     one = tracing()
     made = one.run(args, kwargs)
-    if one.repeats.taken and (one.draws.some() or one.held.around.before):  # layers that were not run would draw, too
+    if one.repeats.taken and (
+        one.draws.some() or any(x is not None for x in one.held.around.before.values())
+    ):  # layers that were not run would draw, too
         one.held.around.undo()
         one = tracing(reuse=False)
         made = one.run(args, kwargs)

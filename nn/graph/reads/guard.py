@@ -69,18 +69,27 @@ class _Column:
         self.values.append(value)
         self.titles.append(title)
 
-    def changed(self) -> ReadChange | None:
-        """The first row that is not what it was; others that are equal are known by what they are now."""
+    def changed(self, follow: Callable[[Any, Any, str], bool]) -> ReadChange | None:
+        """The first row that is not what it was; others that are equal are known by what they are now. Whoever follows
+        containers is asked about those that were replaced."""
         for at, (asked, value) in enumerate(zip(zip(*self.asked, strict=True), self.values, strict=True)):
             try:
                 now = self.read(*asked)
             except _MISSED:
                 now = GONE
             if now is not value:
-                if not _alike(value, now):
+                if not (_alike(value, now) or follow(value, now, self.titles[at])):
                     return ReadChange(self.titles[at], value, now)
                 self.values[at] = now
         return None
+
+    def drop(self, held: Any) -> None:
+        """Read nothing of a container any more."""
+        rows = zip(zip(*self.asked, strict=True), self.values, self.titles, strict=True)
+        kept = [row for row in rows if row[0][0] is not held]
+        self.values, self.titles = [value for _, value, _ in kept], [title for *_, title in kept]
+        for at, column in enumerate(self.asked):
+            column[:] = [asked[at] for asked, *_ in kept]
 
 
 class ReadGuard:
@@ -105,6 +114,7 @@ class ReadGuard:
         self._compared: list[tuple[_Column, Callable[[Any, Any], Any]]] = []  # those with rows, and how
         self._global_hooks = global_hooks()
         self._known: set[Any] = set()
+        self._followed: list[tuple[list[Any], list[Any], str]] = []  # those that stand in the place of others
 
     def _add(self, column: _Column, title: str, value: Any, *asked: Any) -> None:
         first, *more = asked
@@ -163,15 +173,38 @@ class ReadGuard:
 
     def change(self) -> ReadChange | None:
         """A value that is not as it was."""
-        for column in self._columns:
-            found = column.changed()
-            if found is not None:
-                return found
+        found = next(filter(None, (column.changed(self._follows) for column in self._columns)), None)
+        self._go_on()
+        if found is not None:
+            return found
         for held, name, title in zip(*self._hooks.asked, self._hooks.titles, strict=True):
             if hooked(held[name]):
                 return ReadChange(title, {}, held[name])
         now = global_hooks()
         return None if now == self._global_hooks else ReadChange("hooks of all modules", self._global_hooks, now)
+
+    def _follows(self, old: Any, new: Any, title: str) -> bool:
+        """Whether a list of numbers and texts has an equal one in its place, such as the name of an adapter that is
+        switched back to; the parts of that are guarded from now on. One that the program changes is followed by what
+        it did to it, and only where it stood."""
+        if type(old) is not list or type(new) is not list or (id(old), None) in self._before:
+            return False
+        if not (is_plain(tuple(old)) and is_plain(tuple(new)) and frozen(tuple(old)) == frozen(tuple(new))):
+            return False
+        self._followed.append((old, new, title))
+        return True
+
+    def _go_on(self) -> None:
+        """Read the lists that stand in the place of others, which are let go of where they stand nowhere else."""
+        for old, new, title in self._followed:
+            self.size(new, title)
+            for at, part in enumerate(new):
+                self.item(new, at, part, f"{title}[{at!r}]")
+            if not any(value is old for column in self._columns for value in column.values):
+                for column in self._columns:
+                    column.drop(old)
+                self._known = {key for key in self._known if key[1] != id(old)}
+        self._followed.clear()
 
     def __len__(self) -> int:
         return sum(len(column.values) for column in (*self._columns, self._hooks))

@@ -37,7 +37,9 @@ class Containers:
         self.fake = fake
         self.caches = LruCaches()
         self.deeds: list[Callable[[], None]] = []  # what the program did to modules, to be done again
-        self.before: dict[tuple[int, Any], Any] = {}  # what it changed beside these: numbers by container and key
+        self.before: dict[
+            tuple[int, Any], Any
+        ] = {}  # numbers that it changed beside these, by container and key; of modules' lists None
         self.streams: list[Any] = []  # random numbers and iterators, in the order in which they were met
         self._undo: list[Callable[[], None]] = []
         self._done: set[int] = set()
@@ -79,6 +81,7 @@ class Containers:
         if not kind.keyed:
             if whole and not self.holds([value for _, value in now]):
                 self.deeds.append(lambda: kind.put(held, kind.read(held), now))
+                self.before[id(held), None] = None
             return
         old = dict(before)
         changed = {key: value for key, value in now if old.get(key, _ABSENT) is not value}

@@ -39,7 +39,7 @@ def test_an_index_behind_whole_dims_is_not_given_to_a_function_that_knows_none(m
 
 
 def test_a_function_of_torch_that_takes_what_its_binding_does_not_is_called_as_the_op() -> None:
-    """torch.block_diag(*blocks) stands before a binding that takes a list, and the list was given to it (PEFT's BOFT)."""
+    """torch.block_diag(*blocks) stands before a binding that takes a list, and that was given its list (BOFT)."""
     pick: Callable[[Tensor, Tensor], Tensor] = lambda w, at: torch.block_diag(*w.unbind(0))  # noqa: E731
     model, one = Picked(pick), Picked(pick)
     one(torch.ones(())).backward()
